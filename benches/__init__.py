@@ -1,0 +1,1 @@
+"""Benchmark programs: each has ``run(ctx)`` and is ``python -m``-able."""

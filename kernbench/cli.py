@@ -1,0 +1,60 @@
+"""The ``kernbench`` command.
+
+Each subcommand lives in a module of :mod:`kernbench.commands` and is imported only when it is used, so that
+``kernbench --help`` stays quick and a missing optional package breaks nothing but the command that needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+import typer
+
+from kernbench import __version__
+from kernbench.errors import KernbenchError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    # name: (module of kernbench.commands, one line of help)
+    "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
+    "bench": ("bench", "List and run benchmark programs, third-party ones too."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A click group whose subcommands are imported when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"kernbench.commands.{COMMANDS[cmd_name][0]}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kernbench")
+def app() -> None:
+    """Run N-rank torch.distributed + Triton programs in one process: exact values, modelled time, no accelerator."""
+
+
+def main() -> None:
+    """Entry point of the console script. Errors that kernbench explains itself exit with code 2 and no traceback."""
+    try:
+        app()
+    except KernbenchError as error:
+        click.echo(f"kernbench: error: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

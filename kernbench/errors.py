@@ -1,0 +1,34 @@
+"""The exceptions that users of kernbench see.
+
+Every one is a :class:`KernbenchError`, so a program can tell what the simulator found from what the program itself
+raised. Messages are written for the person who reads them: what happened, where (rank, operation, file:line), what to
+do.
+"""
+
+from __future__ import annotations
+
+
+class KernbenchError(RuntimeError):
+    """Base class of every error that kernbench raises on its own account."""
+
+
+class ConfigError(KernbenchError, ValueError):
+    """A system description, ``ccl.yaml`` or an option is wrong. The message names file, key path, line and what was
+    expected, for all problems at once."""
+
+
+class DeadlockError(KernbenchError):
+    """No rank can run and nothing is in flight. The message holds the wait-for cycle and one line per rank."""
+
+
+class CollectiveMismatchError(KernbenchError):
+    """Ranks of one group issued collectives that do not match (operation, shape, dtype, order or root). Raised before
+    any data moves, in every rank concerned."""
+
+
+class MemoryAccessError(KernbenchError):
+    """A kernel or a copy reached outside a live allocation. The message names tensor, program id and source line."""
+
+
+class OutOfMemoryError(KernbenchError, MemoryError):
+    """A modelled memory (HBM, SRAM, TCM) has no room for an allocation."""
