@@ -10,7 +10,6 @@ import sys
 from importlib import import_module
 
 import click
-import typer
 
 from kernbench import __version__
 from kernbench.errors import KernbenchError
@@ -32,8 +31,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"kernbench.commands.{COMMANDS[cmd_name][0]}")
-        command = typer.main.get_command(module.app)
-        command.name = cmd_name
+        command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
