@@ -54,7 +54,7 @@ class Pe(Spec):
 class L2(Memory):
     """The device-wide cache. ``partitions`` > 1: separate caches, each serving its share of the PEs (AMD XCDs)."""
 
-    partitions: Count = Field(1, description="number of separate caches that make up `size`")
+    partitions: Count = Field(default=1, description="number of separate caches that make up `size`")
 
 
 class Hbm(Memory):
@@ -62,7 +62,7 @@ class Hbm(Memory):
 
     copy_efficiency: Fraction = Field(description="share of `bandwidth` that a large copy was measured to reach")
     channels: Count = Field(description="pseudo-channels that addresses are interleaved over")
-    interleave: Bytes = Field(256, description="consecutive bytes in one channel")
+    interleave: Bytes = Field(default=256, description="consecutive bytes in one channel")
 
     @property
     def channel_bandwidth(self) -> float:
@@ -143,7 +143,8 @@ class Cubes(Spec):
 
 
 # A format without a figure of its own runs at the rate of the first listed one that has one.
-_MATRIX_FALLBACK = {"fp32": ("tf32",), "bf16": ("fp16",), "fp16": ("bf16",), "fp4": ("fp8", "fp16"), "fp8": ("fp16",)}
+# fp32 never falls back to tf32, which is less precise: who wants its speed asks for tf32.
+_MATRIX_FALLBACK = {"tf32": ("fp32",), "bf16": ("fp16",), "fp16": ("bf16",), "fp8": ("fp16",), "fp4": ("fp8", "fp16")}
 _VECTOR_FALLBACK = {
     "fp64": ("fp32",),
     "tf32": ("fp32",),
@@ -162,19 +163,19 @@ class DeviceSpec(Spec):
     """One SIP: what PyTorch calls a device."""
 
     name: str = Field(description="short name, as in the file's name")
-    description: str = Field("", description="one line for people")
+    description: str = Field(default="", description="one line for people")
     target: Target
     pes: Count = Field(description="PEs of the SIP (SMs, CUs or accelerator cores)")
     clock: Hertz = Field(description="clock that the rates hold at")
     pe: Pe
-    l2: L2 | None = Field(None, description="device-wide cache, where there is one")
-    llc: Memory | None = Field(None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
+    l2: L2 | None = Field(default=None, description="device-wide cache, where there is one")
+    llc: Memory | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
     hbm: Hbm
     matrix: Rates = Field(description="matrix engines")
     vector: Rates = Field(description="vector (plain ALU) units")
     launch: Launch
     host_link: HostLink
-    cubes: Cubes | None = Field(None, description="the optional inner level: a mesh of cubes")
+    cubes: Cubes | None = Field(default=None, description="the optional inner level: a mesh of cubes")
 
     def matrix_rate(self, dtype: object) -> float:
         """Dense matrix peak of the whole SIP for operands of ``dtype``, FLOP/s; without an engine, the vector rate."""
