@@ -133,9 +133,9 @@ class Cubes(Spec):
     h: Count = Field(description="rows of the mesh")
     pes: Count = Field(description="PEs of one cube")
     sram: Memory = Field(description="memory shared by the PEs of one cube; bandwidth of the whole cube")
-    noc: Noc
-    die_to_die: DieToDie
-    io_die: IoDie
+    noc: Noc = Field(description="network on chip: latency")
+    die_to_die: DieToDie = Field(description="joint between cubes: bandwidth, latency")
+    io_die: IoDie = Field(description="the die that traffic leaves by: x, y, bandwidth, latency")
 
     @property
     def count(self) -> int:
@@ -162,19 +162,19 @@ _VECTOR_FALLBACK = {
 class DeviceSpec(Spec):
     """One SIP: what PyTorch calls a device."""
 
-    name: str = Field(description="short name, as in the file's name")
+    name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
-    target: Target
+    target: Target = Field(description="what Triton compiles for: backend, arch, warp_size")
     pes: Count = Field(description="PEs of the SIP (SMs, CUs or accelerator cores)")
     clock: Hertz = Field(description="clock that the rates hold at")
-    pe: Pe
+    pe: Pe = Field(description="one PE: tcm, tcm_per_block, registers, max_threads, max_blocks, special_rate")
     l2: L2 | None = Field(default=None, description="device-wide cache, where there is one")
     llc: Memory | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
-    hbm: Hbm
+    hbm: Hbm = Field(description="device memory: size, bandwidth, copy_efficiency, latency, channels")
     matrix: Rates = Field(description="matrix engines")
     vector: Rates = Field(description="vector (plain ALU) units")
-    launch: Launch
-    host_link: HostLink
+    launch: Launch = Field(description="what a kernel start costs: overhead, latency")
+    host_link: HostLink = Field(description="link to the host: bandwidth, latency")
     cubes: Cubes | None = Field(default=None, description="the optional inner level: a mesh of cubes")
 
     def matrix_rate(self, dtype: object) -> float:

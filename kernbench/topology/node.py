@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kernbench.errors import ConfigError
 from kernbench.topology.cubes import CubeMesh
 from kernbench.topology.links import LinkKind, Route
-from kernbench.topology.system import GRID_TOPOLOGIES, SipsSpec, SystemSpec
+from kernbench.topology.system import GRID_TOPOLOGIES, SipsSpec, SwitchSpec, SystemSpec
 from kernbench.topology.wiring import Wiring, full, grid
 
 
@@ -145,7 +145,7 @@ class NodePlan:
                 self._add(self._port(src), self._port(dst), bandwidth, latency, "sip")
             self._joined = lambda src, dst: [self._port(sip) for sip in wiring.path(src, dst)[1:-1]]
             return
-        switch = self.sips.switch
+        switch = self.sips.switch or SwitchSpec()
         inlet, outlet = Vertex("switch", 0), Vertex("switch" if switch.bandwidth is None else "switch_out", 0)
         for sip in range(self.count):
             self._add(self._port(sip), inlet, bandwidth, latency, "sip")

@@ -57,7 +57,12 @@ class SipsSpec(Spec):
     w: Count | None = Field(default=None, description="columns, for torus_2d and mesh_2d_no_wrap")
     h: Count | None = Field(default=None, description="rows, for torus_2d and mesh_2d_no_wrap")
     link: SipLink | None = Field(default=None, description="the joint; needed when there is more than one SIP")
-    switch: SwitchSpec = Field(default=SwitchSpec(), description="the switch, for topology `switch`")
+    switch: SwitchSpec | None = Field(default=None, description="the switch, for topology `switch`")
+
+    @property
+    def reduces_in_switch(self) -> bool:
+        """Whether the SIPs of a node are joined by a switch that reduces and multicasts in flight."""
+        return self.topology == "switch" and self.switch is not None and self.switch.reduction
 
 
 class IpcqSpec(Spec):
@@ -90,7 +95,7 @@ class NicsSpec(Spec):
 class FabricSpec(Spec):
     """What joins the nodes: any NIC to any NIC, with four parameters."""
 
-    name: str = Field(description="short name, as in the file's name")
+    name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
     latency: Seconds = Field(description="one way, from NIC to NIC, switches and software of the transport included")
     bandwidth: Bandwidth = Field(description="bytes per second of one NIC in one direction, as on the data sheet")
@@ -113,11 +118,11 @@ class FabricSpec(Spec):
 class SystemSpec(Spec):
     """A system: ``nodes`` equal nodes."""
 
-    name: str = Field(description="short name, as in the file's name")
+    name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
     nodes: Count = Field(default=1, description="nodes, unless the user asks for another number")
-    sips: SipsSpec
-    ipcq: IpcqSpec = Field(default=IpcqSpec())
+    sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
+    ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
     nics: NicsSpec | None = Field(default=None, description="NICs per node; needed for more than one node")
     fabric: FabricSpec | None = Field(
         default=None, description="name of a shipped fabric, a path, or the fabric itself"
