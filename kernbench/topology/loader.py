@@ -200,7 +200,17 @@ def _translate(root: type[BaseModel], document: Document, error: Any) -> Problem
 
 # What the neighbouring configuration file holds, for hints.
 _CCL_KEYS = frozenset(
-    "algorithm module buffer_kind backpressure n_slots slot_size vc_chunk_size ipcq_credit_size_bytes n_elem".split()
+    [
+        "algorithm",
+        "module",
+        "buffer_kind",
+        "backpressure",
+        "n_slots",
+        "slot_size",
+        "vc_chunk_size",
+        "ipcq_credit_size_bytes",
+        "n_elem",
+    ]
 )
 
 
