@@ -1,0 +1,110 @@
+"""The schema of a system description: SIPs, how they are joined, their queues, and the fabric between nodes.
+
+A system file holds one mapping ``system``; the device and the fabric that it names are files of their own (or stand
+inline). All figures are SI.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from kernbench.topology.device import DeviceSpec, Spec
+from kernbench.topology.units import Bandwidth, Count, Fraction, Loss, Seconds
+
+SipTopology = Literal["ring_1d", "torus_2d", "mesh_2d_no_wrap", "full", "switch"]
+SIP_TOPOLOGIES: tuple[str, ...] = get_args(SipTopology)
+GRID_TOPOLOGIES = ("torus_2d", "mesh_2d_no_wrap")
+
+
+class SipLink(Spec):
+    """One joint: SIP to SIP, or SIP to switch. Both directions at once (full duplex), each with this bandwidth."""
+
+    bandwidth: Bandwidth = Field(description="bytes per second of one lane in one direction, as on the data sheet")
+    lanes: Count = Field(1, description="lanes that make up the joint")
+    efficiency: Fraction = Field(1.0, description="share that is left for payload after headers and flow control")
+    latency: Seconds = Field(description="one way, one hop")
+
+    @property
+    def payload_bandwidth(self) -> float:
+        """Payload bytes per second in one direction, all lanes."""
+        return self.bandwidth * self.lanes * self.efficiency
+
+
+class SwitchSpec(Spec):
+    """What joins the SIPs of a node when their topology is ``switch``. Non-blocking unless ``bandwidth`` is given."""
+
+    count: Count = Field(1, description="switch chips that the lanes are spread over")
+    latency: Seconds = Field(0.0, description="one pass")
+    bandwidth: Bandwidth | None = Field(
+        None, description="capacity of the whole switch, when it is less than its ports'"
+    )
+    reduction: bool = Field(False, strict=True, description="it can reduce and multicast in flight (NVLink SHARP)")
+
+
+class SipsSpec(Spec):
+    """The SIPs of one node."""
+
+    count: Count = Field(description="SIPs per node")
+    device: DeviceSpec = Field(description="name of a shipped device, path of a device file, or the device itself")
+    topology: SipTopology = Field("ring_1d", description="how the SIPs of a node are joined")
+    w: Count | None = Field(None, description="columns, for torus_2d and mesh_2d_no_wrap")
+    h: Count | None = Field(None, description="rows, for torus_2d and mesh_2d_no_wrap")
+    link: SipLink | None = Field(None, description="the joint; needed when there is more than one SIP")
+    switch: SwitchSpec = Field(default_factory=lambda: SwitchSpec(), description="the switch, for topology `switch`")
+
+
+class IpcqSpec(Spec):
+    """Hardware of the inter-PE communication queues. What an algorithm chooses (slots, policy) is in ``ccl.yaml``.
+
+    The defaults describe a queue unit beside each PE of a generic accelerator (docs/systems.md).
+    """
+
+    queues: Count = Field(1, description="queues per SIP and direction that run side by side (PEs or channels at work)")
+    message_overhead: Seconds = Field(20e-9, description="queue unit's work per message, sender and receiver each")
+    credit_latency: Seconds = Field(50e-9, description="way of a returned credit; it does not use the links")
+    wakeup_latency: Seconds = Field(200e-9, description="backpressure `sleep`: from the event to the PE running again")
+    poll_interval: Seconds = Field(40e-9, description="backpressure `poll`: time between two looks at the queue")
+
+
+class NicsSpec(Spec):
+    """The NICs of one node, dealt to its SIPs by local index (rail-aligned)."""
+
+    count: Count = Field(description="NICs per node: a divisor or a multiple of the SIPs")
+
+
+class FabricSpec(Spec):
+    """What joins the nodes: any NIC to any NIC, with four parameters."""
+
+    name: str = Field(description="short name, as in the file's name")
+    description: str = Field("", description="one line for people")
+    latency: Seconds = Field(description="one way, from NIC to NIC, switches and software of the transport included")
+    bandwidth: Bandwidth = Field(description="bytes per second of one NIC in one direction, as on the data sheet")
+    protocol_overhead: Loss = Field(0.0, description="share of the bandwidth that headers and the transport take")
+    congestion: Loss = Field(0.0, description="share of the bandwidth lost with each doubling of nodes beyond two")
+
+    def payload_bandwidth(self, nodes: int) -> float:
+        """Payload bytes/s of one NIC in one direction, all ``nodes`` communicating.
+
+        ``bandwidth * (1 - protocol_overhead) * (1 - congestion) ** log2(nodes / 2)`` (ADR 0013).
+        """
+        doublings = math.log2(max(nodes, 2) / 2)
+        return self.bandwidth * (1 - self.protocol_overhead) * (1 - self.congestion) ** doublings
+
+
+class SystemSpec(Spec):
+    """A system: ``nodes`` equal nodes."""
+
+    name: str = Field(description="short name, as in the file's name")
+    description: str = Field("", description="one line for people")
+    nodes: Count = Field(1, description="nodes, unless the user asks for another number")
+    sips: SipsSpec
+    ipcq: IpcqSpec = Field(default_factory=lambda: IpcqSpec())
+    nics: NicsSpec | None = Field(None, description="NICs per node; needed for more than one node")
+    fabric: FabricSpec | None = Field(None, description="name of a shipped fabric, a path, or the fabric itself")
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self.sips.device

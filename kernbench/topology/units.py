@@ -1,0 +1,132 @@
+"""Quantities of a system description: plain SI numbers, or text with a unit.
+
+A description may say ``bandwidth: 450e9`` or ``bandwidth: 450 GB/s``; both arrive as 4.5e11 bytes/s. Decimal and binary
+prefixes differ (``GB`` is 10^9, ``GiB`` is 2^30), and so do bytes and bits (``GB/s`` is eight times ``Gb/s``), as they
+do on data sheets. The aliases at the end are the field types of the schema.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from kernbench.topology.problems import describe
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
+
+
+class QuantityError(ValueError):
+    """A value is not the quantity that was asked for. ``found`` and ``expected`` are parts of the complaint."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"{found}; expected {expected}")
+        self.found = found
+        self.expected = expected
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One kind of quantity: its name, an example for error messages, and the SI factor of each accepted unit.
+
+    ``display`` lists the units that :meth:`format` chooses from, largest first.
+    """
+
+    name: str
+    si: str
+    example: str
+    factors: dict[str, float]
+    display: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        """What a reader should have written, for error messages."""
+        return f"a {self.name} such as '{self.example}' (a plain number is in {self.si})"
+
+    def parse(self, value: Any) -> float:
+        """``value`` in SI units. Raises QuantityError when it is no such quantity."""
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise QuantityError(describe(value), self.expected)
+        if isinstance(value, str):
+            match = _NUMBER.match(value)
+            if match is None:
+                raise QuantityError(describe(value), self.expected)
+            unit = match[2].replace("µ", "u").replace("μ", "u")
+            if unit and unit not in self.factors:
+                raise QuantityError(
+                    f"{describe(value)}, whose unit is not one of {', '.join(self.display)}", self.expected
+                )
+            value = float(match[1].replace("_", "")) * (self.factors[unit] if unit else 1.0)
+        if not math.isfinite(value):
+            raise QuantityError(describe(value), f"{self.expected}, finite")
+        return float(value)
+
+    def format(self, value: float, digits: int = 4) -> str:
+        """``value`` (SI) in the largest unit that is not more than it: ``format(4.5e11) == '450 GB/s'``."""
+        if value == 0 or not math.isfinite(value):
+            return f"{value:g} {self.display[-1]}"
+        unit = next((unit for unit in self.display if abs(value) >= self.factors[unit]), self.display[-1])
+        return f"{value / self.factors[unit]:.{digits}g} {unit}"
+
+
+def _prefixed(*units: str, scale: float = 1.0, binary: bool = False) -> dict[str, float]:
+    prefixes = _DECIMAL | (_BINARY if binary else {})
+    return {prefix + unit: factor * scale for unit in units for prefix, factor in prefixes.items()}
+
+
+SIZE = Quantity(
+    "size", "bytes", "80 GiB", _prefixed("B", binary=True), ("TiB", "GiB", "MiB", "KiB", "B", "GB", "MB", "KB")
+)
+BANDWIDTH = Quantity(
+    "bandwidth",
+    "bytes/s",
+    "450 GB/s",
+    _prefixed("B/s", binary=True) | _prefixed("b/s", "bit/s", "bps", scale=1 / 8),
+    ("TB/s", "GB/s", "MB/s", "KB/s", "B/s", "Gb/s"),
+)
+DURATION = Quantity(
+    "duration",
+    "seconds",
+    "1.2 us",
+    {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12},
+    ("s", "ms", "us", "ns"),
+)
+RATE = Quantity(
+    "rate",
+    "operations/s",
+    "989 TFLOP/s",
+    _prefixed("FLOP/s", "FLOPS", "OP/s", "OPS"),
+    ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s", "TOP/s"),
+)
+FREQUENCY = Quantity("frequency", "hertz", "1.83 GHz", _prefixed("Hz"), ("GHz", "MHz", "kHz", "Hz"))
+
+
+def _validator(quantity: Quantity, *, integral: bool = False) -> BeforeValidator:
+    def validate(value: Any) -> float | int:
+        try:
+            parsed = quantity.parse(value)
+            if integral and parsed != int(parsed):
+                raise QuantityError(describe(value), "a whole number of bytes")
+        except QuantityError as error:
+            context = {"found": error.found, "expected": error.expected}
+            raise PydanticCustomError("quantity", "{found}; expected {expected}", context) from None
+        return int(parsed) if integral else parsed
+
+    return BeforeValidator(validate)
+
+
+Bandwidth = Annotated[float, Field(gt=0), _validator(BANDWIDTH)]
+Bytes = Annotated[int, Field(gt=0), _validator(SIZE, integral=True)]
+Seconds = Annotated[float, Field(ge=0), _validator(DURATION)]
+OpsPerSecond = Annotated[float, Field(gt=0), _validator(RATE)]
+Hertz = Annotated[float, Field(gt=0), _validator(FREQUENCY)]
+Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
+Loss = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Position = Annotated[int, Field(ge=0, strict=True)]
