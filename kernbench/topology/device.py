@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-from kernbench.topology.units import Bandwidth, Bytes, Count, Fraction, Hertz, OpsPerSecond, Position, Seconds
+from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share
 
 MemoryKind = Literal["tcm", "sram", "hbm"]
 
@@ -60,7 +60,7 @@ class L2(Memory):
 class Hbm(Memory):
     """Device memory. ``bandwidth`` is the pin bandwidth of all ``channels`` together."""
 
-    copy_efficiency: Fraction = Field(description="share of `bandwidth` that a large copy was measured to reach")
+    copy_efficiency: Share = Field(description="share of `bandwidth` that a large copy was measured to reach")
     channels: Count = Field(description="pseudo-channels that addresses are interleaved over")
     interleave: Bytes = Field(default=256, description="consecutive bytes in one channel")
 

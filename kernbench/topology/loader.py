@@ -84,6 +84,9 @@ def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:
         return document
     base = document.data.pop("extends")
     mark = document.marks.pop(("extends",))
+    if isinstance(body, dict) and "description" not in body:
+        body["description"] = f"built on {base}"
+        document.marks[kind, "description"] = mark
     here = (*chain, path.resolve())
     try:
         if not isinstance(base, str):
@@ -199,19 +202,7 @@ def _translate(root: type[BaseModel], document: Document, error: Any) -> Problem
 
 
 # What the neighbouring configuration file holds, for hints.
-_CCL_KEYS = frozenset(
-    [
-        "algorithm",
-        "module",
-        "buffer_kind",
-        "backpressure",
-        "n_slots",
-        "slot_size",
-        "vc_chunk_size",
-        "ipcq_credit_size_bytes",
-        "n_elem",
-    ]
-)
+_CCL_KEYS = ("algorithm", "module", "buffer_kind", "backpressure", "n_slots", "slot_size", "vc_chunk_size", "n_elem")
 
 
 def _unknown_key(root: type[BaseModel], document: Document, loc: Loc) -> Problem:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from kernbench.topology.device import DeviceSpec, Spec
-from kernbench.topology.units import Bandwidth, Count, Fraction, Loss, Seconds
+from kernbench.topology.units import Bandwidth, Count, Loss, Seconds, Share
 
 SipTopology = Literal["ring_1d", "torus_2d", "mesh_2d_no_wrap", "full", "switch"]
 SIP_TOPOLOGIES: tuple[str, ...] = get_args(SipTopology)
@@ -24,9 +24,7 @@ class SipLink(Spec):
 
     bandwidth: Bandwidth = Field(description="bytes per second of one lane in one direction, as on the data sheet")
     lanes: Count = Field(default=1, description="lanes that make up the joint")
-    efficiency: Fraction = Field(
-        default=1.0, description="share that is left for payload after headers and flow control"
-    )
+    efficiency: Share = Field(default=1.0, description="share that is left for payload after headers and flow control")
     latency: Seconds = Field(description="one way, one hop")
 
     @property
