@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from kernbench.topology.device import DeviceSpec, Spec
-from kernbench.topology.units import Bandwidth, Count, Loss, Seconds, Share
+from kernbench.topology.units import Bandwidth, Count, Loss, NodeCount, Seconds, Share, SipCount
 
 SipTopology = Literal["ring_1d", "torus_2d", "mesh_2d_no_wrap", "full", "switch"]
 SIP_TOPOLOGIES: tuple[str, ...] = get_args(SipTopology)
@@ -49,11 +49,11 @@ class SwitchSpec(Spec):
 class SipsSpec(Spec):
     """The SIPs of one node."""
 
-    count: Count = Field(description="SIPs per node")
+    count: SipCount = Field(description="SIPs per node")
     device: DeviceSpec = Field(description="name of a shipped device, path of a device file, or the device itself")
     topology: SipTopology = Field(default="ring_1d", description="how the SIPs of a node are joined")
-    w: Count | None = Field(default=None, description="columns, for torus_2d and mesh_2d_no_wrap")
-    h: Count | None = Field(default=None, description="rows, for torus_2d and mesh_2d_no_wrap")
+    w: SipCount | None = Field(default=None, description="columns, for torus_2d and mesh_2d_no_wrap")
+    h: SipCount | None = Field(default=None, description="rows, for torus_2d and mesh_2d_no_wrap")
     link: SipLink | None = Field(default=None, description="the joint; needed when there is more than one SIP")
     switch: SwitchSpec | None = Field(default=None, description="the switch, for topology `switch`")
 
@@ -118,7 +118,7 @@ class SystemSpec(Spec):
 
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
-    nodes: Count = Field(default=1, description="nodes, unless the user asks for another number")
+    nodes: NodeCount = Field(default=1, description="nodes, unless the user asks for another number")
     sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
     ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
     nics: NicsSpec | None = Field(default=None, description="NICs per node; needed for more than one node")
