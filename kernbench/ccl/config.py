@@ -129,7 +129,9 @@ def _read(path: Path) -> dict[str, Any]:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected a mapping with `defaults` and `algorithms`, found {type(document).__name__}")
+        raise ConfigError(
+            f"{path}: expected a mapping with `defaults` and `algorithms`, found {type(document).__name__}"
+        )
     return document
 
 
