@@ -89,6 +89,7 @@ class RuntimeContext(Factories):
         self.multiprocessing = Multiprocessing(self)
         self.distributed = Distributed(self)
         self.accelerator = Accelerator(self)
+        current.activate(self)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

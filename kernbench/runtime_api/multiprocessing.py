@@ -15,6 +15,7 @@ import torch.multiprocessing
 from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, DeadlockError, KernbenchError
+from kernbench.runtime_api.current import activate
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.scheduler import Rank
 from kernbench.sim_engine.operation import Operation
@@ -135,6 +136,7 @@ class Multiprocessing:
         if nprocs == 0:
             return None if join else ProcessContext(ctx, 0)
         self._require_fit(nprocs)
+        activate(ctx)
         _drain_pending(ctx)
         begin = ctx.now()
         ctx._ranks = {rank: RankState(rank, ctx.sips[rank], ctx.seed, begin) for rank in range(nprocs)}
