@@ -65,6 +65,20 @@ class FunctionLaunch:
         return [None]
 
 
+class ValueMarker:
+    """Takes its turn in a rank's program order and does nothing: what was launched before it has run."""
+
+    touches: frozenset[int] = frozenset()
+
+    def __init__(self, op: Operation) -> None:
+        self.op = op
+        self.rank = op.rank
+        self.batch_key: Hashable = id(self)
+
+    def run_batch(self, batch: Sequence[Deferred]) -> Sequence[BaseException | None]:
+        return [None] * len(batch)
+
+
 def function_work(kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...]) -> Work:
     """What a launch of a Python function does: its own ``work``, or one read and one write of every tensor."""
     own = getattr(kernel, "work", None)

@@ -121,6 +121,9 @@ class SystemSpec(Spec):
     nodes: NodeCount = Field(default=1, description="nodes, unless the user asks for another number")
     sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
     ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
+    ccl: dict[str, str | int] = Field(
+        default_factory=dict, description="what `defaults` of ccl.yaml are on this system; a user's ccl.yaml still wins"
+    )
     nics: NicsSpec | None = Field(default=None, description="NICs per node; needed for more than one node")
     fabric: FabricSpec | None = Field(
         default=None, description="name of a shipped fabric, a path, or the fabric itself"
