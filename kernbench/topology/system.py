@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from kernbench.topology.device import DeviceSpec, Spec
-from kernbench.topology.units import Bandwidth, Count, Loss, NodeCount, Seconds, Share, SipCount
+from kernbench.topology.device import DeviceSpec, MemoryKind, Spec
+from kernbench.topology.units import Bandwidth, Bytes, Count, Loss, NodeCount, Seconds, Share, SipCount
 
 SipTopology = Literal["ring_1d", "torus_2d", "mesh_2d_no_wrap", "full", "switch"]
 SIP_TOPOLOGIES: tuple[str, ...] = get_args(SipTopology)
@@ -84,6 +84,33 @@ class IpcqSpec(Spec):
     )
 
 
+class CclDefaults(Spec):
+    """What the ``defaults`` of ``ccl.yaml`` are on this system; the keys have the meaning that they have there.
+
+    Reads as a mapping of the keys that the description gives: ``dict(system.ccl)``.
+    """
+
+    algorithm: str | None = Field(default=None, description="name of an algorithm")
+    buffer_kind: MemoryKind | None = Field(default=None, description="memory of the slots")
+    backpressure: Literal["sleep", "poll"] | None = Field(default=None, description="what a blocked sender does")
+    n_slots: Count | None = Field(default=None, description="slots of a queue")
+    slot_size: Bytes | None = Field(default=None, description="size of a slot")
+    vc_chunk_size: Bytes | None = Field(default=None, description="unit that messages are cut into on the links")
+    ipcq_credit_size_bytes: Bytes | None = Field(default=None, description="size of a returned credit")
+    n_elem: Count | None = Field(default=None, description="elements that a PE reduces at once")
+
+    def keys(self) -> list[str]:
+        """The keys that were given."""
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    def __getitem__(self, key: str) -> str | int:
+        value: str | int = getattr(self, key)
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(self.keys())
+
+
 class NicsSpec(Spec):
     """The NICs of one node, dealt to its SIPs by local index (rail-aligned)."""
 
@@ -121,8 +148,9 @@ class SystemSpec(Spec):
     nodes: NodeCount = Field(default=1, description="nodes, unless the user asks for another number")
     sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
     ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
-    ccl: dict[str, str | int] = Field(
-        default_factory=dict, description="what `defaults` of ccl.yaml are on this system; a user's ccl.yaml still wins"
+    ccl: CclDefaults = Field(
+        default=CclDefaults(),
+        description="what `defaults` of ccl.yaml are on this system; a user's ccl.yaml still wins",
     )
     nics: NicsSpec | None = Field(default=None, description="NICs per node; needed for more than one node")
     fabric: FabricSpec | None = Field(

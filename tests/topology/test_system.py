@@ -153,3 +153,13 @@ def test_shipped_files_have_the_name_they_are_found_by() -> None:
     assert [load_system(name).name for name in shipped_systems()] == shipped_systems()
     assert [load_device(name).name for name in shipped_devices()] == shipped_devices()
     assert find_config("systems", "sip8").name == "sip8.yaml"
+
+
+def test_what_a_system_says_about_ccl_reads_as_a_mapping() -> None:
+    assert dict(load_system("dgx_h100").ccl) == {
+        "buffer_kind": "sram",
+        "backpressure": "poll",
+        "n_slots": 8,
+        "slot_size": 65536,
+    }
+    assert not load_system("sip8").ccl

@@ -69,7 +69,7 @@ def test_all_problems_at_once_in_the_order_of_the_file(path: Path) -> None:
     assert "did you mean `topology`?" in found[1]
     assert "did you mean torus_2d?" in found[2]
     assert "did you mean `fabric`?" in found[8]
-    assert "it belongs in ccl.yaml" in found[9]
+    assert "it belongs at system.ccl.n_slots" in found[9]
 
 
 _SIPS = "sips: {{count: {count}, device: sip, topology: {kind}, link: {{bandwidth: 1 GB/s, latency: 1 us}}{more}}}"
@@ -101,7 +101,9 @@ def test_joined_sips_that_do_not_fit(path: Path, count: object, kind: str, more:
         ("ipcq: {queues: 129}", "system.ipcq.queues: 129; expected at most one queue per PE, of which there are 128"),
         ("fabric: ndr40", "mine.yaml:3: system.fabric: no shipped fabric is called 'ndr40'; did you mean 'ndr400'?"),
         ("fabric: {latency: 1 us}", "system.fabric.bandwidth: missing; expected bytes per second of one NIC"),
-        ("hbm: 5", "system.hbm: unknown key; expected one of name, description, nodes, sips, ipcq, nics, fabric "
+        ("ccl: {backpressure: wait}", "mine.yaml:3: system.ccl.backpressure: 'wait'; expected sleep or poll"),
+        ("ccl: {slots: 3}", "system.ccl.slots: unknown key; expected one of algorithm, buffer_kind,"),
+        ("hbm: 5", "system.hbm: unknown key; expected one of name, description, nodes, sips, ipcq, ccl, nics, fabric "
                    "(it belongs at system.sips.device.hbm)"),
     ],
 )  # fmt: skip
