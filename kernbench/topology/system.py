@@ -95,9 +95,8 @@ class CclDefaults(Spec):
     backpressure: Literal["sleep", "poll"] | None = Field(default=None, description="what a blocked sender does")
     n_slots: Count | None = Field(default=None, description="slots of a queue")
     slot_size: Bytes | None = Field(default=None, description="size of a slot")
-    vc_chunk_size: Bytes | None = Field(default=None, description="unit that messages are cut into on the links")
+    vc_chunk_size: Bytes | None = Field(default=None, description="bytes that a hop forwards at a time")
     ipcq_credit_size_bytes: Bytes | None = Field(default=None, description="size of a returned credit")
-    n_elem: Count | None = Field(default=None, description="elements that a PE reduces at once")
 
     def keys(self) -> list[str]:
         """The keys that were given."""

@@ -105,3 +105,9 @@ def test_a_drawing_shows_the_inside_of_a_sip() -> None:
 def test_joints_are_drawn_once_per_pair() -> None:
     svg = draw_system(resolve_topology("mi300x").topology_obj)
     assert svg.count('class="link"') == 8 * 7 / 2
+
+
+@pytest.mark.parametrize("name", ["sip8", "dgx_h100_2n"])
+def test_the_pictures_of_the_documentation_are_current(name: str) -> None:
+    picture = Path(__file__).parents[2] / "docs" / "pictures" / f"{name}.svg"
+    assert picture.read_text(encoding="utf-8") == draw_system(resolve_topology(name).topology_obj)

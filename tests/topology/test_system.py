@@ -163,3 +163,14 @@ def test_what_a_system_says_about_ccl_reads_as_a_mapping() -> None:
         "slot_size": 65536,
     }
     assert not load_system("sip8").ccl
+
+
+def _documented() -> str:
+    return (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", [text.split("```")[0] for text in _documented().split("```yaml\n")[1:]])
+def test_the_examples_of_the_documentation_load(tmp_path: Path, block: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(block)
+    assert resolve_topology(path).topology_obj.sip_count in (4, 32)
