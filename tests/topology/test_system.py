@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import kernbench
 import kernbench.topology.builder
+from kernbench.errors import ConfigError
 from kernbench.topology import (
     TopologyHandle,
     load_device,
@@ -21,6 +23,7 @@ from kernbench.topology import (
     shipped_fabrics,
     shipped_systems,
 )
+from kernbench.topology.figures import system_figures
 from kernbench.topology.shipped import config_root, find_config
 
 
@@ -45,6 +48,9 @@ def test_the_default_system(topology: TopologyHandle, spec: Mapping[str, Any]) -
         ("gh200_alps", 1, 4, "full", "gh200", 150, 4.0),
         ("mi300x", 1, 8, "full", "mi300x", 64, 5.3),
         ("mi355x", 1, 8, "full", "mi355x", 76.5, 8.0),
+        ("aws_p4de", 1, 8, "switch", "a100_sxm", 300, 2.039),
+        ("aws_p5", 1, 8, "switch", "h100_sxm", 450, 3.35),
+        ("gcp_a3_high", 1, 8, "switch", "h100_sxm", 450, 3.35),
     ],
 )
 def test_shipped_systems_have_the_figures_of_their_data_sheets(
@@ -89,6 +95,25 @@ def test_a_fabric_delivers_less_to_more_nodes(name: str) -> None:
     two, four, eight = (fabric.payload_bandwidth(nodes) for nodes in (2, 4, 8))
     assert two == pytest.approx(fabric.bandwidth * (1 - fabric.protocol_overhead))
     assert four / two == pytest.approx(eight / four) == pytest.approx(1 - fabric.congestion)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabits"),
+    [
+        ("dgx_h100", 3200),
+        ("dgx_a100", 1600),
+        ("gh200_alps", 800),
+        ("aws_p4de", 400),
+        ("aws_p5", 3200),
+        ("gcp_a3_high", 800),
+    ],
+)
+def test_nodes_have_the_network_of_their_instance(name: str, gigabits: int) -> None:
+    graph = resolve_topology(name, nodes=2).topology_obj
+    fabric = graph.system.fabric
+    assert fabric is not None
+    payload = gigabits * 1e9 / 8 * (1 - fabric.protocol_overhead)
+    assert system_figures(graph).node_bandwidth == pytest.approx(payload)
 
 
 def test_another_fabric_for_the_same_system() -> None:
@@ -174,3 +199,17 @@ def test_the_examples_of_the_documentation_load(tmp_path: Path, block: str) -> N
     path = tmp_path / "mine.yaml"
     path.write_text(block)
     assert resolve_topology(path).topology_obj.sip_count in (4, 32)
+
+
+@pytest.mark.parametrize("inside_package", [True, False])
+def test_configuration_files_are_found_in_a_wheel_and_in_a_source_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside_package: bool
+) -> None:
+    package = tmp_path / "kernbench"
+    configs = (package if inside_package else tmp_path) / "configs"
+    package.mkdir()
+    monkeypatch.setattr(kernbench, "__file__", str(package / "__init__.py"))
+    with pytest.raises(ConfigError, match="configuration files are missing"):
+        config_root.__wrapped__()
+    configs.mkdir()
+    assert config_root.__wrapped__() == configs
