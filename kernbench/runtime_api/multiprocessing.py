@@ -237,6 +237,9 @@ def _run_ranks(ctx: RuntimeContext, *, until_one_more: bool = False, deadline: f
 def _finish(ctx: RuntimeContext) -> None:
     """All ranks have returned: complete what they left behind; an error that nobody waited for is the rank's own."""
     _drain_pending(ctx)
+    while len(ctx.executor):
+        if not _drain_once(ctx):
+            _deadlock(ctx)
     ctx.synchronize()
     for op in ctx.engine.op_log.operations:
         if op.error is not None and not op.observed:
