@@ -210,7 +210,7 @@ class Access:
             base = allocation.base
             c, least, most = c - base, least - base, most - base
         if least < 0 or most + item > allocation.nbytes:
-            self.fail(most if most + item > allocation.nbytes else least, allocation, cell)
+            self._blame(c, least, most, steps, out_sizes, allocation, cell, nl)
         if c % item:
             raise MemoryAccessError(
                 f"kernel {self.info.kernel}: address not aligned to {item} bytes in {allocation.describe()}\n"
@@ -218,6 +218,33 @@ class Access:
             )
         self.b.x.touch(self.info, allocation, active * item, least, most + item)
         return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell)
+
+    def _blame(
+        self,
+        c: int,
+        least: int,
+        most: int,
+        steps: list[int],
+        sizes: list[int],
+        allocation: Allocation,
+        cell: tuple[tuple[int, int], ...],
+        nl: int,
+    ) -> None:
+        """Find the first program of a piece that leaves the allocation, and the first element it reaches."""
+        item = self.item
+        tile = torch.zeros((1,) * (len(sizes) - nl), dtype=torch.int64)
+        for j, (s, n) in enumerate(zip(steps[nl:], sizes[nl:], strict=True)):
+            shape = [1] * (len(sizes) - nl)
+            shape[j] = n
+            tile = tile + (torch.arange(n) * (s * item)).reshape(shape)
+        least, most = int(tile.min()), int(tile.max())
+        for lane in np.ndindex(*sizes[:nl]):
+            base = c + sum(i * s for i, s in zip(lane, steps, strict=False)) * item
+            if base + least < 0 or base + most + item > allocation.nbytes:
+                offsets = (tile + base).reshape(-1)
+                bad = offsets[(offsets < 0) | (offsets + item > allocation.nbytes)]
+                here = tuple((a + i, a + i + 1) for (a, _), i in zip(cell, lane, strict=True))
+                self.fail(int(bad[0]), allocation, here)
 
     def fail(self, offset: int, allocation: Allocation | None, cell: tuple[tuple[int, int], ...] | None) -> None:
         """Raise the out-of-bounds error for a byte offset into (or an address outside of) an allocation."""

@@ -429,7 +429,7 @@ class Execution:
     def _start(self, chunk: Chunk) -> Batch:
         env = list(self._env)
         sizes = tuple(b - a for a, b in chunk.ranges)
-        ids = self.plan.ids[tuple(slice(a, b) for a, b in chunk.ranges)]
+        ids = np.asarray(self.plan.ids[tuple(slice(a, b) for a, b in chunk.ranges)])
         rank_index = None
         lanes = sizes
         if self._rank_axis:

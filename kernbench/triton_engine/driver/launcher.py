@@ -43,14 +43,33 @@ class Launcher:
         self.src = src
         self.metadata = metadata
         self.program = program_of(src, metadata)
-        paths = _positions(tuple(src.signature.values()))
+        kinds = tuple(src.signature.values())
+        paths = _positions(kinds)
         names = list(src.signature)
-        self.names = tuple(".".join([str(names[p[0]]), *map(str, p[1:])]) for p in paths)
-        self.flat = all(len(p) == 1 for p in paths)
-        self.positions = tuple(p[0] for p in paths) if self.flat else ()
         self.paths = paths
-        if len(paths) != len(self.program.args):
-            raise RuntimeError(f"{self.program.name}: {len(paths)} arguments bound, {len(self.program.args)} expected")
+        self.descriptors = [str(_follow(kinds, p)).startswith("tensordesc") for p in paths]
+        self.flat = all(len(p) == 1 for p in paths) and not any(self.descriptors)
+        self.positions = tuple(p[0] for p in paths) if self.flat else ()
+        self.names: list[str] = []
+        for path, descriptor in zip(paths, self.descriptors, strict=True):
+            name = ".".join([str(names[path[0]]), *map(str, path[1:])])
+            self.names.append(name)
+            if descriptor:  # a descriptor is followed by its shape and strides
+                rank = len(self.program.args[len(self.names) - 1][1].shape)
+                self.names += [f"{name}.shape[{i}]" for i in range(rank)] + [f"{name}.strides[{i}]" for i in range(rank)]
+        if len(self.names) != len(self.program.args):
+            raise RuntimeError(
+                f"{self.program.name}: {len(self.names)} arguments bound, {len(self.program.args)} expected"
+            )
+
+    def _arguments(self, bound: tuple[Any, ...]) -> list[Any]:
+        out: list[Any] = []
+        for path, descriptor in zip(self.paths, self.descriptors, strict=True):
+            value = _follow(bound, path)
+            out.append(value)
+            if descriptor:
+                out += [*value.shape, *value.strides]
+        return out
 
     def __call__(
         self,
@@ -67,10 +86,7 @@ class Launcher:
     ) -> None:
         from kernbench.triton_engine import launching
 
-        if self.flat:
-            args = [bound[p] for p in self.positions]
-        else:
-            args = [_follow(bound, p) for p in self.paths]
+        args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)
         if enter_hook is not None and getattr(enter_hook, "calls", True):
             enter_hook(launch_metadata)
         launch = Launch(

@@ -104,11 +104,12 @@ def _dot(info: OpInfo) -> Callable[..., Value]:
         nl = len(b.lanes)
         x, y = materialise(x, b, a_ty), materialise(y, b, b_ty)
         if type(acc) is Tensor:
-            if acc.shape[nl:] != out_ty.shape:
+            whole = acc.shape[nl:] == out_ty.shape
+            if not whole:
                 acc = acc.expand(acc.shape[:nl] + out_ty.shape)
             if exact_int:
                 return acc + contract(x, y, nl, dtype, None, False).to(out_ty.dtype)
-            return contract(x, y, nl, dtype, acc, in_place)
+            return contract(x, y, nl, dtype, acc, in_place and whole)
         out = contract(x, y, nl, dtype, None, False)
         if exact_int:
             out = out.to(out_ty.dtype)
@@ -136,7 +137,7 @@ def _scales(s: Tensor) -> Tensor:
     if s.dtype.is_floating_point:
         return s.to(torch.float32)
     raw = s.view(torch.uint8).to(torch.int32)
-    out = torch.ldexp(torch.ones((), dtype=torch.float32), raw - 127)
+    out = torch.ldexp(torch.ones(raw.shape, dtype=torch.float32), raw - 127)
     return torch.where(raw == 255, torch.tensor(float("nan")), out)
 
 
