@@ -75,7 +75,7 @@ def two_shot_all_reduce_kernel(
 
 
 class AllReduce:
-    """Buffers, flags and pointer tables of ``world`` ranks with ``n`` fp32 elements each; :meth:`run` may be repeated."""
+    """Buffers, flags and pointer tables of ``world`` ranks with ``n`` fp32 elements each; :meth:`run` repeats."""
 
     def __init__(self, world: int, n: int, block: int = 128) -> None:
         self.world, self.n, self.block = world, n, block

@@ -48,7 +48,7 @@ def block_scaled_matmul(
     formats: tuple[str, str] = ("e4m3", "e4m3"),
     tile: tuple[int, int, int] = (32, 32, 64),
 ) -> torch.Tensor:
-    """fp32 ``[M, N]`` of MX operands ``a[M, K]``, ``b[N, K]`` in ``formats`` (``e4m3``, ``e5m2`` or packed ``e2m1``)."""
+    """fp32 ``[M, N]`` of MX operands ``a[M, K]``, ``b[N, K]`` in ``formats`` (``e4m3``, ``e5m2``, packed ``e2m1``)."""
     packs = [2 if f == "e2m1" else 1 for f in formats]
     m, n, k = a.shape[0], b.shape[0], a.shape[1] * packs[0]
     c = torch.empty((m, n), dtype=torch.float32, device=a.device)

@@ -41,7 +41,7 @@ def grouped_gemm_kernel(
             a_ptrs = a_ptr + offs_m[:, None] * lda + offs_k[None, :]
             b_ptrs = b_ptr + offs_k[:, None] * ldb + offs_n[None, :]
             accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            for _ in range(0, tl.cdiv(k, BLOCK_K)):
+            for _ in range(tl.cdiv(k, BLOCK_K)):
                 tl.multiple_of(a_ptrs, [16, 16])
                 tl.multiple_of(b_ptrs, [16, 16])
                 accumulator += tl.dot(tl.load(a_ptrs), tl.load(b_ptrs))

@@ -48,7 +48,7 @@ def layer_norm_backward_kernel(
     dx_ptr, dy_ptr, dw_part_ptr, db_part_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, lock_ptr, row_stride, n_cols,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``dx`` of one row, and its share of ``dw`` and ``db`` added to partial sum ``row % GROUPS`` under that sum's lock.
+    """``dx`` of one row, and its share of ``dw`` and ``db`` added to partial sum ``row % GROUPS`` under its lock.
 
     ``lock_ptr[0:GROUPS]`` are the locks, ``lock_ptr[GROUPS:]`` say whether a partial sum has been written yet.
     """

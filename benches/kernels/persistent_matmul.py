@@ -1,4 +1,4 @@
-"""Matrix product by a fixed number of persistent programs, through tensor descriptors (made on the host or in the kernel)."""
+"""Matrix product by a few persistent programs, through tensor descriptors (made on the host or in the kernel)."""
 
 from __future__ import annotations
 
