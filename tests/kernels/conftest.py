@@ -1,7 +1,7 @@
 """Kernels run on the engine for the whole session, in this process.
 
-``TRITON_INTERPRET=1 pytest tests/kernels`` runs the same tests on Triton's own interpreter instead: a check of the tests
-themselves, whose references must hold there too wherever the interpreter is able.
+``TRITON_INTERPRET=1 pytest tests/kernels`` runs the same tests on Triton's own interpreter instead: a check of the
+tests themselves, whose references must hold there too wherever the interpreter is able.
 """
 
 from __future__ import annotations

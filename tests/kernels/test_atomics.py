@@ -32,7 +32,9 @@ def test_read_modify_write_with_collisions(rng, dtype):
     low = 0 if dtype.startswith("u") else -1000
     index, x = rng.integers(0, slots, n), rng.integers(low, 1000, n).astype(dtype)
     start = rng.integers(low, 1000, slots).astype(dtype)
-    ufuncs = [np.add, np.maximum, np.minimum] + ([] if dtype == "float32" else [np.bitwise_and, np.bitwise_or, np.bitwise_xor])
+    ufuncs = [np.add, np.maximum, np.minimum] + (
+        [] if dtype == "float32" else [np.bitwise_and, np.bitwise_or, np.bitwise_xor]
+    )
     outs = [torch.from_numpy(start.copy()) for _ in range(6)]
     atomic_kernel[(4,)](torch.from_numpy(index), torch.from_numpy(x), *outs, n, BLOCK=64, BITWISE=dtype != "float32")
     for ufunc, out in zip(ufuncs, outs, strict=False):
@@ -93,7 +95,9 @@ def test_exchange_chains_every_program_once():
 @triton.jit
 def cas_kernel(slots_ptr, expected_ptr, old_ptr, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
-    old = tl.atomic_cas(slots_ptr + i, tl.load(expected_ptr + i), (i * 10).to(slots_ptr.dtype.element_ty), sem="relaxed", scope="gpu")
+    old = tl.atomic_cas(
+        slots_ptr + i, tl.load(expected_ptr + i), (i * 10).to(slots_ptr.dtype.element_ty), sem="relaxed", scope="gpu"
+    )
     tl.store(old_ptr + i, old)
 
 
@@ -153,7 +157,9 @@ def split_k_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLO
     """Programs share one output tile: each adds its slice of K."""
     rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    product = tl.dot(tl.load(a_ptr + rows * K + k[None, :]), tl.load(b_ptr + k[:, None] * N + columns), input_precision="ieee")
+    product = tl.dot(
+        tl.load(a_ptr + rows * K + k[None, :]), tl.load(b_ptr + k[:, None] * N + columns), input_precision="ieee"
+    )
     tl.atomic_add(c_ptr + rows * N + columns, product, sem="relaxed")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -57,7 +59,7 @@ def test_for_bounds_from_memory(rng):
     x = rng.integers(-50, 50, starts[-1]).astype(np.float32)
     out = torch.full((8,), -1.0)
     ragged_sum_kernel[(8,)](torch.from_numpy(x), torch.from_numpy(starts), out, BLOCK=16)
-    assert out.tolist() == [x[a:b].sum() for a, b in zip(starts, starts[1:], strict=False)]
+    assert out.tolist() == [x[a:b].sum() for a, b in itertools.pairwise(starts)]
 
 
 @triton.jit
@@ -238,9 +240,7 @@ def test_branches_yield_tiles_of_any_kind():
     out = torch.zeros_like(x)
     divergent_if_yield_kernel[(10,)](x, out, N=8)
     columns = torch.arange(8)
-    expected = [
-        [x[i], torch.full((8,), 3), columns + i, x[i - 1] + columns][i % 4] for i in range(10)
-    ]
+    expected = [[x[i], torch.full((8,), 3), columns + i, x[i - 1] + columns][i % 4] for i in range(10)]
     assert torch.equal(out, torch.stack(expected))
 
 
@@ -249,7 +249,7 @@ def reversed_loop_kernel(out_ptr, low, high, step):
     count = 0
     for i in range(high, low, -step):
         tl.store(out_ptr + count, i)
-        count += 1
+        count += 1  # noqa: SIM113: no enumerate in a kernel
 
 
 def test_loop_with_negative_step():

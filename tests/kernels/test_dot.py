@@ -11,7 +11,9 @@ from benches.kernels.block_scaled_matmul import block_scaled_matmul
 
 
 @triton.jit
-def dot_kernel(a_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr):
+def dot_kernel(
+    a_ptr, b_ptr, c_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr
+):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a = tl.load(a_ptr + m[:, None] * K + k[None, :])
     b = tl.load(b_ptr + k[:, None] * N + n[None, :])
@@ -124,7 +126,9 @@ def mx_operand(rows: int, k: int, kind: str) -> tuple[torch.Tensor, torch.Tensor
         x = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8)
     else:
         limit = 0x7E if kind == "e4m3" else 0x7B
-        x = torch.randint(0, limit, (rows, k), dtype=torch.uint8) | (torch.randint(0, 2, (rows, k), dtype=torch.uint8) << 7)
+        x = torch.randint(0, limit, (rows, k), dtype=torch.uint8) | (
+            torch.randint(0, 2, (rows, k), dtype=torch.uint8) << 7
+        )
     return x, torch.randint(120, 134, (rows, k // 32), dtype=torch.uint8)
 
 

@@ -172,8 +172,12 @@ def awkward_floats() -> torch.Tensor:
     mantissas = 1 + torch.arange(0, 256) / 256
     exponents = torch.exp2(torch.arange(-30, 18).float())
     values = (mantissas[:, None] * exponents[None, :]).flatten()
-    extra = torch.tensor([0.0, math.inf, math.nan, 65504, 65519.9, 65520, 448, 464, 465, 480, 57344, 61440, 2**-24, 2**-25])
-    values = torch.cat([values, values * (1 + 2**-20), values * (1 - 2**-20), extra, torch.zeros(64 - extra.numel() % 64)])
+    extra = torch.tensor(
+        [0.0, math.inf, math.nan, 65504, 65519.9, 65520, 448, 464, 465, 480, 57344, 61440, 2**-24, 2**-25]
+    )
+    values = torch.cat(
+        [values, values * (1 + 2**-20), values * (1 - 2**-20), extra, torch.zeros(64 - extra.numel() % 64)]
+    )
     return torch.cat([values, -values])
 
 
@@ -238,7 +242,9 @@ def bitcast_kernel(x_ptr, out_ptr, back_ptr, N: tl.constexpr):
     tl.store(back_ptr + i, (as_int ^ 0).to(x.dtype, bitcast=True))
 
 
-@pytest.mark.parametrize(("source", "target"), [("float32", "int32"), ("float64", "int64"), ("float16", "int16"), ("bfloat16", "uint16")])
+@pytest.mark.parametrize(
+    ("source", "target"), [("float32", "int32"), ("float64", "int64"), ("float16", "int16"), ("bfloat16", "uint16")]
+)
 def test_bitcast_round_trip(source, target):
     x = torch.randn(64).to(getattr(torch, source))
     out, back = torch.zeros(64, dtype=getattr(torch, target)), torch.zeros_like(x)

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.beyond_interpreter("has no inline assembly")
 def arithmetic_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
     x, y = tl.load(x_ptr + i), tl.load(y_ptr + i)
-    total = tl.inline_asm_elementwise(
-        "add.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
-    )
+    total = tl.inline_asm_elementwise("add.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(out_ptr + i, total)
     largest = tl.inline_asm_elementwise(
         """

@@ -10,8 +10,8 @@ import triton.language as tl
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 BINARY = [
-    "add", "sub", "mul", "div", "mod", "and", "or", "xor", "shl", "shr", "min", "max", "lt", "le", "gt", "ge", "eq", "ne",
-    "cdiv",
+    "add", "sub", "mul", "div", "mod", "and", "or", "xor", "shl", "shr", "min", "max", "lt", "le", "gt", "ge", "eq",
+    "ne", "cdiv",
 ]  # fmt: skip
 
 
@@ -54,7 +54,9 @@ def samples(dtype: str, n: int, seed: int) -> np.ndarray:
 
 def truncating_divmod(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """C's ``/`` and ``%`` (towards zero) from Python's exact integers."""
-    quotient = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    quotient = [
+        abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in zip(a.tolist(), b.tolist(), strict=True)
+    ]
     q = np.array(quotient, dtype=object)
     return q, a.astype(object) - q * b.astype(object)
 
@@ -89,7 +91,9 @@ def test_binary_operations(dtype):
         "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b, "eq": a == b, "ne": a != b,
         "cdiv": -(-positive.astype(object) // divisor),
     }  # fmt: skip
-    wrong = [op for op, row in zip(BINARY, out.numpy(), strict=True) if not np.array_equal(row, wrap(expected[op], dtype))]
+    wrong = [
+        op for op, row in zip(BINARY, out.numpy(), strict=True) if not np.array_equal(row, wrap(expected[op], dtype))
+    ]
     assert wrong == []
 
 

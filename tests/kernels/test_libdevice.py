@@ -26,7 +26,8 @@ UNARY = {
     "tgamma": each(math.gamma), "lgamma": each(math.lgamma), "rsqrt": lambda x: x**-0.5, "rint": np.rint,
     "nearbyint": np.rint, "trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "sqrt": np.sqrt, "exp": np.exp,
     "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "abs": np.abs,
-    "sinpi": lambda x: np.sin(np.pi * x), "cospi": lambda x: np.cos(np.pi * x), "j0": None, "normcdf": None, "erfinv": None,
+    "sinpi": lambda x: np.sin(np.pi * x), "cospi": lambda x: np.cos(np.pi * x),
+    "j0": None, "normcdf": None, "erfinv": None,
     "round": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5),
 }  # fmt: skip
 SPECIAL = {
@@ -45,7 +46,9 @@ def unary_kernel(x_ptr, out_ptr, FUNCTION: tl.constexpr, N: tl.constexpr):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [name for name in UNARY if hasattr(cuda_libdevice, name)])
 def test_unary_functions(name, dtype):
-    x = torch.linspace(0.02, 0.98, 64, dtype=torch.float64) * (1 if name in ("atanh", "asin", "acos", "erfinv") else 3.7)
+    x = torch.linspace(0.02, 0.98, 64, dtype=torch.float64) * (
+        1 if name in ("atanh", "asin", "acos", "erfinv") else 3.7
+    )
     if name in ("tanh", "sinh", "tan", "atan", "rint", "nearbyint", "trunc", "ceil", "floor", "round", "cbrt", "abs"):
         x = torch.where(torch.arange(64) % 2 == 0, x, -x)
     x = x.to(dtype)

@@ -10,7 +10,9 @@ import triton.language as tl
 
 
 @triton.jit
-def reduce_kernel(x_ptr, sum_ptr, max_ptr, min_ptr, argmax_ptr, argmin_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
+def reduce_kernel(
+    x_ptr, sum_ptr, max_ptr, min_ptr, argmax_ptr, argmin_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr
+):
     rows, columns = tl.arange(0, M), tl.arange(0, N)
     x = tl.load(x_ptr + rows[:, None] * N + columns[None, :])
     out = columns if AXIS == 0 else rows
@@ -135,7 +137,9 @@ def test_reduce_in_order(rng):
 
 
 @triton.jit
-def cum_kernel(x_ptr, sum_ptr, product_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr):
+def cum_kernel(
+    x_ptr, sum_ptr, product_ptr, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr
+):
     offsets = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     x = tl.load(x_ptr + offsets)
     tl.store(sum_ptr + offsets, tl.cumsum(x, AXIS, reverse=REVERSE))

@@ -135,14 +135,14 @@ def test_flip():
 
 
 @triton.jit
-def swizzle_kernel(out_ptr, I: tl.constexpr, J: tl.constexpr, G: tl.constexpr):
-    i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), I, J, G)
-    tl.store(out_ptr + tl.program_id(0) * J + tl.program_id(1), i * J + j)
+def swizzle_kernel(out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, G: tl.constexpr):
+    i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), ROWS, COLUMNS, G)
+    tl.store(out_ptr + tl.program_id(0) * COLUMNS + tl.program_id(1), i * COLUMNS + j)
 
 
 def test_swizzle_is_a_permutation_in_column_groups():
     out = torch.full((6, 4), -1, dtype=torch.int32)
-    swizzle_kernel[(6, 4)](out, I=6, J=4, G=2)
+    swizzle_kernel[(6, 4)](out, ROWS=6, COLUMNS=4, G=2)
     order = out.flatten().tolist()
     assert sorted(order) == list(range(24))
     assert order[:8] == [0, 4, 1, 5, 2, 6, 3, 7]

@@ -1,4 +1,4 @@
-"""Programs that wait for each other: locks, flags, barriers, pipelines. A wrong schedule here hangs or loses updates."""
+"""Programs that wait for each other: locks, flags, barriers, pipelines. A wrong schedule hangs or loses updates."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def last_block_kernel(x_ptr, partial_ptr, counter_ptr, out_ptr, n, BLOCK: tl.con
 def test_last_program_finishes():
     x = torch.randint(-100, 100, (1000,))
     out = torch.zeros(1, dtype=torch.int64)
-    last_block_kernel[(16,)](x, torch.zeros(16, dtype=torch.int64), torch.zeros(1, dtype=torch.int32), out, 1000, BLOCK=64, PROGRAMS=16)
+    last_block_kernel[(16,)](
+        x, torch.zeros(16, dtype=torch.int64), torch.zeros(1, dtype=torch.int32), out, 1000, BLOCK=64, PROGRAMS=16
+    )
     assert out.item() == x.sum()
 
 
