@@ -249,7 +249,7 @@ def reversed_loop_kernel(out_ptr, low, high, step):
     count = 0
     for i in range(high, low, -step):
         tl.store(out_ptr + count, i)
-        count += 1  # noqa: SIM113: no enumerate in a kernel
+        count += 1  # noqa: SIM113
 
 
 def test_loop_with_negative_step():
