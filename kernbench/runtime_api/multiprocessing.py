@@ -15,7 +15,6 @@ import torch.multiprocessing
 from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, DeadlockError, KernbenchError
-from kernbench.runtime_api.current import activate
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.scheduler import Rank
 from kernbench.sim_engine.operation import Operation
@@ -150,7 +149,7 @@ class Multiprocessing:
                 f"{ctx.scheduler.live_count} ranks of an earlier spawn(join=False) have not ended: join them first"
             )
         self._require_fit(nprocs)
-        activate(ctx)
+        ctx._activate()
         _drain_pending(ctx)
         begin = ctx.now()
         ctx._ranks = {rank: RankState(rank, ctx.sips[rank], ctx.seed, begin) for rank in range(nprocs)}

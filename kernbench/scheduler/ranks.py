@@ -74,6 +74,8 @@ class RankScheduler:
         self.failed: list[Rank] = []
         self.live_count = 0
         self.aborting = False
+        self.resumed = 0
+        """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
@@ -209,6 +211,7 @@ class RankScheduler:
                 target.throw(error)
             if failed:
                 break
+        self.resumed += resumed
         return resumed
 
     # -- ending ------------------------------------------------------------------------------------------------------
