@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("liger_kernel")
 
-from liger_cases import CASES, Case  # noqa: E402: needs the package
+from tests.packages.liger_cases import CASES, Case  # noqa: E402: needs the package
 
 
 def prepared(values: tuple, dtype: torch.dtype) -> list:
