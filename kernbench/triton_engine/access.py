@@ -463,14 +463,14 @@ def narrow_to(value: Tensor, piece: Piece, full_shape: tuple[int, ...]) -> Tenso
     """The part of a tile value that a piece covers; of elements sharing an address, the last."""
     index: list[slice] = []
     plain = True
-    for n, have, at, size, (k, full_n) in zip(
-        piece.sizes, value.shape, piece.at, piece.sizes, enumerate(full_shape), strict=True
+    for n, have, at, step, (k, full_n) in zip(
+        piece.sizes, value.shape, piece.at, piece.strides, enumerate(full_shape), strict=True
     ):
         if have == 1:
             index.append(slice(None))
         elif n == have:
             index.append(slice(None))
-        elif n == 1 and at.stop - at.start == 1 and size == 1 and at.start == 0 and full_n != 1:
+        elif n == 1 and at == slice(0, 1) and step == 0 and full_n != 1:
             # the address does not vary here: last lane of the piece, or last element
             stop = piece.lanes[k][1] if k < len(piece.lanes) else have
             index.append(slice(stop - 1, stop))
