@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from kernbench import triton_engine
 from kernbench.runtime_api.current import current_context
 from kernbench.topology import load_device, resolve_topology, shipped_devices
 from kernbench.topology.device import DeviceSpec
@@ -37,4 +38,15 @@ def _gpu(index: int) -> DeviceSpec:
 
 
 def ready(tensor: torch.Tensor) -> None:
-    """Make sure that a kernel launched on ``tensor`` runs: a CPU tensor needs the engine, unless Triton interprets."""
+    """Make sure that a kernel launched on ``tensor`` runs: on a CPU, by the engine, unless Triton is interpreting.
+
+    Raises KernbenchError where Triton is not installed.
+    """
+    if not tensor.is_cuda and not _interpreting() and not triton_engine.active():
+        triton_engine.activate()
+
+
+def _interpreting() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
