@@ -26,6 +26,9 @@ Group = Any
 
 SUM, MAX, AVG = "sum", "max", "avg"
 _TORCH_OPS = {SUM: dist.ReduceOp.SUM, MAX: dist.ReduceOp.MAX, AVG: dist.ReduceOp.AVG}
+# torch 2.13 deprecates the names on the right
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class SoloGroup:
@@ -118,7 +121,7 @@ def all_gather_into_tensor(
         return None
     if isinstance(group, SimulatedGroup):
         return _simulated().all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
-    return dist.all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
+    return _ALL_GATHER(output, tensor, group=group, async_op=async_op)
 
 
 def reduce_scatter_tensor(
@@ -130,7 +133,7 @@ def reduce_scatter_tensor(
         return None
     if isinstance(group, SimulatedGroup):
         return _simulated().reduce_scatter_tensor(output, tensor, op=op, group=group, async_op=async_op)
-    return dist.reduce_scatter_tensor(output, tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
+    return _REDUCE_SCATTER(output, tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
 def broadcast(tensor: torch.Tensor, src: int, *, group: Group, async_op: bool = False) -> Any:

@@ -187,11 +187,11 @@ class RowParallelLinear(_ParallelLayer):
             input_ = scatter_to_tensor_model_parallel_region(input_)
         alone = self.tp_size == 1
         fused_bias = self.bias if alone and not self.skip_bias_add else None
-        output = linear_with_async_communication(input_, self.weight, fused_bias)
+        output = linear_with_async_communication(
+            input_, self.weight, fused_bias, reduce_output=not self.sequence_parallel
+        )
         if self.sequence_parallel:
             output = reduce_scatter_to_sequence_parallel_region(output)
-        else:
-            output = reduce_from_tensor_model_parallel_region(output)
         if self.skip_bias_add:
             return output, self.bias
         if self.bias is not None and not alone:

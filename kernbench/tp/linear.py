@@ -15,7 +15,7 @@ from kernbench.errors import ConfigError
 from kernbench.tp import comm
 from kernbench.tp.comm import Group
 from kernbench.tp.kernels.gemm import activation_grad, gemm
-from kernbench.tp.mappings import needs_autograd
+from kernbench.tp.mappings import needs_autograd, requires_grad
 from kernbench.tp.parallel_state import get_tensor_model_parallel_group
 
 
@@ -32,13 +32,18 @@ def _forward(
     activation: str | None,
     keep_pre_activation: bool,
     gather_group: Group | None,
+    reduce_group: Group | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``[..., in] -> [..., out]`` and what the activation was applied to, ``[rows, out]``, if it is to be kept."""
     total = inputs if gather_group is None else _gather(inputs, gather_group)[0]
     rows = total.reshape(-1, total.size(-1))
-    pre = rows.new_empty((rows.size(0), weight.size(0))) if activation and keep_pre_activation else None
-    output = gemm(rows, weight.t(), bias=bias, activation=activation, pre_activation=pre)
-    return output.view(*total.shape[:-1], weight.size(0)), pre
+    output = rows.new_empty((*total.shape[:-1], weight.size(0)))  # no view, so that a caller may write into it
+    flat = output.view(-1, weight.size(0))
+    pre = torch.empty_like(flat) if activation and keep_pre_activation else None
+    gemm(rows, weight.t(), bias=bias, activation=activation, pre_activation=pre, out=flat)
+    if reduce_group is not None:
+        comm.all_reduce(output, group=reduce_group)
+    return output, pre
 
 
 class LinearWithAsyncCommunication(torch.autograd.Function):
@@ -53,9 +58,12 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         activation: str | None,
         allreduce_dgrad: bool,
         sequence_parallel: bool,
+        reduce_output: bool,
         group: Group,
     ) -> torch.Tensor:
-        output, pre = _forward(inputs, weight, bias, activation, True, group if sequence_parallel else None)
+        output, pre = _forward(
+            inputs, weight, bias, activation, True, group if sequence_parallel else None, group if reduce_output else None
+        )
         ctx.save_for_backward(inputs, weight, pre)
         ctx.has_bias, ctx.activation = bias is not None, activation
         ctx.allreduce_dgrad, ctx.sequence_parallel, ctx.group = allreduce_dgrad, sequence_parallel, group
@@ -91,7 +99,7 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
             grad_bias = grad.sum(dim=0)
         if reducing is not None:
             reducing.wait()
-        return grad_input, grad_weight, grad_bias, None, None, None, None
+        return grad_input, grad_weight, grad_bias, None, None, None, None, None
 
 
 def linear_with_async_communication(
@@ -102,6 +110,7 @@ def linear_with_async_communication(
     activation: str | None = None,
     allreduce_dgrad: bool = False,
     sequence_parallel: bool = False,
+    reduce_output: bool = False,
     group: Group | None = None,
 ) -> torch.Tensor:
     """``activation(inputs @ weight.T + bias)``.
@@ -113,6 +122,7 @@ def linear_with_async_communication(
         activation: epilogue of the gemm.
         allreduce_dgrad: sum the input's gradient over the group, as a column-parallel layer must.
         sequence_parallel: gather the input's first dimension before, reduce-scatter its gradient after.
+        reduce_output: sum the output over the group, as a row-parallel layer must; its gradient is the same on all ranks.
         group: default: this rank's tensor parallel group.
 
     Returns:
@@ -120,15 +130,18 @@ def linear_with_async_communication(
     """
     group = get_tensor_model_parallel_group() if group is None else group
     if comm.group_size(group) == 1:
-        allreduce_dgrad = sequence_parallel = False
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (inputs, weight, bias)):
-        if allreduce_dgrad or sequence_parallel:
-            needs_autograd(inputs)
+        allreduce_dgrad = sequence_parallel = reduce_output = False
+    communicates = allreduce_dgrad or sequence_parallel or reduce_output
+    tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
+    wanted = needs_autograd if communicates else requires_grad
+    if any([wanted(tensor) for tensor in tensors]):
         result: torch.Tensor = LinearWithAsyncCommunication.apply(
-            inputs, weight, bias, activation, allreduce_dgrad, sequence_parallel, group
+            inputs, weight, bias, activation, allreduce_dgrad, sequence_parallel, reduce_output, group
         )
         return result
-    return _forward(inputs, weight, bias, activation, False, group if sequence_parallel else None)[0]
+    return _forward(
+        inputs, weight, bias, activation, False, group if sequence_parallel else None, group if reduce_output else None
+    )[0]
 
 
 def linear_with_grad_accumulation_and_async_allreduce(

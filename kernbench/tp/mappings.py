@@ -42,8 +42,7 @@ def _identity(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over the group, in place as Megatron-Core's, on a copy where the layout asks for one."""
-    tensor = tensor.contiguous()
+    tensor = tensor.clone(memory_format=torch.contiguous_format)  # autograd may still need, or share, the input
     comm.all_reduce(tensor, group=group)
     return tensor
 
@@ -97,23 +96,14 @@ class _Region(torch.autograd.Function):
         return ctx.adjoint(grad, ctx.group), None, None, None
 
 
-class _ReduceFrom(torch.autograd.Function):
-    """g: its forward overwrites the partial sums with the total, so that no second copy lives."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
-        if tensor.is_contiguous():
-            ctx.mark_dirty(tensor)
-        return _all_reduce(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return grad, None
+def requires_grad(tensor: torch.Tensor) -> bool:
+    """Whether autograd records what is done with ``tensor``."""
+    return torch.is_grad_enabled() and tensor.requires_grad
 
 
 def needs_autograd(tensor: torch.Tensor) -> bool:
-    """Whether a gradient will flow through ``tensor``; an error where it could not cross the ranks."""
-    wanted = torch.is_grad_enabled() and tensor.requires_grad
+    """:func:`requires_grad`, for what moves between ranks: an error where a gradient could not."""
+    wanted = requires_grad(tensor)
     if wanted and not comm.can_differentiate():
         raise KernbenchError(
             f"rank {comm.world_rank()}: autograd through a collective needs isolation='carrier'. Greenlet ranks are for "
@@ -138,14 +128,8 @@ def copy_to_tensor_model_parallel_region(input_: torch.Tensor, group: Group | No
 
 
 def reduce_from_tensor_model_parallel_region(input_: torch.Tensor, group: Group | None = None) -> torch.Tensor:
-    """g: the sum over the members, **in place** for a contiguous input, as Megatron-Core's."""
-    group = get_tensor_model_parallel_group() if group is None else group
-    if comm.group_size(group) == 1:
-        return input_
-    if not needs_autograd(input_):
-        return _all_reduce(input_, group)
-    result: torch.Tensor = _ReduceFrom.apply(input_, group)
-    return result
+    """g: the sum over the members. The input keeps its value (Megatron-Core overwrites it)."""
+    return _apply(input_, _all_reduce, _identity, group)
 
 
 def scatter_to_tensor_model_parallel_region(input_: torch.Tensor, group: Group | None = None) -> torch.Tensor:
