@@ -19,7 +19,7 @@ from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
 
-_IMPLEMENTS = {"barrier": "all_reduce"}
+_IMPLEMENTS = {"barrier": "all_reduce", "monitored_barrier": "all_reduce"}
 
 Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
 """Elements per cell, where they are not all alike: ``[cells]``, or ``[members, cells]`` if members differ."""

@@ -163,6 +163,7 @@ MOVEMENTS: dict[str, Movement] = {
     "all_to_all": _all_to_all,
     "send": _send,
     "barrier": _nothing,
+    "monitored_barrier": _nothing,
 }
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Request, Splits
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
@@ -164,6 +164,14 @@ class Matcher:
                 operands.append(state.operand(tensor, "w"))
         op.operands = operands
 
+    def collective_of(self, op: Operation) -> Collective:
+        """The collective that a pending operation, posted here, is a part of."""
+        return next(
+            collective
+            for collective in self._ctx._pending_collectives
+            if any(arrival.op is op for arrival in collective.arrivals.values())
+        )
+
     def start_matched(self) -> bool:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
         ctx = self._ctx
@@ -210,6 +218,43 @@ class Matcher:
         splits: Splits | None,
     ) -> None:
         ctx = self._ctx
+        try:
+            request = self._prepare(collective, arrivals, algorithm, count, root, splits)
+        except Exception as error:  # the members' own mistake, e.g. a ccl.yaml that names a wrong algorithm
+            for arrival in arrivals:
+                arrival.op.fail(error, ctx.engine.now)
+            if collective in ctx._pending_collectives:
+                ctx._pending_collectives.remove(collective)
+            return
+        run = ctx.engine.submit_collective(
+            request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
+        )
+        for arrival in arrivals:
+            arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
+        ctx.engine.op_log.collectives.append(
+            CollectiveTrace(
+                name=str(collective),
+                run=run,
+                ranks=[arrival.rank for arrival in arrivals],
+                sips=[arrival.op.sip for arrival in arrivals],
+                buffer_kind=request.config.buffer_kind,
+                addresses=[arrival.op.operands[-1].address if arrival.op.operands else 0 for arrival in arrivals],
+                cell_offsets=request.cell_offsets,
+                detail={"algorithm": request.config.name, "backpressure": request.config.backpressure},
+            )
+        )
+
+    def _prepare(
+        self,
+        collective: Collective,
+        arrivals: Sequence[Arrival],
+        algorithm: str,
+        count: int,
+        root: int | None,
+        splits: Splits | None,
+    ) -> Request:
+        """Plan a matched collective, and move its values."""
+        ctx = self._ctx
         dtype = collective.signature.dtype or torch.int32
         request = self._runner.request(
             op=collective.signature.op,
@@ -229,23 +274,7 @@ class Matcher:
                 [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals],
                 ReduceOp(collective.signature.reduction) if collective.signature.reduction else None,
             )
-        run = ctx.engine.submit_collective(
-            request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
-        )
-        for arrival in arrivals:
-            arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
-        ctx.engine.op_log.collectives.append(
-            CollectiveTrace(
-                name=str(collective),
-                run=run,
-                ranks=[arrival.rank for arrival in arrivals],
-                sips=[arrival.op.sip for arrival in arrivals],
-                buffer_kind=request.config.buffer_kind,
-                addresses=[arrival.op.operands[-1].address if arrival.op.operands else 0 for arrival in arrivals],
-                cell_offsets=request.cell_offsets,
-                detail={"algorithm": request.config.name, "backpressure": request.config.backpressure},
-            )
-        )
+        return request
 
     # -- messages ----------------------------------------------------------------------------------------------------
 

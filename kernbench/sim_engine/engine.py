@@ -60,6 +60,11 @@ class GraphEngine:
         """Whether nothing is in flight."""
         return not self._events
 
+    @property
+    def next_event_time(self) -> float:
+        """When the next event is due, seconds; infinity if nothing is in flight."""
+        return self._events[0][0] if self._events else float("inf")
+
     def step(self) -> bool:
         """Process the next event; False if there is none."""
         if not self._events:
