@@ -234,5 +234,10 @@ class Distributed:
         """Drop what can never be matched."""
         self.matcher.forget_unmatched()
 
+    def _unmatched_ranks(self) -> set[int]:
+        """The ranks that have called a collective which others have not."""
+        pending = self._ctx._pending_collectives
+        return {rank for collective in pending if not collective.matched for rank in collective.arrivals}
+
     def _report(self) -> str:
         return deadlock_report(self._ctx)

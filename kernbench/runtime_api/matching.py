@@ -11,7 +11,7 @@ from any source takes, of the messages that are there when nobody can run on, th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
 from kernbench.runtime_api.locations import Location, user_location
-from kernbench.runtime_api.tensor import plain
+from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.sim_engine.operation import Operation
@@ -124,7 +124,7 @@ class Matcher:
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location)
-        if collective not in ctx._pending_collectives and error is None:
+        if len(collective.arrivals) == 1 and error is None:
             ctx._pending_collectives.append(collective)
         ctx.engine.progress += 1
         if error is not None:
@@ -133,9 +133,10 @@ class Matcher:
             for other in collective.arrivals.values():
                 if other.op.error is None:
                     other.op.fail(CollectiveMismatchError(str(error)), me.clock)
-            op.observed = True
+                    ctx.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
+        me.tails[COMM_STREAM] = op
         self._touch(op, inputs, outputs)
         return op
 
@@ -174,21 +175,31 @@ class Matcher:
 
     def start_matched(self) -> bool:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
-        ctx = self._ctx
+        pending = self._ctx._pending_collectives
         started = self._match_any_source()
-        paired, self._paired = self._paired, []
-        for pair, arrivals, count in paired:
-            self._run(pair, arrivals, pair.signature.algorithm, count, 0, None)
-            started = True
-        for collective in list(ctx._pending_collectives):
-            if collective.complete:
-                ctx._pending_collectives.remove(collective)
+        for item in list(self._paired):
+            pair, arrivals, count = item
+            if self._values_ready(arrivals):
+                self._paired.remove(item)
+                self._run(pair, arrivals, pair.signature.algorithm, count, 0, None)
                 started = True
-            elif collective.matched and not collective.started:
+        for collective in list(pending):
+            if collective.matched and not collective.started and self._values_ready(collective.arrivals.values()):
                 collective.started = True
                 self._start(collective)
                 started = True
-        return started
+        ended = len(pending)
+        pending[:] = [collective for collective in pending if not collective.complete]
+        return started or len(pending) < ended
+
+    def _values_ready(self, arrivals: Iterable[Arrival]) -> bool:
+        """Whether nothing that is still to run, or suspended, may write what these read or write."""
+        executor = self._ctx.executor
+        if not len(executor):
+            return True
+        executor.flush(self._ctx.engine.now)
+        tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
+        return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
     def _start(self, collective: Collective) -> None:
         arrivals = [collective.arrivals[rank] for rank in collective.group.ranks]
@@ -226,6 +237,8 @@ class Matcher:
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             return
+        for arrival in arrivals:
+            arrival.op.when_resolved(collective.member_ended)
         run = ctx.engine.submit_collective(
             request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
         )
@@ -267,7 +280,6 @@ class Matcher:
             splits=splits,
         )
         if ctx.enable_data:
-            ctx.executor.flush(ctx.engine.now)
             self._runner.move(
                 request,
                 [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals],
