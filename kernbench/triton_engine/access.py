@@ -282,7 +282,11 @@ class Access:
             index = offset // self.item
             limit = allocation.nbytes // self.item
             what = f"{verb} element {index} of {allocation.describe()}, which has {limit} elements of {self.item} bytes"
-        raise MemoryAccessError(f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}")
+        error = MemoryAccessError(
+            f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}"
+        )
+        error.ranks = tuple(b.ranks(cell))  # type: ignore[attr-defined]
+        raise error
 
     # Gathered
 

@@ -98,13 +98,20 @@ class Batch:
         flat = np.unique(ids)
         names = [str(self.x.program_of(int(i))) for i in (flat[0], flat[-1])]
         text = f"program {names[0]}" if len(flat) == 1 else f"programs {names[0]} to {names[1]}"
-        ranks = self.ranks()
+        ranks = self.ranks(cell)
         if ranks:
             text = f"rank {', '.join(map(str, ranks))}, {text}"
         return text
 
-    def ranks(self) -> list[int]:
-        index = [self.rank] if self.rank_index is None else sorted(set(self.rank_index.reshape(-1).tolist()))
+    def ranks(self, cell: tuple[tuple[int, int], ...] | None = None) -> list[int]:
+        """Ranks of all lanes, or of those of a piece."""
+        if self.rank_index is None:
+            index = [self.rank]
+        else:
+            lanes = np.broadcast_to(self.rank_index, self.lanes)
+            if cell and len(cell) == len(self.lanes):
+                lanes = lanes[tuple(slice(a, max(b, a + 1)) for a, b in cell)]
+            index = np.unique(lanes).tolist()
         return [r for r in (self.x.launches[i].rank for i in index) if r is not None]
 
 
@@ -590,12 +597,17 @@ class Execution:
         return info
 
     def _explain(self, error: Exception, info: OpInfo, b: Batch) -> Exception:
+        """The error to raise, with ``ranks``: the ranks whose lanes it concerns."""
         if isinstance(error, KernbenchError):
+            if not hasattr(error, "ranks"):
+                error.ranks = tuple(b.ranks())  # type: ignore[attr-defined]
             return error
-        return KernbenchError(
+        explained = KernbenchError(
             f"kernel {self.program.name}: {info.name} failed: {type(error).__name__}: {error}\n"
             f"  {b.describe_lanes(None)}\n  at {info.loc}\n  {info.text}"
         )
+        explained.ranks = tuple(b.ranks())  # type: ignore[attr-defined]
+        return explained
 
     # Control flow
 
