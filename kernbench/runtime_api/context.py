@@ -89,6 +89,7 @@ class RuntimeContext(Factories):
         self.multiprocessing = Multiprocessing(self)
         self.distributed = Distributed(self)
         self.accelerator = Accelerator(self)
+        current.activate(self)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class RuntimeContext(Factories):
     def ccl_config(self) -> CclConfig:
         """The collective configuration, read when it is first needed."""
         if self._ccl_loaded is None:
-            self._ccl_loaded = load_ccl_config()
+            self._ccl_loaded = load_ccl_config(system=self.topology.system)
         return self._ccl_loaded
 
     def _me(self) -> RankState:
@@ -389,7 +390,7 @@ def simulate(
         correlation_id=correlation_id,
         seed=seed,
         policy=policy,
-        ccl=load_ccl_config(ccl) if isinstance(ccl, str) else ccl,
+        ccl=load_ccl_config(ccl, system=handle.topology_obj.system) if isinstance(ccl, str) else ccl,
     )
     with ctx:
         yield ctx

@@ -15,6 +15,7 @@ import torch.multiprocessing
 from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, DeadlockError, KernbenchError
+from kernbench.runtime_api.current import activate
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.scheduler import Rank
 from kernbench.sim_engine.operation import Operation
@@ -135,6 +136,7 @@ class Multiprocessing:
         if nprocs == 0:
             return None if join else ProcessContext(ctx, 0)
         self._require_fit(nprocs)
+        activate(ctx)
         _drain_pending(ctx)
         begin = ctx.now()
         ctx._ranks = {rank: RankState(rank, ctx.sips[rank], ctx.seed, begin) for rank in range(nprocs)}
@@ -235,6 +237,9 @@ def _run_ranks(ctx: RuntimeContext, *, until_one_more: bool = False, deadline: f
 def _finish(ctx: RuntimeContext) -> None:
     """All ranks have returned: complete what they left behind; an error that nobody waited for is the rank's own."""
     _drain_pending(ctx)
+    while len(ctx.executor):
+        if not _drain_once(ctx):
+            _deadlock(ctx)
     ctx.synchronize()
     for op in ctx.engine.op_log.operations:
         if op.error is not None and not op.observed:

@@ -46,6 +46,9 @@ def deadlock_report(ctx: RuntimeContext) -> str:
     lines += [f"  rank {rank.index}: {waiting_line.get(rank.index) or _state(rank)}" for rank in shown]
     if len(ctx.scheduler.ranks) > len(shown):
         lines.append(f"  ... and {len(ctx.scheduler.ranks) - len(shown)} more ranks")
+    for batch, wait in ctx.executor.suspended():
+        where = ", ".join("main" if launch.rank is None else f"rank {launch.rank}" for launch in batch[:8])
+        lines.append(f"  kernel {batch[0].op.name} of {where} is suspended: {wait}")
     for collective in unmatched:
         missing = collective.missing
         lines.append(

@@ -98,14 +98,28 @@ class GraphEngine:
         return stream
 
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
-        """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended."""
+        """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
+
+        An operation without a duration waits for :meth:`set_duration`.
+        """
 
         def start_at(start: float) -> None:
-            self._count_resolved(start + op.duration)
-            op.resolve(start, start + op.duration)
+            op.start = start
+            if op.duration is not None:
+                self._end_stream_op(op, start + op.duration)
 
         self._chain(op, after, start_at)
         return op
+
+    def set_duration(self, op: Operation, seconds: float) -> None:
+        """Tell how long ``op`` takes, now that it has been executed."""
+        op.duration = seconds
+        if op.start is not None and op.end is None:
+            self._end_stream_op(op, op.start + seconds)
+
+    def _end_stream_op(self, op: Operation, end: float) -> None:
+        self._count_resolved(end)
+        op.resolve(end if op.start is None else op.start, end)
 
     def _count_resolved(self, end: float) -> None:
         self.resolved_count += 1

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-from kernbench.topology.units import Bandwidth, Bytes, Count, Fraction, Hertz, OpsPerSecond, Position, Seconds
+from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share
 
 MemoryKind = Literal["tcm", "sram", "hbm"]
 
@@ -54,15 +54,15 @@ class Pe(Spec):
 class L2(Memory):
     """The device-wide cache. ``partitions`` > 1: separate caches, each serving its share of the PEs (AMD XCDs)."""
 
-    partitions: Count = Field(1, description="number of separate caches that make up `size`")
+    partitions: Count = Field(default=1, description="number of separate caches that make up `size`")
 
 
 class Hbm(Memory):
     """Device memory. ``bandwidth`` is the pin bandwidth of all ``channels`` together."""
 
-    copy_efficiency: Fraction = Field(description="share of `bandwidth` that a large copy was measured to reach")
+    copy_efficiency: Share = Field(description="share of `bandwidth` that a large copy was measured to reach")
     channels: Count = Field(description="pseudo-channels that addresses are interleaved over")
-    interleave: Bytes = Field(256, description="consecutive bytes in one channel")
+    interleave: Bytes = Field(default=256, description="consecutive bytes in one channel")
 
     @property
     def channel_bandwidth(self) -> float:
@@ -133,9 +133,9 @@ class Cubes(Spec):
     h: Count = Field(description="rows of the mesh")
     pes: Count = Field(description="PEs of one cube")
     sram: Memory = Field(description="memory shared by the PEs of one cube; bandwidth of the whole cube")
-    noc: Noc
-    die_to_die: DieToDie
-    io_die: IoDie
+    noc: Noc = Field(description="network on chip: latency")
+    die_to_die: DieToDie = Field(description="joint between cubes: bandwidth, latency")
+    io_die: IoDie = Field(description="the die that traffic leaves by: x, y, bandwidth, latency")
 
     @property
     def count(self) -> int:
@@ -143,7 +143,8 @@ class Cubes(Spec):
 
 
 # A format without a figure of its own runs at the rate of the first listed one that has one.
-_MATRIX_FALLBACK = {"fp32": ("tf32",), "bf16": ("fp16",), "fp16": ("bf16",), "fp4": ("fp8", "fp16"), "fp8": ("fp16",)}
+# fp32 never falls back to tf32, which is less precise: who wants its speed asks for tf32.
+_MATRIX_FALLBACK = {"tf32": ("fp32",), "bf16": ("fp16",), "fp16": ("bf16",), "fp8": ("fp16",), "fp4": ("fp8", "fp16")}
 _VECTOR_FALLBACK = {
     "fp64": ("fp32",),
     "tf32": ("fp32",),
@@ -161,20 +162,20 @@ _VECTOR_FALLBACK = {
 class DeviceSpec(Spec):
     """One SIP: what PyTorch calls a device."""
 
-    name: str = Field(description="short name, as in the file's name")
-    description: str = Field("", description="one line for people")
-    target: Target
+    name: str = Field(description="short name; the file's name when it is left out")
+    description: str = Field(default="", description="one line for people")
+    target: Target = Field(description="what Triton compiles for: backend, arch, warp_size")
     pes: Count = Field(description="PEs of the SIP (SMs, CUs or accelerator cores)")
     clock: Hertz = Field(description="clock that the rates hold at")
-    pe: Pe
-    l2: L2 | None = Field(None, description="device-wide cache, where there is one")
-    llc: Memory | None = Field(None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
-    hbm: Hbm
+    pe: Pe = Field(description="one PE: tcm, tcm_per_block, registers, max_threads, max_blocks, special_rate")
+    l2: L2 | None = Field(default=None, description="device-wide cache, where there is one")
+    llc: Memory | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
+    hbm: Hbm = Field(description="device memory: size, bandwidth, copy_efficiency, latency, channels")
     matrix: Rates = Field(description="matrix engines")
     vector: Rates = Field(description="vector (plain ALU) units")
-    launch: Launch
-    host_link: HostLink
-    cubes: Cubes | None = Field(None, description="the optional inner level: a mesh of cubes")
+    launch: Launch = Field(description="what a kernel start costs: overhead, latency")
+    host_link: HostLink = Field(description="link to the host: bandwidth, latency")
+    cubes: Cubes | None = Field(default=None, description="the optional inner level: a mesh of cubes")
 
     def matrix_rate(self, dtype: object) -> float:
         """Dense matrix peak of the whole SIP for operands of ``dtype``, FLOP/s; without an engine, the vector rate."""

@@ -67,6 +67,16 @@ class Topology:
         """The level inside a SIP, where the device has one; every SIP has the same."""
         return self._plan.mesh
 
+    @property
+    def node_links(self) -> list[LocalLink]:
+        """The links of one node in local numbers; number ``i`` of node ``k`` is link ``k * len(node_links) + i``."""
+        return self._plan.links
+
+    @property
+    def rails(self) -> int:
+        """NICs (or trunks of NICs) per node that routes tell apart; 0 in a system of one node."""
+        return self._plan.rails
+
     def node_of(self, sip: int) -> int:
         self._check(sip)
         return sip // self.sips_per_node

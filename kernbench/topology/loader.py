@@ -76,10 +76,17 @@ def read_system(path: Path) -> tuple[SystemSpec, dict[str, Any]]:
 def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:
     """One file with the files that it extends beneath it."""
     document = read_document(path)
-    if not isinstance(document.data, dict) or "extends" not in document.data:
+    body = document.get((kind,))
+    if isinstance(body, dict) and "name" not in body:
+        body["name"] = path.stem  # also when the file extends another: it is another system
+        document.marks[kind, "name"] = document.mark((kind,))
+    if "extends" not in document.data:
         return document
     base = document.data.pop("extends")
     mark = document.marks.pop(("extends",))
+    if isinstance(body, dict) and "description" not in body:
+        body["description"] = f"built on {base}"
+        document.marks[kind, "description"] = mark
     here = (*chain, path.resolve())
     try:
         if not isinstance(base, str):
@@ -194,6 +201,10 @@ def _translate(root: type[BaseModel], document: Document, error: Any) -> Problem
     return Problem(mark, found, error["msg"])
 
 
+# What the neighbouring configuration file holds, for hints.
+_CCL_KEYS = ("algorithm", "module", "buffer_kind", "backpressure", "n_slots", "slot_size", "vc_chunk_size", "n_elem")
+
+
 def _unknown_key(root: type[BaseModel], document: Document, loc: Loc) -> Problem:
     """An unknown key: the nearest known one beside it, or the place where a key of that name belongs."""
     key, parent = str(loc[-1]), _model_at(root, loc[:-1])
@@ -204,6 +215,8 @@ def _unknown_key(root: type[BaseModel], document: Document, loc: Loc) -> Problem
     else:
         elsewhere = sorted(".".join(path) for path in _paths(root) if path[-1] == key)
         hint = f"it belongs at {' or '.join(elsewhere[:3])}" if elsewhere else ""
+    if key in _CCL_KEYS:
+        hint = "a choice of the algorithm: it belongs in ccl.yaml"
     return Problem(document.mark(loc), "unknown key", f"one of {', '.join(known)}", hint)
 
 

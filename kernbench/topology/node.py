@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kernbench.errors import ConfigError
 from kernbench.topology.cubes import CubeMesh
 from kernbench.topology.links import LinkKind, Route
-from kernbench.topology.system import GRID_TOPOLOGIES, SipsSpec, SystemSpec
+from kernbench.topology.system import GRID_TOPOLOGIES, SipsSpec, SwitchSpec, SystemSpec
 from kernbench.topology.wiring import Wiring, full, grid
 
 
@@ -72,7 +72,9 @@ class NodePlan:
             self._add_nics(system, nodes)
 
     def between(self, src: int, dst: int) -> Route:
-        """From one SIP to another of the same node."""
+        """From one SIP to another of the same node; from a SIP to itself no link at all."""
+        if src == dst:
+            return _NOWHERE
         return self._cached(("between", src, dst), lambda: [*self._out(src), *self._joined(src, dst), *self._in(dst)])
 
     def to_fabric(self, sip: int) -> Route:
@@ -98,7 +100,7 @@ class NodePlan:
         self.links.append(LocalLink(src, dst, bandwidth, latency, kind))
 
     def _cached(self, key: tuple[str | int, ...], *ways: Callable[[], list[Vertex]]) -> Route:
-        """The route along one or more ways of vertices (between two ways is a step without a link: a SIP and its NIC)."""
+        """The route along one or more ways of vertices; from a way to the next (SIP to NIC) there is no link."""
         route = self._routes.get(key)
         if route is None:
             indices = tuple(self._index[pair] for way in ways for pair in pairwise(way()))
@@ -143,7 +145,7 @@ class NodePlan:
                 self._add(self._port(src), self._port(dst), bandwidth, latency, "sip")
             self._joined = lambda src, dst: [self._port(sip) for sip in wiring.path(src, dst)[1:-1]]
             return
-        switch = self.sips.switch
+        switch = self.sips.switch or SwitchSpec()
         inlet, outlet = Vertex("switch", 0), Vertex("switch" if switch.bandwidth is None else "switch_out", 0)
         for sip in range(self.count):
             self._add(self._port(sip), inlet, bandwidth, latency, "sip")
@@ -174,3 +176,4 @@ class NodePlan:
 
 _HOST = Vertex("host", 0)
 _FABRIC = Vertex("fabric", 0)
+_NOWHERE = Route((), 0.0, math.inf)

@@ -51,15 +51,13 @@ def find_config(kind: str, name_or_path: str | Path, *, beside: Path | None = No
     path = config_root() / kind / f"{text}.yaml"
     if path.is_file():
         return path
-    raise ConfigError(
-        f"no shipped {singular} is called {text!r}{_suggestion(kind, text)}; or give the path of a YAML file"
-    )
+    raise ConfigError(f"no shipped {singular} is called {text!r}{_suggestion(kind, text)}; or give a YAML file's path")
 
 
 def _suggestion(kind: str, name: str) -> str:
     names = shipped_names(kind)
     close = nearest(name, names)
-    return (f"; did you mean {close!r}?" if close else "") + f" Shipped {kind}: {', '.join(names)}"
+    return (f"; did you mean {close!r}?" if close else ".") + f" Shipped {kind}: {', '.join(names)}"
 
 
 def shipped_systems() -> list[str]:

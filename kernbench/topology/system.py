@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from kernbench.topology.device import DeviceSpec, Spec
-from kernbench.topology.units import Bandwidth, Count, Fraction, Loss, Seconds
+from kernbench.topology.units import Bandwidth, Count, Loss, Seconds, Share
 
 SipTopology = Literal["ring_1d", "torus_2d", "mesh_2d_no_wrap", "full", "switch"]
 SIP_TOPOLOGIES: tuple[str, ...] = get_args(SipTopology)
@@ -23,8 +23,8 @@ class SipLink(Spec):
     """One joint: SIP to SIP, or SIP to switch. Both directions at once (full duplex), each with this bandwidth."""
 
     bandwidth: Bandwidth = Field(description="bytes per second of one lane in one direction, as on the data sheet")
-    lanes: Count = Field(1, description="lanes that make up the joint")
-    efficiency: Fraction = Field(1.0, description="share that is left for payload after headers and flow control")
+    lanes: Count = Field(default=1, description="lanes that make up the joint")
+    efficiency: Share = Field(default=1.0, description="share that is left for payload after headers and flow control")
     latency: Seconds = Field(description="one way, one hop")
 
     @property
@@ -36,12 +36,14 @@ class SipLink(Spec):
 class SwitchSpec(Spec):
     """What joins the SIPs of a node when their topology is ``switch``. Non-blocking unless ``bandwidth`` is given."""
 
-    count: Count = Field(1, description="switch chips that the lanes are spread over")
-    latency: Seconds = Field(0.0, description="one pass")
+    count: Count = Field(default=1, description="switch chips that the lanes are spread over")
+    latency: Seconds = Field(default=0.0, description="one pass")
     bandwidth: Bandwidth | None = Field(
-        None, description="capacity of the whole switch, when it is less than its ports'"
+        default=None, description="capacity of the whole switch, when it is less than its ports'"
     )
-    reduction: bool = Field(False, strict=True, description="it can reduce and multicast in flight (NVLink SHARP)")
+    reduction: bool = Field(
+        default=False, strict=True, description="it can reduce and multicast in flight (NVLink SHARP)"
+    )
 
 
 class SipsSpec(Spec):
@@ -49,11 +51,16 @@ class SipsSpec(Spec):
 
     count: Count = Field(description="SIPs per node")
     device: DeviceSpec = Field(description="name of a shipped device, path of a device file, or the device itself")
-    topology: SipTopology = Field("ring_1d", description="how the SIPs of a node are joined")
-    w: Count | None = Field(None, description="columns, for torus_2d and mesh_2d_no_wrap")
-    h: Count | None = Field(None, description="rows, for torus_2d and mesh_2d_no_wrap")
-    link: SipLink | None = Field(None, description="the joint; needed when there is more than one SIP")
-    switch: SwitchSpec = Field(default_factory=lambda: SwitchSpec(), description="the switch, for topology `switch`")
+    topology: SipTopology = Field(default="ring_1d", description="how the SIPs of a node are joined")
+    w: Count | None = Field(default=None, description="columns, for torus_2d and mesh_2d_no_wrap")
+    h: Count | None = Field(default=None, description="rows, for torus_2d and mesh_2d_no_wrap")
+    link: SipLink | None = Field(default=None, description="the joint; needed when there is more than one SIP")
+    switch: SwitchSpec | None = Field(default=None, description="the switch, for topology `switch`")
+
+    @property
+    def reduces_in_switch(self) -> bool:
+        """Whether the SIPs of a node are joined by a switch that reduces and multicasts in flight."""
+        return self.topology == "switch" and self.switch is not None and self.switch.reduction
 
 
 class IpcqSpec(Spec):
@@ -62,11 +69,19 @@ class IpcqSpec(Spec):
     The defaults describe a queue unit beside each PE of a generic accelerator (docs/systems.md).
     """
 
-    queues: Count = Field(1, description="queues per SIP and direction that run side by side (PEs or channels at work)")
-    message_overhead: Seconds = Field(20e-9, description="queue unit's work per message, sender and receiver each")
-    credit_latency: Seconds = Field(50e-9, description="way of a returned credit; it does not use the links")
-    wakeup_latency: Seconds = Field(200e-9, description="backpressure `sleep`: from the event to the PE running again")
-    poll_interval: Seconds = Field(40e-9, description="backpressure `poll`: time between two looks at the queue")
+    queues: Count = Field(
+        default=1, description="queues per SIP and direction that run side by side (PEs or channels at work)"
+    )
+    message_overhead: Seconds = Field(
+        default=20e-9, description="queue unit's work per message, sender and receiver each"
+    )
+    credit_latency: Seconds = Field(default=50e-9, description="way of a returned credit; it does not use the links")
+    wakeup_latency: Seconds = Field(
+        default=200e-9, description="backpressure `sleep`: from the event to the PE running again"
+    )
+    poll_interval: Seconds = Field(
+        default=40e-9, description="backpressure `poll`: time between two looks at the queue"
+    )
 
 
 class NicsSpec(Spec):
@@ -78,12 +93,16 @@ class NicsSpec(Spec):
 class FabricSpec(Spec):
     """What joins the nodes: any NIC to any NIC, with four parameters."""
 
-    name: str = Field(description="short name, as in the file's name")
-    description: str = Field("", description="one line for people")
+    name: str = Field(description="short name; the file's name when it is left out")
+    description: str = Field(default="", description="one line for people")
     latency: Seconds = Field(description="one way, from NIC to NIC, switches and software of the transport included")
     bandwidth: Bandwidth = Field(description="bytes per second of one NIC in one direction, as on the data sheet")
-    protocol_overhead: Loss = Field(0.0, description="share of the bandwidth that headers and the transport take")
-    congestion: Loss = Field(0.0, description="share of the bandwidth lost with each doubling of nodes beyond two")
+    protocol_overhead: Loss = Field(
+        default=0.0, description="share of the bandwidth that headers and the transport take"
+    )
+    congestion: Loss = Field(
+        default=0.0, description="share of the bandwidth lost with each doubling of nodes beyond two"
+    )
 
     def payload_bandwidth(self, nodes: int) -> float:
         """Payload bytes/s of one NIC in one direction, all ``nodes`` communicating.
@@ -97,13 +116,18 @@ class FabricSpec(Spec):
 class SystemSpec(Spec):
     """A system: ``nodes`` equal nodes."""
 
-    name: str = Field(description="short name, as in the file's name")
-    description: str = Field("", description="one line for people")
-    nodes: Count = Field(1, description="nodes, unless the user asks for another number")
-    sips: SipsSpec
-    ipcq: IpcqSpec = Field(default_factory=lambda: IpcqSpec())
-    nics: NicsSpec | None = Field(None, description="NICs per node; needed for more than one node")
-    fabric: FabricSpec | None = Field(None, description="name of a shipped fabric, a path, or the fabric itself")
+    name: str = Field(description="short name; the file's name when it is left out")
+    description: str = Field(default="", description="one line for people")
+    nodes: Count = Field(default=1, description="nodes, unless the user asks for another number")
+    sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
+    ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
+    ccl: dict[str, str | int] = Field(
+        default_factory=dict, description="what `defaults` of ccl.yaml are on this system; a user's ccl.yaml still wins"
+    )
+    nics: NicsSpec | None = Field(default=None, description="NICs per node; needed for more than one node")
+    fabric: FabricSpec | None = Field(
+        default=None, description="name of a shipped fabric, a path, or the fabric itself"
+    )
 
     @property
     def device(self) -> DeviceSpec:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -17,8 +19,9 @@ from pydantic_core import PydanticCustomError
 
 from kernbench.topology.problems import describe
 
-_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+# Exact factors: "524.3 TFLOP/s" is the float nearest to 524.3e12, not a product of two rounded ones.
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
 
 
@@ -41,7 +44,7 @@ class Quantity:
     name: str
     si: str
     example: str
-    factors: dict[str, float]
+    factors: Mapping[str, Fraction | int]
     display: tuple[str, ...]
 
     @property
@@ -62,7 +65,7 @@ class Quantity:
                 raise QuantityError(
                     f"{describe(value)}, whose unit is not one of {', '.join(self.display)}", self.expected
                 )
-            value = float(match[1].replace("_", "")) * (self.factors[unit] if unit else 1.0)
+            value = float(Fraction(match[1].replace("_", "")) * (self.factors[unit] if unit else 1))
         if not math.isfinite(value):
             raise QuantityError(describe(value), f"{self.expected}, finite")
         return float(value)
@@ -71,11 +74,11 @@ class Quantity:
         """``value`` (SI) in the largest unit that is not more than it: ``format(4.5e11) == '450 GB/s'``."""
         if value == 0 or not math.isfinite(value):
             return f"{value:g} {self.display[-1]}"
-        unit = next((unit for unit in self.display if abs(value) >= self.factors[unit]), self.display[-1])
-        return f"{value / self.factors[unit]:.{digits}g} {unit}"
+        unit = next((unit for unit in self.display if abs(value) >= float(self.factors[unit])), self.display[-1])
+        return f"{value / float(self.factors[unit]):.{digits}g} {unit}"
 
 
-def _prefixed(*units: str, scale: float = 1.0, binary: bool = False) -> dict[str, float]:
+def _prefixed(*units: str, scale: Fraction | int = 1, binary: bool = False) -> dict[str, Fraction | int]:
     prefixes = _DECIMAL | (_BINARY if binary else {})
     return {prefix + unit: factor * scale for unit in units for prefix, factor in prefixes.items()}
 
@@ -87,14 +90,14 @@ BANDWIDTH = Quantity(
     "bandwidth",
     "bytes/s",
     "450 GB/s",
-    _prefixed("B/s", binary=True) | _prefixed("b/s", "bit/s", "bps", scale=1 / 8),
+    _prefixed("B/s", binary=True) | _prefixed("b/s", "bit/s", "bps", scale=Fraction(1, 8)),
     ("TB/s", "GB/s", "MB/s", "KB/s", "B/s", "Gb/s"),
 )
 DURATION = Quantity(
     "duration",
     "seconds",
     "1.2 us",
-    {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12},
+    {"s": 1} | {unit: Fraction(1, 10**power) for unit, power in (("ms", 3), ("us", 6), ("ns", 9), ("ps", 12))},
     ("s", "ms", "us", "ns"),
 )
 RATE = Quantity(
@@ -126,7 +129,7 @@ Bytes = Annotated[int, Field(gt=0), _validator(SIZE, integral=True)]
 Seconds = Annotated[float, Field(ge=0), _validator(DURATION)]
 OpsPerSecond = Annotated[float, Field(gt=0), _validator(RATE)]
 Hertz = Annotated[float, Field(gt=0), _validator(FREQUENCY)]
-Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
+Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Loss = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Position = Annotated[int, Field(ge=0, strict=True)]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wiring:
-    """``joints``: ordered pairs of neighbours, each direction once; ``path(a, b)``: the points from ``a`` to ``b``, both
-    included."""
+    """``joints``: ordered pairs of neighbours, each direction once; ``path(a, b)``: the points from ``a`` to ``b``,
+    both included."""
 
     joints: tuple[tuple[int, int], ...]
     path: Callable[[int, int], tuple[int, ...]]
