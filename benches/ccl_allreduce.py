@@ -11,7 +11,6 @@ the same on every machine. The exit code is 1 if any value is wrong.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ import click
 from benches.harness.collective import Plan, Results, Row, default_plan, session, session_of
 from benches.harness.elements import COMBINE, ELEMENT_TYPES
 from benches.harness.nccl_format import footer, header, json_report, row_line, table_header
-from benches.harness.options import SimulationOptions, bench_main, simulation_options
+from benches.harness.options import BenchCommand, SimulationOptions, bench_main, simulation_options
 from benches.harness.progress import ProgressBar
 from benches.harness.sizes import SIZE, sweep
 
@@ -102,7 +101,7 @@ def _several(known: Any, what: str) -> Callable[[Any, Any, str], tuple[str, ...]
 _AVERAGES = {"0": "rank0", "1": "avg", "2": "min", "3": "max"}
 
 
-@click.command(name=NAME, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name=NAME, cls=BenchCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("-b", "--minbytes", "begin", type=SIZE, default="1K", show_default=True, help="Smallest message.")
 @click.option("-e", "--maxbytes", "end", type=SIZE, default="64M", show_default=True, help="Largest message.")
 @click.option("-f", "--stepfactor", "factor", type=click.IntRange(min=2), help="Multiply sizes by this.  [default: 4]")
@@ -176,7 +175,7 @@ def command(
         for line in footer(results):
             bar.echo(line)
         if json_file is not None:
-            report = json_report(ctx, NAME, plan, results, world_size, sys.argv[1:])
+            report = json_report(ctx, NAME, plan, results, world_size, click_ctx.meta[BenchCommand.ARGUMENTS])
             json_file.write_text(json.dumps(report, indent=1) + "\n")
     if not results.ok:
         click_ctx.exit(1)

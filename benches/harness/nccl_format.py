@@ -96,7 +96,6 @@ def footer(results: Results) -> tuple[str, ...]:
     return (
         f"# Out of bounds values : {results.wrong} {'OK' if results.ok else 'FAILED'}",
         f"# Avg bus bandwidth    : {results.average_busbw / 1e9:g}",
-        "#",
     )
 
 
@@ -173,4 +172,4 @@ def _figure(value: float, width: int) -> str:
 
 def _columns(mark: str, *cells: Any) -> str:
     widths = (12, 12, 9, 7, 6, 8, 7, 7, 6, 8, 7, 7, 6)
-    return mark + " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return (mark + " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))).rstrip()

@@ -50,18 +50,19 @@ class SimulationOptions:
         """
         from kernbench.ccl.config import load_ccl_config
         from kernbench.runtime_api.context import simulate
-        from kernbench.trace import supported_trace, write_trace
+        from kernbench.topology import resolve_topology
+        from kernbench.trace import check_trace_path, write_trace
 
         if self.trace is not None:
-            supported_trace(self.trace)
-        ccl = load_ccl_config()
+            check_trace_path(self.trace)
+        handle = resolve_topology(self.system, nodes=self.nodes)
+        ccl = load_ccl_config(system=handle.topology_obj.system)
         entry = ccl.select(self.algorithm)
         if self.ranks is not None:
             entry = entry.model_copy(update={"world_size": self.ranks})
         ccl = ccl.model_copy(update={"algorithm": entry.name, "algorithms": {**ccl.algorithms, entry.name: entry}})
         with simulate(
-            self.system,
-            nodes=self.nodes,
+            handle,
             world_size=entry.world_size,
             enable_data=enable_data,
             seed=self.seed,
@@ -74,6 +75,16 @@ class SimulationOptions:
             finally:
                 if self.trace is not None:
                     write_trace(ctx, self.trace)
+
+
+class BenchCommand(click.Command):
+    """A click command that remembers its arguments: ``ctx.meta[BenchCommand.ARGUMENTS]``."""
+
+    ARGUMENTS = "benches.arguments"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[self.ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
 
 
 _OPTIONS = (

@@ -223,8 +223,12 @@ class RuntimeContext(Factories):
         op.observed = True
         if op.error is not None:
             raise op.error
-        me = self._me()
+        self._host_waited(self._me(), op)
+
+    def _host_waited(self, me: RankState, op: Operation) -> None:
+        """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
+            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
@@ -306,8 +310,7 @@ class RuntimeContext(Factories):
         op.operands = [state.operand(tensor, "r"), Operand("host", me.sip, 0, nbytes, "w")]
         self.engine.submit(op)
         state.last = None  # what has been read once is known: a second look costs nothing
-        if op.end is not None:
-            me.clock = max(me.clock, op.end)
+        self._host_waited(me, op)
 
     def _before_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
