@@ -276,11 +276,14 @@ class RuntimeContext(Factories):
 
     # -- what tensors call -------------------------------------------------------------------------------------------
 
-    def _before_host_read(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _before_host_read(self, tensors: Iterable[torch.Tensor], *, looks: bool = True) -> None:
         """Drain what the values of ``tensors`` depend on. Pending collectives do not count: they complete when all
-        their members have arrived, which a rank that stopped here could prevent (ADR 0004)."""
+        their members have arrived, which a rank that stopped here could prevent (ADR 0004).
+
+        ``looks=False``: indexing, which makes another tensor; no value comes to the host, so none need exist.
+        """
         for tensor in tensors:
-            if tensor.is_meta:
+            if tensor.is_meta and looks:
                 raise KernbenchError(
                     "the host looks at a value, but this context was made with enable_data=False and has none: "
                     "a program whose control flow reads data needs enable_data=True"
@@ -292,7 +295,8 @@ class RuntimeContext(Factories):
             if op.kind == "collective":
                 continue
             self.wait(op)
-            self._charge_read(tensor)
+            if looks:
+                self._charge_read(tensor)
 
     def _charge_read(self, tensor: torch.Tensor) -> None:
         """The host pays the copy of what it looks at: latency and bytes of the link to its SIP."""

@@ -119,6 +119,7 @@ _VIEWS = frozenset(
 
 META, VIEW, READ, COPY, COMPUTE = range(5)
 _BASE = torch.Tensor.__torch_function__
+_GETITEM = torch.Tensor.__getitem__
 _kinds: dict[Any, int] = {torch.Tensor.data.__get__: READ}  # type: ignore[attr-defined]
 
 
@@ -179,7 +180,7 @@ class Tensor(torch.Tensor):
         if ctx is None or ctx._inside_kernel:
             return super().__torch_function__(func, types, args, kwargs or {})
         if kind == READ:
-            ctx._before_host_read(tensors_in(args, kwargs))
+            ctx._before_host_read(tensors_in(args, kwargs), looks=func is not _GETITEM)
             return super().__torch_function__(func, types, args, kwargs or {})
         if kind == COPY:
             ctx._before_copy(args[0], args[1])
