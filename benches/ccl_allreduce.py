@@ -21,7 +21,7 @@ import click
 from benches.harness.collective import Plan, Results, Row, default_plan, session, session_of
 from benches.harness.elements import COMBINE, ELEMENT_TYPES
 from benches.harness.nccl_format import footer, header, json_report, row_line, table_header
-from benches.harness.options import BenchCommand, SimulationOptions, bench_main, simulation_options
+from benches.harness.options import OUTPUT, BenchCommand, SimulationOptions, bench_main, simulation_options
 from benches.harness.progress import ProgressBar
 from benches.harness.sizes import SIZE, sweep
 
@@ -107,25 +107,51 @@ _AVERAGES = {"0": "rank0", "1": "avg", "2": "min", "3": "max"}
 @click.option("-f", "--stepfactor", "factor", type=click.IntRange(min=2), help="Multiply sizes by this.  [default: 4]")
 @click.option("-i", "--stepbytes", "increment", type=SIZE, help="Add this to sizes, instead of multiplying.")
 @click.option(
-    "-o", "--op", "ops", default="sum", show_default=True, callback=_several(COMBINE, "reduction"),
+    "-o",
+    "--op",
+    "ops",
+    default="sum",
+    show_default=True,
+    callback=_several(COMBINE, "reduction"),
     help=f"Reduction: {', '.join(COMBINE)}; several with commas; all.",
 )
 @click.option(
-    "-d", "--datatype", "elements", default="float", show_default=True, callback=_several(ELEMENT_TYPES, "data type"),
+    "-d",
+    "--datatype",
+    "elements",
+    default="float",
+    show_default=True,
+    callback=_several(ELEMENT_TYPES, "data type"),
     help=f"Element type: {', '.join(ELEMENT_TYPES)}; several with commas; all.",
 )
-@click.option("-n", "--iters", type=click.IntRange(min=1), default=1, show_default=True, help="Operations timed together.")
-@click.option("-w", "--warmup_iters", "warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Before them.")
 @click.option(
-    "-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True,
+    "-n", "--iters", type=click.IntRange(min=1), default=1, show_default=True, help="Operations timed together."
+)
+@click.option(
+    "-w", "--warmup_iters", "warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Before them."
+)
+@click.option(
+    "-c",
+    "--check",
+    type=click.IntRange(0, 1),
+    default=1,
+    show_default=True,
     help="1: check every value; 0: model time only, without values.",
 )
 @click.option(
-    "-a", "--average", type=click.Choice(list(_AVERAGES)), default="1", show_default=True,
+    "-a",
+    "--average",
+    type=click.Choice(list(_AVERAGES)),
+    default="1",
+    show_default=True,
     help="Time of a row, over ranks: 0 rank 0's, 1 mean, 2 min, 3 max.",
 )
 @click.option(
-    "-J", "--output_file", "json_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+    "-J",
+    "--output_file",
+    "json_file",
+    type=OUTPUT,
+    metavar="FILE",
     help="Also write the results as JSON, in nccl-tests' structure.",
 )
 @simulation_options
@@ -159,7 +185,10 @@ def command(
         average=_AVERAGES[average],
     )  # fmt: skip
     step = f"{factor}(factor)" if factor is not None else f"{increment}(bytes)"
-    with simulation.open(NAME, enable_data=plan.check) as ctx, ProgressBar(len(plan.cases), NAME) as bar:
+    with (
+        simulation.open(NAME, enable_data=plan.check, collective="all_reduce") as ctx,
+        ProgressBar(len(plan.cases), NAME) as bar,
+    ):
         world_size = ctx.distributed.get_world_size()
         for line in (*header(ctx, NAME, plan, world_size, step), *table_header()):
             bar.echo(line)
@@ -168,7 +197,8 @@ def command(
             bar.advance()
             bar.echo(row_line(row))
 
-        results = run(ctx, plan, isolation=simulation.isolation, on_row=on_row)
+        # the worker switches only in calls of the context, so the quicker isolation is enough
+        results = run(ctx, plan, isolation=simulation.isolation or "greenlet", on_row=on_row)
         for row in results.rows:
             if None in row.measurements:
                 bar.echo(row_line(row))

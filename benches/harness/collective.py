@@ -221,9 +221,7 @@ _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()
 
 
 @contextmanager
-def session(
-    ctx: Any, plan: Plan, world_size: int, on_row: Callable[[Row], None] | None = None
-) -> Iterator[Session]:
+def session(ctx: Any, plan: Plan, world_size: int, on_row: Callable[[Row], None] | None = None) -> Iterator[Session]:
     """Run ``plan`` in ``ctx``: meanwhile :func:`session_of` gives its ranks this session."""
     _sessions[ctx] = Session(ctx, plan, world_size, on_row)
     try:

@@ -86,9 +86,8 @@ def table_header() -> tuple[str, str, str]:
 def row_line(row: Row) -> str:
     """One row; ``N/A`` for what was not checked, ``-`` for what was not measured."""
     case = row.case
-    return _columns(
-        " ", case.nbytes, case.count, case.element.name, case.op, -1, *(cell for m in row.measurements for cell in _cells(row, m))
-    )  # fmt: skip
+    figures = [cell for measurement in row.measurements for cell in _cells(row, measurement)]
+    return _columns(" ", case.nbytes, case.count, case.element.name, case.op, -1, *figures)
 
 
 def footer(results: Results) -> tuple[str, ...]:

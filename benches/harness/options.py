@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import ConfigError, KernbenchError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,13 +42,15 @@ class SimulationOptions:
     trace: Path | None = None
 
     @contextmanager
-    def open(self, name: str = "", *, enable_data: bool = True) -> Iterator[Any]:
+    def open(self, name: str = "", *, enable_data: bool = True, collective: str | None = None) -> Iterator[Any]:
         """Open the simulation, yield its context, and write the trace when it ends, also when it ends badly.
 
+        ``collective``: what the algorithm must implement; :class:`~kernbench.errors.ConfigError` if it does not.
         ``ranks`` becomes the world size of the collective configuration, so that ``ctx.distributed.get_world_size()``
         outside ranks is the number of ranks to spawn.
         """
         from kernbench.ccl.config import load_ccl_config
+        from kernbench.ccl.registry import algorithm_module
         from kernbench.runtime_api.context import simulate
         from kernbench.topology import resolve_topology
         from kernbench.trace import check_trace_path, write_trace
@@ -58,6 +60,9 @@ class SimulationOptions:
         handle = resolve_topology(self.system, nodes=self.nodes)
         ccl = load_ccl_config(system=handle.topology_obj.system)
         entry = ccl.select(self.algorithm)
+        implements = algorithm_module(entry.module).COLLECTIVE
+        if collective is not None and implements != collective:
+            raise ConfigError(f"algorithm {entry.name} implements {implements}, not {collective}")
         if self.ranks is not None:
             entry = entry.model_copy(update={"world_size": self.ranks})
         ccl = ccl.model_copy(update={"algorithm": entry.name, "algorithms": {**ccl.algorithms, entry.name: entry}})
@@ -87,6 +92,22 @@ class BenchCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
+class OutputPath(click.ParamType):
+    """A file to write; its folder must be there before the bench runs, not when it has run."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if path.is_dir():
+            self.fail(f"{path} is a folder: expected a file", param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {path.absolute().parent}", param, ctx)
+        return path
+
+
+OUTPUT = OutputPath()
+
 _OPTIONS = (
     click.option("--system", metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]"),
     click.option("--nodes", type=click.IntRange(min=1), help="Repeat the system's node this many times."),
@@ -102,7 +123,7 @@ _OPTIONS = (
     ),
     click.option("--isolation", type=click.Choice(["carrier", "greenlet"]), help="How ranks are kept apart."),
     click.option(
-        "--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+        "--trace", type=OUTPUT, metavar="FILE",
         help="Write the timeline: .json or .json.gz (Chrome trace, for Perfetto), .svg (picture).",
     ),
 )  # fmt: skip

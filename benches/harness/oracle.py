@@ -119,9 +119,7 @@ class AllReduceOracle:
             for cell, node in enumerate(nodes.tolist()):
                 for begin in range(bounds[cell], bounds[cell + 1], BLOCK):
                     end = min(begin + BLOCK, bounds[cell + 1])
-                    out[begin:end] = self._expressions.evaluate(
-                        node, self._inputs, self._element, self._op, begin, end
-                    )
+                    out[begin:end] = self._expressions.evaluate(node, self._inputs, self._element, self._op, begin, end)
             self._known[key] = out
         return self._known[key]
 

@@ -164,13 +164,23 @@ def _message_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
     to the data being in place, or from the previous message's being in place, if that is later.
     """
     order = sorted(timeline.messages, key=lambda message: (message.begin, message.sent))
-    send_tid = _lanes(order, lambda m: (m.src, m.dst), lambda m: (_ns(m.begin), _ns(m.sent)))
+    send_lane = _lanes(order, lambda m: (m.src, m.dst), lambda m: (_ns(m.begin), _ns(m.sent)))
     in_place_until: dict[tuple[int, int], int] = {}
     receive_begin: dict[int, int] = {}
     for message in sorted(order, key=lambda message: message.arrived):
         pair, end = (message.dst, message.src), _ns(message.arrived)
         receive_begin[id(message)] = min(end, max(_ns(message.sent), in_place_until.get(pair, 0)))
         in_place_until[pair] = end
+    ends_of = {  # each rank's sends come before what it receives, both by peer
+        key
+        for message in order
+        for key in (
+            (tracks.pid(message.src), _SEND, message.dst, send_lane[id(message)]),
+            (tracks.pid(message.dst), _RECEIVE, message.src, 0),
+        )
+    }
+    for key in sorted(ends_of, key=lambda key: (key[0], key[1] == _RECEIVE, *key[2:])):
+        tracks.peer(*key)
     for flow, message in enumerate(order, start=1):
         source, target = tracks.pid(message.src), tracks.pid(message.dst)
         verb = "reduce" if message.reduces else "copy"
@@ -179,7 +189,7 @@ def _message_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
             "collective": message.name, "bytes": message.nbytes, "cell": message.cell, "from": message.src, "to": message.dst,
             "links": [timeline.topology.links[link].name for link in message.links],
         }  # fmt: skip
-        sender = tracks.peer(source, _SEND, message.dst, send_tid[id(message)])
+        sender = tracks.peer(source, _SEND, message.dst, send_lane[id(message)])
         receiver = tracks.peer(target, _RECEIVE, message.src, 0)
         begin, arrival = _ns(message.begin), receive_begin[id(message)]
         yield _slice(name, "message", source, sender, begin, _ns(message.sent), args)

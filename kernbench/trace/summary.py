@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Timeline
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Timeline, engine_of
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -72,7 +72,7 @@ class Summary:
 
 def summary(source: RuntimeContext | GraphEngine) -> Summary:
     """Sum up a context or an engine."""
-    engine: GraphEngine = getattr(source, "engine", source)  # type: ignore[assignment]
+    engine = engine_of(source)
     timeline = Timeline.of(engine, max_steps=0)
     by_rank: dict[int, dict[str, list[Interval]]] = {rank: {} for rank in timeline.ranks}
     for span in timeline.spans:
@@ -152,9 +152,7 @@ def _table(figures: Summary) -> list[str]:
     if figures.collectives:
         lines += ["", f"{'collective':<20}{'calls':>8}{'payload (B)':>16}{'moved (B)':>16}{'time (us)':>14}"]
         for call in figures.collectives:
-            lines.append(
-                f"{call.name:<20}{call.calls:>8}{call.payload:>16}{call.moved:>16}{call.seconds * 1e6:>14.3f}"
-            )
+            lines.append(f"{call.name:<20}{call.calls:>8}{call.payload:>16}{call.moved:>16}{call.seconds * 1e6:>14.3f}")
     return lines
 
 

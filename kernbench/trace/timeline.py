@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
 
 COMPUTE_KINDS = frozenset({"kernel", "gemm", "math"})
 HOST = "host"
@@ -107,7 +107,7 @@ class Timeline:
             source: the simulation; it may still be running.
             max_steps: chunk steps to keep. A collective is kept whole or not at all, in the order of the log. None: all.
         """
-        engine: GraphEngine = getattr(source, "engine", source)  # type: ignore[assignment]
+        engine = engine_of(source)
         log = engine.op_log
         messages: list[Message] = []
         left_out = collectives_left_out = 0
@@ -152,12 +152,15 @@ class Timeline:
         return "; ".join(parts)
 
 
+def engine_of(source: RuntimeContext | GraphEngine) -> GraphEngine:
+    """The engine of a context, or the engine itself."""
+    return source if isinstance(source, GraphEngine) else source.engine
+
+
 def _stream_spans(operations: Sequence[Operation]) -> Iterator[Span]:
     for op in operations:
         if op.start is not None and op.end is not None:
-            yield Span(
-                op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {})
-            )
+            yield Span(op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}))
 
 
 def _host_spans(engine: GraphEngine) -> Iterator[Span]:
