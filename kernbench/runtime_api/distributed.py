@@ -306,7 +306,16 @@ class Distributed:
                 [plain(arrival.target) for arrival in arrivals],
                 ReduceOp(signature.reduction) if signature.reduction else None,
             )
+        detail = {
+            "op": signature.op,
+            "group": collective.group.name,
+            "sequence": collective.sequence,
+            "algorithm": request.config.name,
+            "backpressure": request.config.backpressure,
+            "steps": len(request.plan),
+        }
         for arrival in arrivals:
+            arrival.op.detail = detail
             arrival.op.when_resolved(collective.member_ended)
         run = ctx.engine.submit_collective(
             request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
@@ -320,7 +329,7 @@ class Distributed:
                 buffer_kind=request.config.buffer_kind,
                 addresses=[arrival.op.operands[-1].address for arrival in arrivals],
                 cell_offsets=(request.schedule.cell_bounds(first.numel()) * first.element_size()).tolist(),
-                detail={"algorithm": request.config.name, "backpressure": request.config.backpressure},
+                detail=detail,
             )
         )
 
