@@ -1,7 +1,6 @@
 """``ctx.distributed``: process groups and collectives of simulated ranks, with ``torch.distributed``'s names.
 
-A collective is *posted* by each member. The first one's signature is what the others are held against, at once and before
-any data moves; when all have arrived it is *matched* and handed to the engine, and its values are computed.
+The calls are posted to and matched by :mod:`kernbench.runtime_api.matching`.
 """
 
 from __future__ import annotations
@@ -11,22 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.errors import CollectiveMismatchError, ConfigError, KernbenchError
-from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
+from kernbench.errors import ConfigError, KernbenchError
+from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
 from kernbench.runtime_api.handles import Work
-from kernbench.runtime_api.locations import user_location
+from kernbench.runtime_api.matching import Matcher
 from kernbench.runtime_api.reports import deadlock_report
-from kernbench.runtime_api.tensor import plain, storage_of
-from kernbench.runtime_api.types import short_dtype
-from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
-COMM_STREAM = "comm"
 BACKENDS = ("kernbench", "gloo", "nccl", "mpi", "ccl", "xccl", "hccl", "ahbm")
 
 __all__ = ["Collective", "Distributed", "ProcessGroup"]
@@ -40,7 +33,7 @@ class Distributed:
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
         self._rank_by_greenlet = ctx.scheduler.rank_by_greenlet
-        self._runner = CollectiveRunner(ctx.topology)
+        self.matcher = Matcher(ctx)
         self._world: ProcessGroup | None = None
         self._groups: dict[tuple[int, ...], list[ProcessGroup]] = {}
         self._group_calls: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -57,6 +50,7 @@ class Distributed:
         self._groups.clear()
         self._group_calls.clear()
         self._backends.clear()
+        self.matcher.reset()
 
     def is_available(self) -> bool:
         """True."""
@@ -191,7 +185,7 @@ class Distributed:
             None,
             algorithm or self._ctx.ccl_config.algorithm,
         )
-        return self._post(signature, tensor, target, group, async_op)
+        return self._post(signature, (tensor,), (target,), group, async_op)
 
     def broadcast(
         self,
@@ -206,137 +200,39 @@ class Distributed:
         members = group or self._require_world()
         root = members.root(src, group_src)
         signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, "ring_broadcast")
-        return self._post(signature, tensor, tensor, group, async_op)
+        return self._post(signature, (tensor,), (tensor,), group, async_op)
 
     def barrier(self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
         """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
-        token = torch.zeros(1, dtype=torch.int32)
-        signature = Signature("barrier", (1,), token.dtype, "sum", None, self._ctx.ccl_config.algorithm)
-        return self._post(signature, token, token, group, async_op)
+        signature = Signature("barrier", None, None, None, None, self._ctx.ccl_config.algorithm)
+        return self._post(signature, (), (), group, async_op)
 
     # -- posting and matching ----------------------------------------------------------------------------------------
 
     def _post(
         self,
         signature: Signature,
-        source: torch.Tensor,
-        target: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
         group: ProcessGroup | None,
         async_op: bool,
     ) -> Work | None:
-        ctx = self._ctx
-        me = ctx._me()
-        rank = self._rank()
-        members = group if group is not None else self._require_world()
-        if rank not in members.index:
-            raise KernbenchError(
-                f"rank {rank} called {signature.op} on {members.name}, of which it is not a member ({list(members.ranks)})"
-            )
-        me.clock += ctx.topology.device.launch.overhead
-        op = Operation(signature.op, "collective", rank=rank, sip=me.sip, stream=COMM_STREAM, enqueue=me.clock)
-        op.nbytes = source.numel() * source.element_size()
-        arrival = Arrival(rank, signature, source, target, op, user_location(), () if me.last is None else (me.last,))
-        collective, error = members.arrive(arrival)
-        if len(collective.arrivals) == 1 and error is None:
-            ctx._pending_collectives.append(collective)
-        ctx.engine.progress += 1
-        if error is not None:
-            if collective in ctx._pending_collectives:
-                ctx._pending_collectives.remove(collective)
-            for other in collective.arrivals.values():
-                if other.op.error is None:
-                    other.op.fail(CollectiveMismatchError(str(error)), me.clock)
-                    ctx.executor.failed.append(other.op)
-            raise error
-        me.tails[COMM_STREAM] = op
-        source_state = ctx.storages.adopt(source, me)
-        op.operands = [source_state.operand(source, "rw" if target is source else "r")]
-        source_state.last = op
-        if target is not source:
-            target_state = ctx.storages.adopt(target, me)
-            target_state.last = op
-            op.operands.append(target_state.operand(target, "w"))
-        work = Work(ctx, op, (target,))
+        self._rank()
+        op = self.matcher.post(group if group is not None else self._require_world(), signature, inputs, outputs)
+        work = Work(self._ctx, op, outputs)
         if async_op:
             return work
         work.wait()
+        self._ctx._me().last = None  # whatever it had enqueued has ended
         return None
 
     def _start_matched(self) -> bool:
-        """Hand every collective whose members have all arrived to the engine; False if there is none."""
-        pending = self._ctx._pending_collectives
-        started = False
-        for collective in pending:
-            if collective.matched and not collective.started and self._values_ready(collective):
-                collective.started = True
-                self._start(collective)
-                started = True
-        ended = len(pending)
-        pending[:] = [collective for collective in pending if not collective.complete]
-        return started or len(pending) < ended
-
-    def _values_ready(self, collective: Collective) -> bool:
-        """Whether nothing that is still to run, or suspended, may write what the collective reads or writes."""
-        executor = self._ctx.executor
-        if not len(executor):
-            return True
-        executor.flush(self._ctx.engine.now)
-        arrivals = collective.arrivals.values()
-        tensors = (tensor for arrival in arrivals for tensor in (arrival.source, arrival.target))
-        return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
-
-    def _start(self, collective: Collective) -> None:
-        ctx = self._ctx
-        arrivals = [collective.arrivals[rank] for rank in collective.group.ranks]
-        signature = collective.signature
-        first = arrivals[0].source
-        request = self._runner.request(
-            op=signature.op,
-            config=ctx.ccl_config.select(signature.algorithm),
-            sips=tuple(arrival.op.sip for arrival in arrivals),
-            root=None if signature.root is None else collective.group.index[signature.root],
-            count=first.numel(),
-            itemsize=first.element_size(),
-            dtype=short_dtype(first.dtype),
-        )
-        if ctx.enable_data:
-            self._runner.move(
-                request,
-                [plain(arrival.source) for arrival in arrivals],
-                [plain(arrival.target) for arrival in arrivals],
-                ReduceOp(signature.reduction) if signature.reduction else None,
-            )
-        detail = {
-            "op": signature.op,
-            "group": collective.group.name,
-            "sequence": collective.sequence,
-            "algorithm": request.config.name,
-            "backpressure": request.config.backpressure,
-            "steps": len(request.plan),
-        }
-        for arrival in arrivals:
-            arrival.op.detail = detail
-            arrival.op.when_resolved(collective.member_ended)
-        run = ctx.engine.submit_collective(
-            request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
-        )
-        ctx.engine.op_log.collectives.append(
-            CollectiveTrace(
-                name=str(collective),
-                run=run,
-                ranks=collective.group.ranks,
-                sips=[arrival.op.sip for arrival in arrivals],
-                buffer_kind=request.config.buffer_kind,
-                addresses=[arrival.op.operands[-1].address for arrival in arrivals],
-                cell_offsets=(request.schedule.cell_bounds(first.numel()) * first.element_size()).tolist(),
-                detail=detail,
-            )
-        )
+        """Hand everything that has been matched to the engine; False if there is nothing."""
+        return self.matcher.start_matched()
 
     def _forget_unmatched(self) -> None:
-        """Drop the collectives that can never be matched."""
-        pending = self._ctx._pending_collectives
-        pending[:] = [collective for collective in pending if collective.matched]
+        """Drop what can never be matched."""
+        self.matcher.forget_unmatched()
 
     def _unmatched_ranks(self) -> set[int]:
         """The ranks that have called a collective which others have not."""
