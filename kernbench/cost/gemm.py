@@ -1,0 +1,1 @@
+def gemm_time(*a,**k): raise NotImplementedError

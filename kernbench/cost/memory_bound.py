@@ -1,0 +1,2 @@
+def memory_bound_time(*a,**k): raise NotImplementedError
+def traffic_of(*a): return 0
