@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernbench.cost import collective_constants as table
-from kernbench.cost.collective_models import VOLUME, ring_bandwidth
+from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, ring_bandwidth
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
 
@@ -56,23 +56,31 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
         if protocol == "simple" and world.nodes > 1:
             value = np.where(size / (world.net_channels * world.ranks) >= 64, latency * table.RANK_PLATEAU, latency)
         return value + size * VOLUME[collective](world.ranks) / bus
-    channels = world.net_channels if world.nodes > 1 else 24
+    channels = max(world.nics, np.round(world.net / table.RANK_NET_CHANNEL)) if world.nodes > 1 else 24
+    if world.nodes > 1:
+        # [N] takes the bandwidth inside a node for two nodes, up to two channels' worth per NIC, and that between
+        # nodes for more, of which a tree's ups and downs each have half.
+        inside = world.link * world.generation.ring_share if world.local > 1 else np.inf
+        bus = min(2 * world.net, inside) if world.nodes == 2 else world.net / 2
     bus = min(0.92 * bus, channels * table.RANK_TREE_CHANNEL[world.generation_name][scale])
     if protocol == "ll":
         bus = min(bus / 3.8, ll_max)
     elif protocol == "ll128":
         bus *= 7 / 9 if world.nodes == 1 else 120 / 128
-    index = np.floor(np.log2(np.maximum(size, 64) / 64)).astype(int)
-    correction = np.asarray((*table.RANK_TREE_CORRECTION[protocol], 1.0))[np.minimum(index, 24)]
     latency = table.RANK_BASE[candidate] + 2 * ((world.local - 1) * intra + np.log2(world.nodes) * inter)
-    return latency + size / (bus / 2 * correction)
+    return latency + size / (bus / 2 * tree_correction(protocol, size))
+
+
+def tree_correction(protocol: str, size: Floats) -> Floats:
+    """NCCL's factor for trees at each size."""
+    index = np.floor(np.log2(np.maximum(size, 64) / 64)).astype(int)
+    return np.asarray((*table.RANK_TREE_CORRECTION[protocol], 1.0))[np.minimum(index, 24)]
 
 
 def _rank_nvls(world: World, size: Floats) -> Floats:
-    generation, n = world.generation, world.local
-    algbw = world.link * generation.nvls_share * (n - 0.5) / n / generation.nvls_margin
+    algbw = nvls_bandwidth(world) / world.generation.nvls_margin
     if world.nodes == 1:
         return table.RANK_NVLS + size / algbw
-    share = world.net / (1 if world.nodes == 2 else 2)
     latency = table.RANK_NVLS + 2 * np.log2(world.nodes) * table.RANK_NVLS_TREE_INTER
-    return latency + size / min(algbw, 0.9 * share)
+    net = 0.76 * world.net / (1 if world.nodes == 2 else 2)
+    return latency + size / (min(algbw, net) * tree_correction("simple", size))

@@ -28,6 +28,8 @@ class World:
         nics: NICs of a node that its ranks use.
         net: payload bytes/s of those NICs, one direction.
         net_latency: one way between nodes, seconds.
+        launch_overhead: host time of one launch, seconds.
+        copy_bandwidth: of the device memory, reads and writes together, bytes/s.
     """
 
     ranks: int
@@ -44,6 +46,7 @@ class World:
     net: float
     net_latency: float
     launch_overhead: float
+    copy_bandwidth: float
 
     @property
     def local(self) -> int:
@@ -141,4 +144,5 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
         net=net,
         net_latency=latency,
         launch_overhead=sips.device.launch.overhead,
+        copy_bandwidth=sips.device.hbm_copy_bandwidth,
     )

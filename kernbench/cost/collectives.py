@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.uncertainty import collective_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-from kernbench.topology.system import SystemSpec
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv")
 
@@ -27,7 +25,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
 }
 
 _HOST_GAP = 1.0e-6  # between two kernels of one stream
-_HOST_CALL = 1.0e-6  # of the library, beyond a plain launch, per GPU that a process drives
+_HOST_SERIAL = 0.3  # share of one process's launches that the loop does not hide
 _COPY_FLOOR = 3.0e-6
 
 
@@ -86,7 +84,7 @@ def collective_time(
     for name, value in (("ranks", ranks), ("nodes", nodes), ("gpus_per_process", gpus_per_process)):
         if isinstance(value, bool) or int(value) != value:
             raise ConfigError(f"{name} is {value!r}; expected a whole number")
-    world = _world(resolve_system(system), int(ranks), int(nodes))
+    world = build_world(resolve_system(system), ranks=int(ranks), nodes=int(nodes))
     seconds, chosen = _kernel_time(world, collective, size, algorithm)
     if kind == "host":
         seconds = host_time(world, seconds, gpus_per_process)
@@ -99,25 +97,12 @@ def collective_time(
     return Estimate(*(value.item() if scalar else value for value in values))
 
 
-@lru_cache(256)
-def _world_cached(key: int, ranks: int, nodes: int) -> World:
-    return build_world(_SPECS[key], ranks=ranks, nodes=nodes)
-
-
-_SPECS: dict[int, SystemSpec] = {}
-
-
-def _world(system: SystemSpec, ranks: int, nodes: int) -> World:
-    return build_world(system, ranks=ranks, nodes=nodes)
-
-
 def _kernel_time(
     world: World, collective: str, size: Floats, algorithm: str | None
 ) -> tuple[Floats, tuple[list[Candidate], Any]]:
     """Device time, and the candidates with the index of the chosen one for each size."""
     if world.ranks == 1:
-        moved = size / (world.link or 1e12) if False else size * 0
-        return _COPY_FLOOR + moved, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
+        return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
     options = candidates(world, collective)
     if algorithm is not None:
         options = _override(options, algorithm, collective)
@@ -156,6 +141,7 @@ _OTHER: dict[str, Callable[[World, Floats], Floats]] = {
 
 
 def host_time(world: World, kernel: Floats, gpus_per_process: int) -> Floats:
-    """Time of one call in a loop: the device's, unless launching takes longer."""
-    launching = gpus_per_process * (world.launch_overhead + _HOST_CALL)
-    return np.maximum(kernel + _HOST_GAP, launching)
+    """Time of one call in a loop: the device's and the gap between two kernels; the first of several GPUs that one
+    process launches on, one after the other, waits for the last."""
+    launching = (gpus_per_process - 1) * world.launch_overhead
+    return kernel + _HOST_GAP + _HOST_SERIAL * launching
