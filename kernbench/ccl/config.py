@@ -1,6 +1,7 @@
 """``ccl.yaml``: which algorithm a collective uses, and the parameters of its queues.
 
-The shipped file holds the defaults. A ``ccl.yaml`` in the working directory overrides it key by key. Within the result,
+The shipped file holds the defaults. A system's description may change them for its own queues, and a ``ccl.yaml`` in the
+working directory overrides both, key by key. Within the result,
 ``algorithms.<name>`` overrides ``defaults``.
 """
 
@@ -15,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from kernbench.errors import ConfigError
+from kernbench.topology import SystemSpec
 from kernbench.topology.shipped import config_root
 
 FILE_NAME = "ccl.yaml"
@@ -65,13 +67,17 @@ class CclConfig(BaseModel):
         return self.select(algorithm).world_size or sip_count
 
 
-def load_ccl_config(path: str | Path | None = None) -> CclConfig:
+def load_ccl_config(path: str | Path | None = None, *, system: SystemSpec | None = None) -> CclConfig:
     """Read the shipped ``ccl.yaml`` and what overrides it: ``path``, or ``ccl.yaml`` in the working directory.
+
+    Between the two stands what ``system`` says about its own queues (``system.ccl`` of its description).
 
     Raises :class:`ConfigError` that lists every problem with file, key path and what was expected.
     """
     shipped = config_root() / FILE_NAME
-    layers = [(shipped, _read(shipped))]
+    layers: list[tuple[str | Path, dict[str, Any]]] = [(shipped, _read(shipped))]
+    if system is not None and system.ccl:
+        layers.append((f"system {system.name}: ccl", {"defaults": dict(system.ccl)}))
     own = Path(path) if path is not None else Path(FILE_NAME)
     if path is not None and not own.is_file():
         raise ConfigError(f"{own}: no such file")
@@ -129,11 +135,13 @@ def _read(path: Path) -> dict[str, Any]:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected a mapping with `defaults` and `algorithms`, found {type(document).__name__}")
+        raise ConfigError(
+            f"{path}: expected a mapping with `defaults` and `algorithms`, found {type(document).__name__}"
+        )
     return document
 
 
-def _section(path: Path, document: Mapping[str, Any], name: str, problems: list[str]) -> dict[str, Any]:
+def _section(path: str | Path, document: Mapping[str, Any], name: str, problems: list[str]) -> dict[str, Any]:
     section = document.get(name)
     if section is None:
         return {}

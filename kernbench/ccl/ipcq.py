@@ -17,14 +17,12 @@ form equals the message-by-message recurrence (which a test runs).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernbench.ccl.config import AlgorithmConfig
 from kernbench.topology import Topology
-from kernbench.topology.device import MemoryKind
 
 FloatArray = NDArray[np.float64]
 
@@ -67,7 +65,7 @@ class QueueCosts:
     def of(cls, topology: Topology, config: AlgorithmConfig, dtype: str) -> QueueCosts:
         """The costs of ``config`` on a system, reducing elements of ``dtype``."""
         device, ipcq = topology.device, topology.system.ipcq
-        slot = device.memory_port(cast(MemoryKind, config.buffer_kind))
+        slot = device.memory_port(config.buffer_kind)
         hbm = device.memory_port("hbm")
         vector = device.vector_rate(dtype) / device.pes * _ELEMENT_BYTES.get(dtype, 4)
         sleeps = config.backpressure == "sleep"
@@ -77,7 +75,9 @@ class QueueCosts:
             source_bandwidth=hbm.bandwidth,
             slot_bandwidth=slot.bandwidth,
             consume_bandwidth=min(slot.bandwidth, hbm.bandwidth),
-            reduce_bandwidth=min(slot.bandwidth, hbm.bandwidth / 2, vector),  # reads the local operand, writes the result
+            reduce_bandwidth=min(
+                slot.bandwidth, hbm.bandwidth / 2, vector
+            ),  # reads the local operand, writes the result
             memory_latency=hbm.latency + slot.latency,
             consume_latency=slot.latency + hbm.latency,
             credit_latency=ipcq.credit_latency,
@@ -106,8 +106,12 @@ class QueueCosts:
         )  # fmt: skip
 
         send_full, consume_full = self._stages(np.minimum(share, self.slot_size), wire, reduces)
-        period = np.maximum(np.maximum(send_full, consume_full), 2.0 * np.minimum(share, self.slot_size) / self.slot_bandwidth)
-        round_trip = send_full + fly + consume_full + self.consume_latency + self.credit_latency + self.credit_size / wire
+        period = np.maximum(
+            np.maximum(send_full, consume_full), 2.0 * np.minimum(share, self.slot_size) / self.slot_bandwidth
+        )
+        round_trip = (
+            send_full + fly + consume_full + self.consume_latency + self.credit_latency + self.credit_size / wire
+        )
         window = self.n_slots * period
         starved = round_trip > window
         wait = np.where(starved, round_trip - window, 0.0)
@@ -121,7 +125,11 @@ class QueueCosts:
         serial = before_last * period + blocked + send_last
         polling = blocked if self.poll_interval else np.zeros_like(blocked)
         empty = share == 0.0  # nothing to send, but the round still synchronises the two
-        return np.where(empty, self.send_overhead, serial), np.where(empty, latency, fly + self.consume_latency + consume_last), polling
+        return (
+            np.where(empty, self.send_overhead, serial),
+            np.where(empty, latency, fly + self.consume_latency + consume_last),
+            polling,
+        )
 
     def _stages(self, nbytes: FloatArray, wire: FloatArray, reduces: bool) -> tuple[FloatArray, FloatArray]:
         """Seconds of the send and the consume stage of one message."""

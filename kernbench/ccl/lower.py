@@ -35,7 +35,9 @@ def lower(
     queue = (np.cumsum(used) - 1)[keys]
     pairs = np.flatnonzero(used) // lanes
 
-    links, bandwidth, latency = [], [], []
+    links: list[tuple[int, ...]] = []
+    bandwidth: list[float] = []
+    latency: list[float] = []
     for pair in pairs.tolist():
         source, target = sips[pair // members], sips[pair % members]
         if source == target:

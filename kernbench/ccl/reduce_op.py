@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class ReduceOp(enum.Enum):
 
 _ALIASES = {"prod": "product", "mean": "avg", "average": "avg", "minimum": "min", "maximum": "max", "add": "sum"}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-_COMBINE = {
+_COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.AVG: torch.add,
     ReduceOp.PRODUCT: torch.mul,

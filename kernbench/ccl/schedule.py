@@ -89,7 +89,9 @@ class ScheduleBuilder:
         Raises ValueError if a member or a cell is out of range, a member sends to itself, a queue is used twice in a
         round, or a cell is written twice in it.
         """
-        columns = np.broadcast_arrays(*(np.asarray(column, dtype=np.int64) for column in (src, dst, cell, lane, reduce)))
+        columns = np.broadcast_arrays(
+            *(np.asarray(column, dtype=np.int64) for column in (src, dst, cell, lane, reduce))
+        )
         source, target, cells, lanes, reduces = (np.atleast_2d(column) for column in columns)
         if source.shape[1] == 0:
             return self
@@ -102,7 +104,9 @@ class ScheduleBuilder:
             raise ValueError(f"{self._name}, round {number}: a member sends to itself")
         queues = (source * self._members + target) * (int(lanes.max()) + 1) + lanes
         if _repeats_in_row(queues):
-            raise ValueError(f"{self._name}, round {number}: two transfers use one queue (give them lanes, or two rounds)")
+            raise ValueError(
+                f"{self._name}, round {number}: two transfers use one queue (give them lanes, or two rounds)"
+            )
         if _repeats_in_row(target * self._cells + cells):
             raise ValueError(f"{self._name}, round {number}: a cell of a member is written twice (use two rounds)")
         self._lengths += [source.shape[1]] * source.shape[0]

@@ -56,6 +56,12 @@ def run_all_reduce(
         run_blocks(schedule, chains, inputs, outputs, op)
 
 
+def run_copies(schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Run a schedule that only copies (a broadcast)."""
+    if inputs[0].numel():
+        run_rounds(schedule, inputs, outputs, ReduceOp.SUM)
+
+
 def run_rounds(
     schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
 ) -> None:
@@ -65,7 +71,9 @@ def run_rounds(
         if target is not source:
             target.copy_(source)
     columns = list(
-        zip(schedule.src.tolist(), schedule.dst.tolist(), schedule.cell.tolist(), schedule.reduces.tolist(), strict=True)
+        zip(
+            schedule.src.tolist(), schedule.dst.tolist(), schedule.cell.tolist(), schedule.reduces.tolist(), strict=True
+        )
     )
     for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
         rows = columns[begin:end]

@@ -48,5 +48,7 @@ def gemm_flops(name: str, shapes: Sequence[Sequence[int]]) -> int:
     return 2 * prod(left) * columns * batch
 
 
-_GEMMS = frozenset({"mm", "matmul", "bmm", "mv", "dot", "linear", "addmm", "addbmm", "baddbmm", "__matmul__", "__rmatmul__"})
+_GEMMS = frozenset(
+    {"mm", "matmul", "bmm", "mv", "dot", "linear", "addmm", "addbmm", "baddbmm", "__matmul__", "__rmatmul__"}
+)
 _ADDED = frozenset({"addmm", "addbmm", "baddbmm"})

@@ -1,27 +1,32 @@
-"""The active context: the innermost one that has been entered and not left."""
+"""The active context: the one that was opened, or spawned ranks, last and has not been closed."""
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
-_active: list[RuntimeContext] = []
+_active: list[weakref.ref[RuntimeContext]] = []
 
 
 def current_context() -> RuntimeContext | None:
     """The active context, or None."""
-    return _active[-1] if _active else None
+    while _active:
+        ctx = _active[-1]()
+        if ctx is not None:
+            return ctx
+        del _active[-1]  # dropped without having been closed
+    return None
 
 
 def activate(ctx: RuntimeContext) -> None:
-    """Make ``ctx`` the active context; activating it again is a no-op."""
-    if ctx not in _active:
-        _active.append(ctx)
+    """Make ``ctx`` the active context."""
+    deactivate(ctx)
+    _active.append(weakref.ref(ctx))
 
 
 def deactivate(ctx: RuntimeContext) -> None:
-    """``ctx`` is no longer active, nor are those entered inside it."""
-    if ctx in _active:
-        del _active[_active.index(ctx) :]
+    """``ctx`` is no longer active; the one that was active before it is again."""
+    _active[:] = [other for other in _active if other() not in (ctx, None)]

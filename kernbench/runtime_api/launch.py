@@ -18,7 +18,7 @@ from kernbench.cost.torch_ops import Work
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.tensor import plain, storage_of, tensors_in
 from kernbench.runtime_api.types import short_dtype
-from kernbench.sim_engine.data_executor import Deferred
+from kernbench.sim_engine.data_executor import Deferred, Finished
 from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class FunctionLaunch:
         self._grid = grid
         self._args = args
 
-    def run_batch(self, batch: Sequence[Deferred]) -> Sequence[BaseException | None]:
+    def start_batch(self, batch: Sequence[Deferred]) -> Finished:
         """Call the function for every program id, in order."""
         ctx = self._ctx
         args = tuple(plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in self._args)
@@ -59,10 +59,24 @@ class FunctionLaunch:
             for index in itertools.product(*map(range, self._grid)):
                 self._kernel(index[0] if len(index) == 1 else index, *args)
         except Exception as error:
-            return [error]
+            return Finished([error])
         finally:
             ctx._inside_kernel = False
-        return [None]
+        return Finished([None])
+
+
+class ValueMarker:
+    """Takes its turn in a rank's program order and does nothing: what was launched before it has run."""
+
+    touches: frozenset[int] = frozenset()
+
+    def __init__(self, op: Operation) -> None:
+        self.op = op
+        self.rank = op.rank
+        self.batch_key: Hashable = id(self)
+
+    def start_batch(self, batch: Sequence[Deferred]) -> Finished:
+        return Finished([None] * len(batch))
 
 
 def function_work(kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...]) -> Work:

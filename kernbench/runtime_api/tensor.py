@@ -24,16 +24,97 @@ _HOST_READ_BARRIERS: tuple[str, ...] = (
 """Every entry point through which the host looks at a value. Closed: a test compares it with torch's own list."""
 
 _METADATA = frozenset(
-    "size dim ndimension numel nelement stride storage_offset element_size is_contiguous data_ptr type_as is_complex "
-    "is_floating_point is_signed is_inference is_conj is_neg is_pinned is_shared is_same_size is_set_to get_device "
-    "has_names __len__ __hash__ requires_grad_ register_hook retain_grad is_coalesced dense_dim sparse_dim "
-    "__set__ __delete__ apply_ _is_view _version __setstate__ nbytes itemsize".split()
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "element_size",
+        "is_contiguous",
+        "data_ptr",
+        "type_as",
+        "is_complex",
+        "is_floating_point",
+        "is_signed",
+        "is_inference",
+        "is_conj",
+        "is_neg",
+        "is_pinned",
+        "is_shared",
+        "is_same_size",
+        "is_set_to",
+        "get_device",
+        "has_names",
+        "__len__",
+        "__hash__",
+        "requires_grad_",
+        "register_hook",
+        "retain_grad",
+        "is_coalesced",
+        "dense_dim",
+        "sparse_dim",
+        "__set__",
+        "__delete__",
+        "apply_",
+        "_is_view",
+        "_version",
+        "__setstate__",
+        "nbytes",
+        "itemsize",
+    ]
 )
 _VIEWS = frozenset(
-    "view view_as reshape reshape_as t transpose permute movedim moveaxis swapaxes swapdims detach expand expand_as "
-    "squeeze unsqueeze narrow select chunk split tensor_split unbind flatten unflatten ravel diagonal unfold alias "
-    "as_strided as_subclass broadcast_to real imag mT mH T H adjoint hsplit vsplit dsplit values indices "
-    "__get__ view_as_real view_as_complex".split()
+    [
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "t",
+        "transpose",
+        "permute",
+        "movedim",
+        "moveaxis",
+        "swapaxes",
+        "swapdims",
+        "detach",
+        "expand",
+        "expand_as",
+        "squeeze",
+        "unsqueeze",
+        "narrow",
+        "select",
+        "chunk",
+        "split",
+        "tensor_split",
+        "unbind",
+        "flatten",
+        "unflatten",
+        "ravel",
+        "diagonal",
+        "unfold",
+        "alias",
+        "as_strided",
+        "as_subclass",
+        "broadcast_to",
+        "real",
+        "imag",
+        "mT",
+        "mH",
+        "T",
+        "H",
+        "adjoint",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "values",
+        "indices",
+        "__get__",
+        "view_as_real",
+        "view_as_complex",
+    ]
 )
 
 META, VIEW, READ, COPY, COMPUTE = range(5)
@@ -111,7 +192,7 @@ class Tensor(torch.Tensor):
 
     def __iter__(self) -> Iterator[Any]:
         _look_at(self)
-        return super().__iter__()  # type: ignore[no-any-return]
+        return super().__iter__()
 
     def __str__(self) -> str:
         return repr(self)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 
 from kernbench.errors import ConfigError
 
-Selection = Union[str, int, Sequence[int], range]
+Selection = str | int | Sequence[int] | range
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,7 @@ class Carrier:
         self._to_front.acquire()
         self._finished = False
         self._thrown: BaseException | None = None
-        self.thread = threading.Thread(
-            target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True
-        )
+        self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
         self.root: Any = None
         """The thread's own greenlet, which is what ``greenlet.getcurrent()`` returns inside the rank."""
         self.on_bound: Callable[[Any], None] | None = None

@@ -110,15 +110,16 @@ class RankScheduler:
                 elif exit_.code in (None, 0):
                     rank.state = RankState.DONE
                 else:
-                    self._fail(rank, exit_)
+                    self.fail(rank, exit_)
             except BaseException as error:
-                self._fail(rank, error)
+                self.fail(rank, error)
             finally:
                 self._unbind(rank)
 
         return run
 
-    def _fail(self, rank: Rank, error: BaseException) -> None:
+    def fail(self, rank: Rank, error: BaseException) -> None:
+        """Record ``error`` as the root cause of ``rank``'s failure."""
         rank.state = RankState.FAILED
         rank.error = error
         rank.traceback = _user_traceback(error)

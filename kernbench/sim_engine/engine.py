@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -39,6 +40,8 @@ class GraphEngine:
         self.op_log = OpLog()
         self.memory = MemoryStore(topology_obj)
         self.resolved_count = 0
+        self.progress = 0
+        self.latest_end = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
         self._network = Network(topology_obj.link_bandwidth.tolist(), self.at, lambda: self.now)
@@ -79,6 +82,11 @@ class GraphEngine:
         while self.step():
             pass
 
+    def resolve_now(self, op: Operation) -> None:
+        """End ``op``, a timer, at the present time."""
+        self.resolved_count += 1
+        op.resolve(op.enqueue, self.now)
+
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def stream(self, sip: int, name: str) -> Stream:
@@ -90,9 +98,33 @@ class GraphEngine:
         return stream
 
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
-        """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended."""
-        self._chain(op, after, lambda start: op.resolve(start, start + op.duration))
+        """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
+
+        An operation without a duration waits for :meth:`set_duration`.
+        """
+
+        def start_at(start: float) -> None:
+            op.start = start
+            if op.duration is not None:
+                self._end_stream_op(op, start + op.duration)
+
+        self._chain(op, after, start_at)
         return op
+
+    def set_duration(self, op: Operation, seconds: float) -> None:
+        """Tell how long ``op`` takes, now that it has been executed."""
+        op.duration = seconds
+        if op.start is not None and op.end is None:
+            self._end_stream_op(op, op.start + seconds)
+
+    def _end_stream_op(self, op: Operation, end: float) -> None:
+        self._count_resolved(end)
+        op.resolve(end if op.start is None else op.start, end)
+
+    def _count_resolved(self, end: float) -> None:
+        self.resolved_count += 1
+        self.progress += 1
+        self.latest_end = max(self.latest_end, end)
 
     def _chain(self, op: Operation, after: Sequence[Operation], start_at: Callable[[float], None]) -> None:
         """Put ``op`` at the tail of its stream and call ``start_at(time)`` once its start is known."""
@@ -142,7 +174,7 @@ class GraphEngine:
 
     def _resolve_at(self, op: Operation, end: float) -> None:
         def resolve() -> None:
-            self.resolved_count += 1
+            self._count_resolved(end)
             op.resolve(op.enqueue if op.start is None else op.start, end)
 
         self.at(end, resolve)
@@ -171,7 +203,7 @@ class GraphEngine:
         waiting = set(range(plan.members))
 
         def on_member_end(member: int, time: float) -> None:
-            self.resolved_count += 1
+            self._count_resolved(time)
             parts[member].resolve(float(member_start[member]), time)
 
         run = PlanRun(self, plan, member_start, on_member_end)
@@ -184,7 +216,7 @@ class GraphEngine:
                 self.at(float(member_start.min()), lambda: self._start_plan(run))
 
         for member, part in enumerate(parts):
-            self._chain(part, after[member], lambda start, member=member: member_ready(member, start))
+            self._chain(part, after[member], partial(member_ready, member))
         return run
 
     def _start_plan(self, run: PlanRun) -> None:

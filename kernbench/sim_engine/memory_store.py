@@ -72,16 +72,15 @@ class AddressSpace:
     def allocate(self, nbytes: int, *, name: str = "", rank: int | None = None) -> Allocation:
         """Reserve ``nbytes`` (zero is fine). Raises :class:`OutOfMemoryError` if no hole is large enough."""
         length = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        for index, (address, hole) in enumerate(self._holes):
-            if hole >= length:
-                break
-        else:
+        index = next((i for i, (_, hole) in enumerate(self._holes) if hole >= length), None)
+        if index is None:
             largest = max((hole for _, hole in self._holes), default=0)
             raise OutOfMemoryError(
-                f"out of memory on SIP {self.sip} ({self.name}): {nbytes:,} bytes asked for{f' for {name}' if name else ''}, "
-                f"{self.used:,} of {self.size:,} in use, largest hole {largest:,}. "
+                f"out of memory on SIP {self.sip} ({self.name}): {nbytes:,} bytes asked for"
+                f"{f' for {name}' if name else ''}, {self.used:,} of {self.size:,} in use, largest hole {largest:,}. "
                 "Use smaller tensors, more ranks, or a system with more memory."
             )
+        address, hole = self._holes[index]
         if hole == length:
             del self._holes[index]
         else:
@@ -163,7 +162,14 @@ class MemoryStore:
         return [self._spaces[key] for key in sorted(self._spaces)]
 
     def allocate(
-        self, space: str, sip: int, nbytes: int, *, name: str = "", rank: int | None = None, backing: Bytes | None = None
+        self,
+        space: str,
+        sip: int,
+        nbytes: int,
+        *,
+        name: str = "",
+        rank: int | None = None,
+        backing: Bytes | None = None,
     ) -> Allocation:
         """Reserve ``nbytes`` of a memory; ``backing`` is the ``[nbytes]`` host memory that will hold the values."""
         allocation = self.space(space, sip).allocate(nbytes, name=name, rank=rank)

@@ -19,6 +19,8 @@ class Operation:
         sip: SIP on which it runs.
         stream: name of the stream on that SIP.
         enqueue: host time at which it was enqueued.
+        duration: seconds that it takes once it has started; None until it has been executed, for a kernel whose work is
+            only known then.
         start: when it started, None while unknown.
         end: when it ended, None while unknown.
         executed: whether its values are final (true from the start for operations that have none).
@@ -46,7 +48,15 @@ class Operation:
     )
 
     def __init__(
-        self, name: str, kind: str, *, rank: int | None, sip: int, stream: str, enqueue: float, duration: float = 0.0
+        self,
+        name: str,
+        kind: str,
+        *,
+        rank: int | None,
+        sip: int,
+        stream: str,
+        enqueue: float,
+        duration: float | None = 0.0,
     ) -> None:
         self.name = name
         self.kind = kind

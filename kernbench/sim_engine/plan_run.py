@@ -8,6 +8,7 @@ the links. Nobody has seen a later time by then, because a member's end is publi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,7 @@ class PlanRun:
         boundaries = np.flatnonzero(np.diff(ends[order])) + 1
         for group in np.split(order, boundaries):
             at = float(ends[group[0]])
-            self._engine.at(at, lambda group=group, at=at: self._publish(group.tolist(), at, version))
+            self._engine.at(at, partial(self._publish, group.tolist(), at, version))
 
     def start_shared(self) -> None:
         """Run transfer by transfer, sharing links with whatever else is in flight."""

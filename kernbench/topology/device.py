@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share
+from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share, Side
 
 MemoryKind = Literal["tcm", "sram", "hbm"]
 
@@ -129,8 +129,8 @@ class IoDie(Spec):
 class Cubes(Spec):
     """The level inside a SIP: a mesh of ``w`` x ``h`` cubes of ``pes`` PEs each."""
 
-    w: Count = Field(description="columns of the mesh")
-    h: Count = Field(description="rows of the mesh")
+    w: Side = Field(description="columns of the mesh")
+    h: Side = Field(description="rows of the mesh")
     pes: Count = Field(description="PEs of one cube")
     sram: Memory = Field(description="memory shared by the PEs of one cube; bandwidth of the whole cube")
     noc: Noc = Field(description="network on chip: latency")
