@@ -18,7 +18,7 @@ from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Sign
 from kernbench.runtime_api.handles import Work
 from kernbench.runtime_api.locations import user_location
 from kernbench.runtime_api.reports import deadlock_report
-from kernbench.runtime_api.tensor import plain
+from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.sim_engine.operation import Operation
@@ -237,7 +237,7 @@ class Distributed:
         op.nbytes = source.numel() * source.element_size()
         arrival = Arrival(rank, signature, source, target, op, user_location(), () if me.last is None else (me.last,))
         collective, error = members.arrive(arrival)
-        if collective not in ctx._pending_collectives and error is None:
+        if len(collective.arrivals) == 1 and error is None:
             ctx._pending_collectives.append(collective)
         ctx.engine.progress += 1
         if error is not None:
@@ -246,8 +246,9 @@ class Distributed:
             for other in collective.arrivals.values():
                 if other.op.error is None:
                     other.op.fail(CollectiveMismatchError(str(error)), me.clock)
-            op.observed = True
+                    ctx.executor.failed.append(other.op)
             raise error
+        me.tails[COMM_STREAM] = op
         source_state = ctx.storages.adopt(source, me)
         op.operands = [source_state.operand(source, "rw" if target is source else "r")]
         source_state.last = op
@@ -259,22 +260,30 @@ class Distributed:
         if async_op:
             return work
         work.wait()
-        me.last = None  # whatever it had enqueued has ended
         return None
 
     def _start_matched(self) -> bool:
         """Hand every collective whose members have all arrived to the engine; False if there is none."""
-        ctx = self._ctx
+        pending = self._ctx._pending_collectives
         started = False
-        for collective in list(ctx._pending_collectives):
-            if collective.complete:
-                ctx._pending_collectives.remove(collective)
-                started = True
-            elif collective.matched and not collective.started:
+        for collective in pending:
+            if collective.matched and not collective.started and self._values_ready(collective):
                 collective.started = True
                 self._start(collective)
                 started = True
-        return started
+        ended = len(pending)
+        pending[:] = [collective for collective in pending if not collective.complete]
+        return started or len(pending) < ended
+
+    def _values_ready(self, collective: Collective) -> bool:
+        """Whether nothing that is still to run, or suspended, may write what the collective reads or writes."""
+        executor = self._ctx.executor
+        if not len(executor):
+            return True
+        executor.flush(self._ctx.engine.now)
+        arrivals = collective.arrivals.values()
+        tensors = (tensor for arrival in arrivals for tensor in (arrival.source, arrival.target))
+        return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
     def _start(self, collective: Collective) -> None:
         ctx = self._ctx
@@ -291,13 +300,14 @@ class Distributed:
             dtype=short_dtype(first.dtype),
         )
         if ctx.enable_data:
-            ctx.executor.flush(ctx.engine.now)
             self._runner.move(
                 request,
                 [plain(arrival.source) for arrival in arrivals],
                 [plain(arrival.target) for arrival in arrivals],
                 ReduceOp(signature.reduction) if signature.reduction else None,
             )
+        for arrival in arrivals:
+            arrival.op.when_resolved(collective.member_ended)
         run = ctx.engine.submit_collective(
             request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
         )
@@ -318,6 +328,11 @@ class Distributed:
         """Drop the collectives that can never be matched."""
         pending = self._ctx._pending_collectives
         pending[:] = [collective for collective in pending if collective.matched]
+
+    def _unmatched_ranks(self) -> set[int]:
+        """The ranks that have called a collective which others have not."""
+        pending = self._ctx._pending_collectives
+        return {rank for collective in pending if not collective.matched for rank in collective.arrivals}
 
     def _report(self) -> str:
         return deadlock_report(self._ctx)

@@ -59,6 +59,7 @@ class Collective:
     signature: Signature
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     started: bool = False
+    ended: int = 0
     error: CollectiveMismatchError | None = None
 
     @property
@@ -69,7 +70,11 @@ class Collective:
     @property
     def complete(self) -> bool:
         """Whether every member's part has ended."""
-        return self.started and all(arrival.op.end is not None for arrival in self.arrivals.values())
+        return self.ended == self.group.size
+
+    def member_ended(self) -> None:
+        """Called when the part of one more member has ended."""
+        self.ended += 1
 
     @property
     def missing(self) -> list[int]:
