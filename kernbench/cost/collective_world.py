@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.cost.collective_constants import GENERATIONS, TRANSPORTS, Generation, Transport
+from kernbench.cost.devices import generation_of
 from kernbench.errors import ConfigError
-from kernbench.topology.device import DeviceSpec
 from kernbench.topology.loader import read_system
 from kernbench.topology.shipped import find_config
 from kernbench.topology.system import FabricSpec, SystemSpec
@@ -63,15 +63,6 @@ class World:
     def net_hop(self, algorithm: str, protocol: str) -> float:
         """One step between nodes, seconds."""
         return self.net_latency + self.transport.step[algorithm, protocol]
-
-
-def generation_of(device: DeviceSpec) -> str:
-    """The row of :data:`GENERATIONS` for a device: by what Triton compiles for, an unknown one as the newest."""
-    target = device.target
-    if target.backend == "hip":
-        return "cdna"
-    arch = int(target.arch)
-    return "ampere" if arch < 90 else "hopper" if arch < 100 else "blackwell"
 
 
 def resolve_system(system: Any) -> SystemSpec:

@@ -180,7 +180,8 @@ def _memory_bound(table: Table, path: Path, rows: list[dict[str, str]], device: 
     points = []
     for row in rows:
         op, shape = _op(table, row), _shape(row, path)
-        estimate = memory_bound_time(target, op, shape, dtype=dtype)
+        cold = "triton_us" in row if table.cold is None else table.cold
+        estimate = memory_bound_time(target, op, shape, dtype=dtype, cold=cold)
         measured = seconds_of(row, path, table.column, 0, float(np.prod(shape)))
         points.append((traffic_of(op, shape, dtype), measured, estimate.seconds, estimate.low, estimate.high))
     return Comparison(table, *np.array(points, dtype=float).T)
