@@ -17,6 +17,14 @@ from kernbench.topology.dtypes import canonical_dtype
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv")
 
+_ALIASES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "send_recv": "sendrecv",
+}
+
 # nccl-tests' factor from algorithm to bus bandwidth.
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
     **models.VOLUME,
@@ -46,7 +54,7 @@ def collective_time(
 
     Args:
         system: shipped name, YAML path, topology or its handle. Its fabric joins the nodes.
-        collective: one of :data:`COLLECTIVES`.
+        collective: one of :data:`COLLECTIVES`; nccl-tests' names are understood.
         nbytes: nccl-tests' size column in bytes, a number or an array: the whole buffer for all-gather,
             reduce-scatter and all-to-all.
         ranks: GPUs taking part, as many on each of ``nodes``.
@@ -64,8 +72,7 @@ def collective_time(
     Raises:
         ConfigError: unknown system, collective or algorithm; ranks that do not fit; a negative size.
     """
-    if collective not in COLLECTIVES:
-        raise ConfigError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}")
+    collective = collective_name(collective)
     if kind not in ("host", "kernel"):
         raise ConfigError(f"kind is {kind!r}; expected host or kernel")
     if placement not in ("out", "in"):
@@ -95,6 +102,15 @@ def collective_time(
     busbw = algbw * BUS_FACTOR[collective](world.ranks)
     values = (seconds, low, high, names, protocols, algbw, busbw)
     return Estimate(*(value.item() if scalar else value for value in values))
+
+
+def collective_name(name: str) -> str:
+    """The name that is used here for ``alltoall_perf``, ``send_recv`` and the like. Raises ConfigError."""
+    plain = name.removesuffix("_perf")
+    plain = _ALIASES.get(plain, plain)
+    if plain not in COLLECTIVES:
+        raise ConfigError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
+    return plain
 
 
 def _kernel_time(

@@ -22,7 +22,18 @@ from kernbench.topology.dtypes import canonical_dtype
 US = 1e-6
 
 # Rows and columns of a block, and parts that K is cut into, that libraries ship kernels for.
-_SQUARE = ((256, 256), (256, 128), (128, 128), (128, 64), (64, 64), (256, 64), (192, 128), (128, 32), (128, 16), (64, 32))
+_SQUARE = (
+    (256, 256),
+    (256, 128),
+    (128, 128),
+    (128, 64),
+    (64, 64),
+    (256, 64),
+    (192, 128),
+    (128, 32),
+    (128, 16),
+    (64, 32),
+)
 TILES = (*_SQUARE, *((n, m) for m, n in _SQUARE if m != n))
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _ROW_BYTES = 128  # of K that a block loads at once
@@ -151,7 +162,9 @@ def gemm_time(device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", ba
         raise ConfigError(f"batch holds {b.min():g}; expected at least 1")
     step = 4096
     parts = [_fastest(spec, name, *(value[at : at + step] for value in (m, n, k, b))) for at in range(0, m.size, step)]
-    seconds, memory, tile = (np.concatenate(column).reshape(np.atleast_1d(dims[0]).shape) for column in zip(*parts, strict=True))
+    seconds, memory, tile = (
+        np.concatenate(column).reshape(np.atleast_1d(dims[0]).shape) for column in zip(*parts, strict=True)
+    )
     width = _WIDTH[name]
     moved = np.atleast_1d(dims[3]) * width * sum(np.atleast_1d(dims[i] * dims[j]) for i, j in ((0, 2), (2, 1), (0, 1)))
     low, high = interval(seconds, *_spread(seconds))

@@ -42,7 +42,9 @@ class Table(BaseModel):
     gpus_per_process: int = Field(default=1, ge=1)
     where: dict[str, str] = Field(default_factory=dict, description="rows to take: column and value")
     column: str | None = Field(default=None, description="the measured column, where there are several")
-    cold: bool | None = Field(default=None, description="caches were cleared before each run, as Triton's do_bench does")
+    cold: bool | None = Field(
+        default=None, description="caches were cleared before each run, as Triton's do_bench does"
+    )
     held_out: bool = Field(default=False, description="not looked at when constants were set")
 
     @model_validator(mode="after")
