@@ -66,7 +66,7 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
     if protocol == "ll":
         bus = min(bus / 3.8, ll_max)
     elif protocol == "ll128":
-        bus *= 7 / 9 if world.nodes == 1 else 120 / 128
+        bus *= 7 / 9
     latency = table.RANK_BASE[candidate] + 2 * ((world.local - 1) * intra + np.log2(world.nodes) * inter)
     return latency + size / (bus / 2 * tree_correction(protocol, size))
 

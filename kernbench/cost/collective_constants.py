@@ -70,7 +70,7 @@ GENERATIONS: Mapping[str, Generation] = {
         ring_share=0.82,
         tree_share=0.92,
         ll_bandwidth=87.7 * GB,  # [N]
-        ll128_share=0.52,
+        ll128_share=0.55,
         nvls_share=0.0,
         nvls_base=0.0,
         nvls_margin=1.0,
@@ -133,8 +133,9 @@ class Transport:
         eager: messages up to this size go at once; larger ones ask first, one more round trip.
         step: proxy, flush and flag work of one step over the network beyond the fabric's latency, by algorithm and
             protocol.
-        chunk: time that each chunk of a pipelined tree adds, at one and at each further doubling of nodes: a step waits
-            for its slowest link.
+        chunk: time that each chunk of a pipelined tree adds, in units of the fabric's latency, at two nodes and for each
+            doubling of nodes: a step waits for its slowest link.
+        spread: growth of the latency with each doubling of nodes beyond two: more switches, and queues in them.
         ll_bandwidth: bus bandwidth of LL over the network: lines are written to host memory and their flags checked
             by a CPU.
         ll_hop_bandwidth: rate at which a whole LL message passes one hop of a tree.
@@ -147,6 +148,7 @@ class Transport:
     eager: float
     step: Mapping[tuple[str, str], float]
     chunk: float
+    spread: float
     ll_bandwidth: float
     ll_hop_bandwidth: float
     ll128: bool
@@ -163,11 +165,12 @@ TRANSPORTS: Mapping[str, Transport] = {
             ("tree", "ll128"): 5.0 * US,
             ("tree", "simple"): 10.5 * US,
             ("ring", "ll"): 0.0,
-            ("ring", "ll128"): 5.0 * US,
+            ("ring", "ll128"): 6.0 * US,
             ("ring", "simple"): 10.5 * US,
         },
-        chunk=0.5 * US,
-        ll_bandwidth=2.5 * GB,
+        chunk=0.15,
+        spread=0.02,
+        ll_bandwidth=2.8 * GB,
         ll_hop_bandwidth=7 * GB,
         ll128=True,
     ),
@@ -178,12 +181,13 @@ TRANSPORTS: Mapping[str, Transport] = {
         step={
             ("tree", "ll"): 0.5 * US,
             ("tree", "ll128"): 5.0 * US,
-            ("tree", "simple"): 14.5 * US,
+            ("tree", "simple"): 11.0 * US,
             ("ring", "ll"): 0.0,
             ("ring", "ll128"): 0.5 * US,
             ("ring", "simple"): 9.5 * US,
         },
-        chunk=3.5 * US,
+        chunk=0.75,
+        spread=0.04,
         ll_bandwidth=1.33 * GB,
         ll_hop_bandwidth=7 * GB,
         ll128=False,
@@ -219,15 +223,15 @@ RANK_INTER = {
 }
 RANK_NVLS = 25.0 * US
 RANK_NVLS_TREE_INTER = 20.9 * US
-RANK_OVERHEAD = 2.0 * US  # network overhead that a step inside a node also meets; three times that for Simple
+RANK_OVERHEAD = 1.0 * US  # network overhead that a step inside a node also meets; three times that for Simple
 RANK_NET_CHANNEL = 24 * GB  # what one channel carries between nodes
 RANK_PLATEAU = 1.4  # rings of several nodes with enough bytes per channel and rank
-# Cap of LL's bus bandwidth by nodes (1, 2, more); of several nodes [N] takes the row of the CPU, here Intel's.
+# Cap of LL's bus bandwidth by nodes (1, 2, more); of several nodes [N] takes the row of the CPU, here AMD's.
 RANK_LL_MAX = {
-    "ampere": (87.7 * GB, 39 * GB, 20.4 * GB),
-    "hopper": (141 * GB, 39 * GB, 20.4 * GB),
-    "blackwell": (282 * GB, 39 * GB, 20.4 * GB),
-    "cdna": (87.7 * GB, 39 * GB, 20.4 * GB),
+    "ampere": (87.7 * GB, 22.5 * GB, 19 * GB),
+    "hopper": (141 * GB, 22.5 * GB, 19 * GB),
+    "blackwell": (282 * GB, 22.5 * GB, 19 * GB),
+    "cdna": (87.7 * GB, 22.5 * GB, 19 * GB),
 }
 RANK_TREE_CHANNEL = {  # cap of a tree's bus bandwidth per channel, by nodes (1, 2, more)
     "ampere": (24.0 * GB, 23.6 * GB, 17.8 * GB),

@@ -231,8 +231,8 @@ def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Fl
     misaligned = ((n * width) % 16 != 0) | ((k * width) % 16 != 0)
     adding = np.where(parts > 1, _SPLIT + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
     start = spec.launch.latency + kernels.start
-    start = start + np.where(rows * columns > kernels.largest, np.inf, 0.0)
-    total = np.maximum(working, moving) * np.where(misaligned, _MISALIGNED, 1.0) + start + adding
+    exists = np.where(rows * columns > kernels.largest, np.inf, 0.0)
+    total = np.maximum(working, moving) * np.where(misaligned, _MISALIGNED, 1.0) + start + adding + exists
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
     seconds = total[at, best]
