@@ -248,8 +248,12 @@ class RuntimeContext(Factories):
             self._block_on(op)
         if op.error is not None:
             raise op.error
-        me = self._me()
+        self._host_waited(self._me(), op)
+
+    def _host_waited(self, me: RankState, op: Operation) -> None:
+        """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
+            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:

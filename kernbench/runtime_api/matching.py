@@ -237,7 +237,16 @@ class Matcher:
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             return
+        detail = {
+            "op": collective.signature.op,
+            "group": collective.group.name,
+            "sequence": collective.sequence,
+            "algorithm": request.config.name,
+            "backpressure": request.config.backpressure,
+            "steps": len(request.plan),
+        }
         for arrival in arrivals:
+            arrival.op.detail = {**(arrival.op.detail or {}), **detail}
             arrival.op.when_resolved(collective.member_ended)
         run = ctx.engine.submit_collective(
             request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
@@ -253,7 +262,7 @@ class Matcher:
                 buffer_kind=request.config.buffer_kind,
                 addresses=[arrival.op.operands[-1].address if arrival.op.operands else 0 for arrival in arrivals],
                 cell_offsets=request.cell_offsets,
-                detail={"algorithm": request.config.name, "backpressure": request.config.backpressure},
+                detail=detail,
             )
         )
 

@@ -20,7 +20,7 @@ from kernbench.errors import MemoryAccessError
 
 from .lift.program import OpInfo
 from .memory import Allocation
-from .values import Aff, Box, Ptr, dense_int, dense_mask
+from .values import Aff, Box, Ptr, dense_int, dense_mask, lane_array
 
 #: Beyond this many pieces an access is gathered element by element.
 MAX_PIECES = 512
@@ -28,14 +28,35 @@ MAX_PIECES = 512
 
 @dataclass(slots=True)
 class Piece:
-    """``sizes``/``strides`` in elements over lane then tile dimensions; ``at`` where the piece lies in the tile value."""
+    """``sizes``/``strides`` in elements over lane then tile dimensions; ``at`` where the piece lies in the tile value
+    (None: the address does not vary along this dimension, which has size 1)."""
 
     allocation: Allocation
     offset: int
     sizes: list[int]
     strides: list[int]
-    at: tuple[slice, ...]
+    at: tuple[slice | None, ...]
     lanes: tuple[tuple[int, int], ...]
+
+    def view(self, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+        """The memory of the piece, and the dimensions that run backwards (torch has no negative strides)."""
+        offset, strides, backwards = self.offset, self.strides, []
+        if min(strides, default=0) < 0:
+            strides = list(strides)
+            for d, (s, n) in enumerate(zip(self.strides, self.sizes, strict=True)):
+                if s < 0:
+                    offset += s * (n - 1)
+                    strides[d] = -s
+                    backwards.append(d)
+        return self.allocation.flat(dtype).as_strided(self.sizes, strides, offset), backwards
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        view, backwards = self.view(dtype)
+        return view.flip(backwards) if backwards else view
+
+    @property
+    def where(self) -> tuple[slice, ...]:
+        return tuple([slice(0, 1) if a is None else a for a in self.at])
 
 
 def _runs(arrays: list[np.ndarray], axis: int, n: int) -> list[tuple[int, int]]:
@@ -84,6 +105,10 @@ class Access:
             else:
                 address = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
                 arr = address if arr is None else arr + address
+        elif any(ls) and not b.x.whole_in_bounds(b, self.pointer, tile, item):
+            # Absolute pointers that step from one allocation to the next: every lane for itself.
+            arr = lane_array(Aff(0, ls, (), 0, 0, arr), lanes)
+            ls = (0,) * nl
         strides = []
         for s in ls + ts:
             if s % item:
@@ -157,7 +182,7 @@ class Access:
         nl: int,
     ) -> Piece | None:
         item = self.item
-        at: list[slice] = []
+        at: list[slice | None] = []
         out_sizes: list[int] = []
         least = most = c
         steps = []
@@ -167,7 +192,7 @@ class Access:
             active *= n
             s = strides[k]
             if sizes[k] == 1:
-                at.append(slice(0, 1))
+                at.append(None)
                 out_sizes.append(1)
                 steps.append(0)
                 continue
@@ -187,7 +212,7 @@ class Access:
             active *= n
             s = strides[nl + j]
             if sizes[nl + j] == 1:
-                at.append(slice(0, 1))
+                at.append(None)
                 out_sizes.append(1)
                 steps.append(0)
                 continue
@@ -257,7 +282,11 @@ class Access:
             index = offset // self.item
             limit = allocation.nbytes // self.item
             what = f"{verb} element {index} of {allocation.describe()}, which has {limit} elements of {self.item} bytes"
-        raise MemoryAccessError(f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}")
+        error = MemoryAccessError(
+            f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}"
+        )
+        error.ranks = tuple(b.ranks(cell))  # type: ignore[attr-defined]
+        raise error
 
     # Gathered
 
@@ -396,12 +425,12 @@ def _load_pieces(info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtyp
         return None
     if len(pieces) == 1:
         piece = pieces[0]
-        view = piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset)
+        view = piece.read(dtype)
         if tuple(piece.sizes) == shape:
             return view if info.view_ok else view.clone()
     out = filled(shape, 0 if other is None else other, dtype)
     for piece in pieces:
-        out[piece.at].copy_(piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset))
+        out[piece.where].copy_(piece.read(dtype))
     return out
 
 
@@ -436,7 +465,7 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
         cut = access.pieces(box)
         if cut is not None:
             for piece in cut[0]:
-                _store_piece(piece, value, dtype, b.lanes + tile)
+                _store_piece(piece, value, dtype)
             return
     if p.den is None and dense is not None and _store_blend(access, value, dense, dtype):
         return
@@ -445,39 +474,36 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
     scatter(access, value, dense, dtype)
 
 
-def _store_piece(piece: Piece, value: Any, dtype: torch.dtype, full_shape: tuple[int, ...]) -> None:
-    view = piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset)
+def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
+    view, backwards = piece.view(dtype)
     if type(value) is not Tensor:
         if dtype.itemsize == 1 and dtype.is_floating_point:
             view.copy_(torch.tensor(value, dtype=torch.float32).to(dtype))
         else:
             view.fill_(value)
         return
-    source = narrow_to(value, piece, full_shape)
+    source = narrow_to(value, piece)
+    if backwards:
+        source = source.expand(view.shape).flip(backwards)
     if source.untyped_storage().data_ptr() == piece.allocation.base:
         source = source.clone()
     view.copy_(source)
 
 
-def narrow_to(value: Tensor, piece: Piece, full_shape: tuple[int, ...]) -> Tensor:
+def narrow_to(value: Tensor, piece: Piece) -> Tensor:
     """The part of a tile value that a piece covers; of elements sharing an address, the last."""
     index: list[slice] = []
     plain = True
-    for n, have, at, step, (k, full_n) in zip(
-        piece.sizes, value.shape, piece.at, piece.strides, enumerate(full_shape), strict=True
-    ):
+    for d, (have, at, size) in enumerate(zip(value.shape, piece.at, piece.sizes, strict=True)):
         if have == 1:
             index.append(slice(None))
-        elif n == have:
-            index.append(slice(None))
-        elif n == 1 and at == slice(0, 1) and step == 0 and full_n != 1:
-            # the address does not vary here: last lane of the piece, or last element
-            stop = piece.lanes[k][1] if k < len(piece.lanes) else have
+        elif at is None:
+            stop = piece.lanes[d][1] if d < len(piece.lanes) else have
             index.append(slice(stop - 1, stop))
             plain = False
         else:
             index.append(at)
-            plain = False
+            plain = plain and size == have
     return value if plain else value[tuple(index)]
 
 
@@ -499,7 +525,10 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
     ):
         b.x.restore_counts(before)
         return False
-    view = piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset)
+    view, backwards = piece.view(dtype)
+    if backwards:
+        b.x.restore_counts(before)
+        return False
     source = value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
     view.copy_(torch.where(mask, source, view))
     return True

@@ -25,6 +25,7 @@ from .lift.program import Branch, Code, ForBack, ForHead, Instr, Jump, OpInfo, P
 from .memory import Allocation, AllocationMap, registry, write_epoch
 from .ops.registry import lookup
 from .plan import Chunk, Plan, make_plan
+from .ptx import Frame, Stuck
 from .values import Aff, Ptr, Value, dense_int, dense_mask, exact_bounds, from_lane_array, lane_array, wrap
 
 Status = Literal["done", "waiting", "yielded"]
@@ -56,7 +57,7 @@ class Launch:
 class Batch:
     """Lanes that are at the same block. ``lanes`` are the sizes of the lane axes; dimensions of values follow them."""
 
-    __slots__ = ("env", "ids", "lanes", "n", "parked", "pc", "rank", "rank_index", "spins", "written", "x")
+    __slots__ = ("at", "env", "ids", "lanes", "n", "parked", "pc", "rank", "rank_index", "spins", "suspended", "trace", "written", "x")
 
     def __init__(
         self, x: Execution, env: list[Any], lanes: tuple[int, ...], ids: np.ndarray, rank_index: np.ndarray | None, rank: int
@@ -71,7 +72,12 @@ class Batch:
         self.pc = 0
         self.parked = -1
         self.spins = 0
+        #: The values that the last turn of a waiting loop carried.
+        self.trace: tuple[Jump, list[Any]] | None = None
         self.written = False
+        #: Where to go on inside the block, and the state of an instruction that waits.
+        self.at = 0
+        self.suspended: dict[int, Frame] = {}
 
     def program_id(self, axis: int) -> int | Aff:
         gx, gy, _ = self.x.grid
@@ -92,13 +98,20 @@ class Batch:
         flat = np.unique(ids)
         names = [str(self.x.program_of(int(i))) for i in (flat[0], flat[-1])]
         text = f"program {names[0]}" if len(flat) == 1 else f"programs {names[0]} to {names[1]}"
-        ranks = self.ranks()
+        ranks = self.ranks(cell)
         if ranks:
             text = f"rank {', '.join(map(str, ranks))}, {text}"
         return text
 
-    def ranks(self) -> list[int]:
-        index = [self.rank] if self.rank_index is None else sorted(set(self.rank_index.reshape(-1).tolist()))
+    def ranks(self, cell: tuple[tuple[int, int], ...] | None = None) -> list[int]:
+        """Ranks of all lanes, or of those of a piece."""
+        if self.rank_index is None:
+            index = [self.rank]
+        else:
+            lanes = np.broadcast_to(self.rank_index, self.lanes)
+            if cell and len(cell) == len(self.lanes):
+                lanes = lanes[tuple(slice(a, max(b, a + 1)) for a, b in cell)]
+            index = np.unique(lanes).tolist()
         return [r for r in (self.x.launches[i].rank for i in index) if r is not None]
 
 
@@ -496,6 +509,8 @@ class Execution:
                 return "yielded"
             lowest = min(b.pc for b in eager)
             same = [b for b in eager if b.pc == lowest]
+            if len(same) > 1 and any(b.at for b in same):  # inside an instruction: not at the block's start
+                same = [next((b for b in same if not b.at), same[0])]
             if len(same) > 1:
                 merged = self._merge(same)
                 batches[:] = [b for b in batches if b not in same] + [merged]
@@ -518,13 +533,17 @@ class Execution:
         try:
             while True:
                 block = blocks[b.pc]
-                for k in block.kills:
-                    env[k] = None
-                block_lanes[b.pc] += b.n
-                if timed:
-                    info = self._timed(b, code[b.pc])
+                todo = code[b.pc]
+                if b.at:
+                    todo, b.at = todo[b.at :], 0
                 else:
-                    for run, info in code[b.pc]:  # noqa: B007
+                    for k in block.kills:
+                        env[k] = None
+                    block_lanes[b.pc] += b.n
+                if timed:
+                    info = self._timed(b, todo)
+                else:
+                    for run, info in todo:  # noqa: B007
                         run(env, b)
                 info = None
                 out = self._terminate(b, block)
@@ -532,6 +551,9 @@ class Execution:
                     return out
                 if b.pc >= limit or b.parked >= 0:
                     return [b]
+        except Stuck as stuck:
+            assert info is not None
+            return self._suspend(b, info, stuck)
         except (KernbenchError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
             if info is None:
                 raise
@@ -539,6 +561,29 @@ class Execution:
             if explained is error:
                 raise
             raise explained from error
+
+    def _suspend(self, b: Batch, info: OpInfo, stuck: Stuck) -> list[Batch]:
+        """Inside an instruction, some lanes wait for memory: park them there; those that got through go on."""
+        at = next(k for k, (_, i) in enumerate(self.static.code[b.pc]) if i is info)
+        frame = stuck.frame
+        through = (frame.pc.reshape(b.n, -1) < 0).all(axis=1) if b.n else np.zeros(0, dtype=bool)
+        through |= (frame.pc.reshape(b.n, -1) >= stuck.end).all(axis=1)
+        if through.any():
+            per_lane = frame.n // b.n
+            coordinates = np.unravel_index(np.arange(b.n), b.lanes) if b.lanes else ()
+            parts = []
+            for keep, parked in ((through, False), (~through, True)):
+                part = self._flat(b, tuple(c[keep] for c in coordinates))
+                part.pc, part.at = b.pc, at
+                part.suspended[info.index] = frame.select(keep.repeat(per_lane))
+                if parked:
+                    part.parked = write_epoch.count
+                parts.append(part)
+            return parts
+        b.at = at
+        b.suspended[info.index] = frame
+        b.parked = write_epoch.count
+        return [b]
 
     def _timed(self, b: Batch, code: list[tuple[Runner, OpInfo]]) -> OpInfo | None:
         assert self.profile is not None
@@ -552,12 +597,17 @@ class Execution:
         return info
 
     def _explain(self, error: Exception, info: OpInfo, b: Batch) -> Exception:
+        """The error to raise, with ``ranks``: the ranks whose lanes it concerns."""
         if isinstance(error, KernbenchError):
+            if not hasattr(error, "ranks"):
+                error.ranks = tuple(b.ranks())  # type: ignore[attr-defined]
             return error
-        return KernbenchError(
+        explained = KernbenchError(
             f"kernel {self.program.name}: {info.name} failed: {type(error).__name__}: {error}\n"
             f"  {b.describe_lanes(None)}\n  at {info.loc}\n  {info.text}"
         )
+        explained.ranks = tuple(b.ranks())  # type: ignore[attr-defined]
+        return explained
 
     # Control flow
 
@@ -616,13 +666,12 @@ class Execution:
             b.written = False
             b.spins = 0
             return
-        env = b.env
-        if all(_unchanged(env[d], env[s]) for d, s in jump.moves):
+        carried = [b.env[s] for _, s in jump.moves]
+        before, b.trace = b.trace, (jump, carried)
+        if not carried or (before is not None and before[0] is jump and all(map(_unchanged, before[1], carried))):
             b.parked = write_epoch.count
         else:
             b.spins += 1
-            if b.spins >= _PATIENCE:
-                b.parked = -1
 
     def _split(self, b: Batch, mask: np.ndarray, then: Jump, other: Jump) -> list[Batch] | None:
         mask = _squeeze(mask) if mask.ndim else mask
@@ -829,6 +878,8 @@ def _unchanged(old: Any, new: Any) -> bool:
         return True
     if type(old) is Tensor and type(new) is Tensor:
         return old.shape == new.shape and bool(torch.equal(old, new))
+    if type(old) is Aff and type(new) is Aff and old.arr is not None and new.arr is not None:
+        return (old.c, old.ls, old.ts) == (new.c, new.ls, new.ts) and np.array_equal(old.arr, new.arr)
     return lane_ops._same(old, new)
 
 

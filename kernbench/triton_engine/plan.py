@@ -150,7 +150,7 @@ def make_plan(program: Program, x: Any, env: list[Value]) -> Plan:
         ids = _rearrange(np.ascontiguousarray(ids), arrange, new_shape)
         kept = [(s, _rearranged(v, shape, arrange, new_shape)) for s, v in kept]
         shape = new_shape
-    plan = Plan(shape, np.ascontiguousarray(ids), kept, tiles)
+    plan = Plan(shape, np.array(ids, dtype=np.int64), kept, tiles)
     plan.chunks = [Chunk(r) for r in _chunks(program, shape, x.n_ranks)]
     plan.keep = len(plan.chunks) <= _KEPT_CHUNKS
     return plan

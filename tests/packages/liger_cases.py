@@ -32,6 +32,8 @@ class Case:
     formula: Callable[..., Any]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     loosen: float = 1.0
+    asks_device: str = ""
+    """Module that asks torch for a CUDA device's properties whatever device its tensors are on."""
 
     def __str__(self) -> str:
         return self.name
@@ -58,7 +60,7 @@ def angles(length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rope(q, k, cos, sin):
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos.detach()[:, None], sin.detach()[:, None]
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
@@ -198,7 +200,7 @@ CASES = [
     Case("modulated rms norm", lambda: (randn(3, 6, 100), randn(100), randn(3, 100), randn(3, 100)),
          liger.liger_modulated_rms_norm,
          lambda x, w, scale, shift: rms_norm(x, w) * (1 + scale[:, None]) + shift[:, None], F32),
-    Case("poly norm", lambda: (randn(9, 100), randn(3), randn()), liger.liger_poly_norm, poly_norm, F32),
+    Case("poly norm", lambda: (randn(9, 100), randn(3), randn(1)[0]), liger.liger_poly_norm, poly_norm, F32),
     Case("layer norm", lambda: (randn(5, 9, 100), randn(100), randn(100)),
          lambda x, w, b: liger.liger_layer_norm(x, w, b, 1e-6),
          lambda x, w, b: F.layer_norm(x, (100,), w, b, 1e-6)),
@@ -216,7 +218,8 @@ CASES = [
     Case("softmax, wide", lambda: (randn(2, 40000),), liger.liger_softmax, lambda x: x.softmax(-1), F32),
     Case("sparsemax", lambda: (randn(9, 100),), liger.liger_sparsemax, sparsemax, F32),
     Case("dynamic tanh", lambda: (randn(9, 100), randn(1), randn(100), randn(100)), liger.liger_dyt,
-         lambda x, alpha, gamma, beta: gamma * torch.tanh(alpha * x) + beta, F32),
+         lambda x, alpha, gamma, beta: gamma * torch.tanh(alpha * x) + beta, F32,
+         asks_device="liger_kernel.ops.dyt"),
     Case("embedding", lambda: (randn(50, 100), torch.randint(0, 50, (3, 8))), LigerEmbeddingFunction.apply,
          lambda table, index: F.embedding(index, table), F32),
     Case("cross entropy", lambda: (randn(20, 300), labels(20, 300)), liger.liger_cross_entropy, cross_entropy),

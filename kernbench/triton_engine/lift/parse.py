@@ -378,6 +378,8 @@ def _parse_signature(op: Op, signature: str) -> None:
     elif signature:
         op.operand_types = [parse_type(_abbrev(t)) for t in _type_list(signature)]
         op.result_types = _implied_results(op) if op.results else []
+    if op.result_types and len(op.result_types) < len(op.results):  # tt.split prints its type once
+        op.result_types = op.result_types[:1] * len(op.results)
 
 
 def _abbrev(text: str) -> str:
