@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
+import kernbench
+from kernbench.runtime_api.context import RuntimeContext
 from kernbench.topology import TopologyHandle, resolve_topology
 
 
@@ -20,3 +22,10 @@ def topology() -> TopologyHandle:
 def spec(topology: TopologyHandle) -> Mapping[str, Any]:
     """The mapping that the default system was read from."""
     return topology.topology_obj.spec
+
+
+@pytest.fixture
+def ctx() -> Iterator[RuntimeContext]:
+    """A simulation of the default system."""
+    with kernbench.simulate() as context:
+        yield context

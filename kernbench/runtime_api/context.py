@@ -6,10 +6,12 @@ the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
 import torch
 from greenlet import getcurrent
@@ -18,34 +20,32 @@ from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.torch_ops import Work as OpWork
 from kernbench.cost.torch_ops import gemm_flops
 from kernbench.errors import DeadlockError, KernbenchError
-from kernbench.runtime_api import current
+from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
+from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
 from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
 from kernbench.runtime_api.rank_state import RankState
-from kernbench.runtime_api.storages import StorageTable
-from kernbench.runtime_api.tensor import Tensor, plain, storage_of, tensors_in
+from kernbench.runtime_api.storages import StorageState, StorageTable
+from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor, plain, storage_of, tensors_in
 from kernbench.runtime_api.types import DeviceSelector, short_dtype
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
+if TYPE_CHECKING:
+    from kernbench.torch_backend.environment import Environment
+
 COMPUTE_STREAM = "compute"
 COPY_STREAM = "copy"
 
-_POLL_SECONDS = 1e-6
+POLL_SECONDS = 1e-6
+"""Virtual time that one look at an unfinished operation costs the host."""
+
 _IDLE_POLLS = 10_000
-
-Launcher = Callable[["RuntimeContext", Any, Any, tuple[Any, ...], dict[str, Any], str | None], Handle]
-_launchers: list[tuple[Callable[[Any], bool], Launcher]] = []
-
-
-def register_launcher(accepts: Callable[[Any], bool], launcher: Launcher) -> None:
-    """Teach ``ctx.launch`` a kind of kernel: ``launcher(ctx, kernel, grid, args, kwargs, name)`` for those accepted."""
-    _launchers.append((accepts, launcher))
 
 
 @dataclass(eq=False)
@@ -82,38 +82,55 @@ class RuntimeContext(Factories):
         self.storages = StorageTable(self.engine.memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
         self._pending_collectives: list[Collective] = []
+        self.deadlines = Deadlines()
+        self._environment: Environment | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
+        self._polls: list[tuple[Operation, RankState]] = []
+        self._polls_in_flight = 0
         self._inside_kernel = False
+        self.last_launch: Operation | None = None
+        self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
         self.distributed = Distributed(self)
         self.accelerator = Accelerator(self)
-        current.activate(self)
+        self._activate()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> RuntimeContext:
-        current.activate(self)
+        self._activate()
         return self
+
+    def _activate(self) -> None:
+        current.activate(self)
+        triton_launch.follow_active_context()
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         try:
             if exc_type is None:
+                self.multiprocessing._join_at_exit()
                 self.synchronize()
         finally:
             self.close()
 
     def close(self) -> None:
         """Unwind what still runs, drop what is still queued. The context's tensors keep their values. Idempotent."""
-        self.scheduler.abort()
-        self._clear_queues()
-        self.distributed._reset()
-        current.deactivate(self)
+        waiting = [target for _, target in self._pending_worker_waits]
+        try:
+            self.scheduler.abort(waiting)
+        finally:
+            self._clear_queues()
+            self.distributed._reset()
+            current.deactivate(self)
+            triton_launch.follow_active_context()
 
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
         self._pending_collectives.clear()
+        self.deadlines.clear()
+        self._polls.clear()
         self.executor.clear()
 
     # -- who and when ------------------------------------------------------------------------------------------------
@@ -134,6 +151,10 @@ class RuntimeContext(Factories):
         if self._ccl_loaded is None:
             self._ccl_loaded = load_ccl_config(system=self.topology.system)
         return self._ccl_loaded
+
+    def _activity(self) -> tuple[int, int]:
+        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
+        return self.engine.progress, self.scheduler.resumed
 
     def _me(self) -> RankState:
         """State of whoever runs: a rank's, or main's."""
@@ -169,9 +190,8 @@ class RuntimeContext(Factories):
             name: what reports and traces call it.
             kwargs: the kernel's keyword arguments, Triton only.
         """
-        for accepts, launcher in _launchers:
-            if accepts(kernel):
-                return launcher(self, kernel, grid, args, kwargs, name)
+        if triton_launch.is_kernel(kernel):
+            return triton_launch.launch(self, kernel, grid, args, kwargs, name)
         if not callable(kernel):
             raise KernbenchError(f"cannot launch {kernel!r}: expected a @triton.jit kernel or a Python function")
         if kwargs:
@@ -183,21 +203,26 @@ class RuntimeContext(Factories):
         op.detail = {"grid": list(sizes)}
         if self.enable_data:
             self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
+            if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
+                self._flush_values()  # nobody tells us when the host looks at a plain tensor
         return op
 
-    def _enqueue(self, name: str, kind: str, work: OpWork, tensors: Iterable[Any]) -> Operation:
-        """Put an operation on this rank's compute stream; the host pays the launch and goes on."""
+    def _enqueue(self, name: str, kind: str, work: OpWork | None, tensors: Iterable[Any]) -> Operation:
+        """Put an operation on this rank's compute stream; the host pays the launch and goes on.
+
+        ``work`` None: its duration will be told once it has been executed.
+        """
         me = self._me()
         launch = self.topology.device.launch
         me.clock += launch.overhead
         op = Operation(
             name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
-            duration=work.seconds(self.topology.device),
+            duration=None if work is None else work.seconds(self.topology.device),
         )  # fmt: skip
-        op.nbytes = work.nbytes
+        op.nbytes = 0 if work is None else work.nbytes
         self._touch(op, tensors, me)
         self.engine.submit(op)
-        me.last = op
+        me.last = me.tails[COMPUTE_STREAM] = op
         return op
 
     def _touch(self, op: Operation, tensors: Iterable[Any], me: RankState) -> None:
@@ -218,9 +243,9 @@ class RuntimeContext(Factories):
         drives the simulation. The host clock of whoever waits moves forward to the handle's end.
         """
         op = handle.operation if isinstance(handle, Work) else handle
+        op.observed = True
         if not op.done:
             self._block_on(op)
-        op.observed = True
         if op.error is not None:
             raise op.error
         self._host_waited(self._me(), op)
@@ -247,15 +272,32 @@ class RuntimeContext(Factories):
                 )
 
     def synchronize(self) -> None:
-        """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending."""
+        """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
+
+        Raises what made one of this rank's operations fail, if nobody has waited for that one.
+        """
         me = self._me()
         if me is self._main:
             _drain_pending(self)
             self.executor.flush(self.engine.now)
-            self.engine.run()
-            me.clock = max([me.clock, self.engine.now, self.engine.latest_end])
-        elif me.last is not None:
-            self.wait(me.last)
+            self._settle_time()
+        for op in list(me.tails.values()):
+            self.wait(op)
+        if self.executor.failed:
+            self._flush_values()
+            for op in self._unobserved_failures(me):
+                op.observed = True
+                assert op.error is not None
+                raise op.error
+
+    def _settle_time(self) -> None:
+        """In main: run the engine until nothing is in flight; main's host clock moves to the end of it all."""
+        self.engine.run()
+        self._main.clock = max(self._main.clock, self.engine.now, self.engine.latest_end)
+
+    def _unobserved_failures(self, me: RankState | None = None) -> list[Operation]:
+        """Failed operations (of ``me``) that nobody has waited for."""
+        return [op for op in self.executor.failed if not op.observed and (me is None or op.rank == me.rank)]
 
     def _poll(self, op: Operation) -> None:
         """One look at an operation that is not done: let the others go on for a moment of virtual time."""
@@ -263,58 +305,83 @@ class RuntimeContext(Factories):
             _drain_pending(self)
             return
         me = self._me()
-        marker = self.engine.progress
-        me.idle_polls = me.idle_polls + 1 if marker == me.progress_seen else 0
-        me.progress_seen = marker
+        idle = self.engine.events_in_flight == self._polls_in_flight and self.engine.progress == me.progress_seen
+        me.idle_polls = me.idle_polls + 1 if idle else 0
+        me.progress_seen = self.engine.progress
         if me.idle_polls > _IDLE_POLLS:
             me.idle_polls = 0
             raise DeadlockError(
                 f"rank {me.rank} has asked {_IDLE_POLLS} times whether {op.name!r} is complete, and nothing else in the "
                 "simulation can make progress.\n" + self.distributed._report()
             )
-        self.wait(self._timer(me, me.clock + _POLL_SECONDS))
+        look = Operation(
+            f"is_completed of {op.name}", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
+        )
+        self._polls.append((look, me))
+        self.wait(look)
+
+    def _schedule_polls(self) -> None:
+        """Everybody is blocked: those who poll look again when the next thing has happened, at a multiple of
+        :data:`POLL_SECONDS`. The looks in between would see nothing new."""
+        polls, self._polls = self._polls, []
+        upcoming = self.engine.next_event
+        for look, me in polls:
+            looks = 1 if upcoming is None else max(1, ceil((upcoming - me.clock) / POLL_SECONDS))
+            self._polls_in_flight += 1
+            self.engine.at(me.clock + looks * POLL_SECONDS, partial(self._end_poll, look))
+
+    def _end_poll(self, look: Operation) -> None:
+        self._polls_in_flight -= 1
+        self.engine.resolve_now(look)
 
     # -- what tensors call -------------------------------------------------------------------------------------------
 
-    def _before_host_read(self, tensors: Iterable[torch.Tensor], *, looks: bool = True) -> None:
+    def _before_host_read(self, tensors: Iterable[torch.Tensor], name: str) -> None:
         """Drain what the values of ``tensors`` depend on. Pending collectives do not count: they complete when all
         their members have arrived, which a rank that stopped here could prevent (ADR 0004).
 
-        ``looks=False``: indexing, which makes another tensor; no value comes to the host, so none need exist.
+        ``name``: the entry point of ``_HOST_READ_BARRIERS``.
         """
         for tensor in tensors:
-            if tensor.is_meta and looks:
+            if tensor.is_meta and name in HOST_COPIES and name != "__repr__":
                 raise KernbenchError(
-                    "the host looks at a value, but this context was made with enable_data=False and has none: "
+                    f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
                     "a program whose control flow reads data needs enable_data=True"
                 )
             state = self.storages.known(tensor)
             if state is None or state.last is None:
                 continue
             op = state.last
-            if op.kind == "collective":
+            if op.kind == "collective" and not op.done:
+                self._before_compute((tensor,))
                 continue
             self.wait(op)
-            if looks:
-                self._charge_read(tensor)
+            if self.executor.failed:
+                self._raise_failure_on(state)
+            if name in HOST_COPIES:
+                self._charge_read(tensor, state, 1 if name in COMPARED_ON_DEVICE else tensor.nbytes)
 
-    def _charge_read(self, tensor: torch.Tensor) -> None:
-        """The host pays the copy of what it looks at: latency and bytes of the link to its SIP."""
+    def _raise_failure_on(self, state: StorageState) -> None:
+        """An earlier operation on this memory failed and nobody has seen that: its values mean nothing."""
+        mine = state.allocation
+        for op in self._unobserved_failures(self._me()):
+            if any(isinstance(it, Operand) and it.space == mine.space and it.sip == mine.sip
+                   and mine.address <= it.address < mine.address + max(mine.nbytes, 1) for it in op.operands):  # fmt: skip
+                self.wait(op)
+
+    def _charge_read(self, tensor: torch.Tensor, state: StorageState, nbytes: int) -> None:
+        """The host pays the copy of what it looks at: latency and bytes of the link from its SIP."""
         me = self._me()
-        state = self.storages.known(tensor)
-        if state is None or state.last is None:
-            return
-        route = self.topology.host_route(me.sip, "d2h")
-        nbytes = tensor.numel() * tensor.element_size()
+        sip = state.allocation.sip
+        route = self.topology.host_route(sip, "d2h")
         op = Operation(
-            "device to host", "dma", rank=me.rank, sip=me.sip, stream=COPY_STREAM, enqueue=me.clock,
+            "device to host", "dma", rank=me.rank, sip=sip, stream=COPY_STREAM, enqueue=me.clock,
             duration=route.latency + nbytes / route.bandwidth,
         )  # fmt: skip
         op.nbytes = nbytes
-        op.operands = [state.operand(tensor, "r"), Operand("host", me.sip, 0, nbytes, "w")]
+        op.operands = [state.operand(tensor, "r"), Operand("host", sip, 0, nbytes, "w")]
         self.engine.submit(op)
-        state.last = None  # what has been read once is known: a second look costs nothing
-        self._host_waited(me, op)
+        self.wait(op)
 
     def _before_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
@@ -327,17 +394,25 @@ class RuntimeContext(Factories):
     def _before_compute(self, tensors: Iterable[torch.Tensor]) -> None:
         """Kept launches that touch these tensors run first: a rank's operations take effect in program order."""
         if len(self.executor) and self.executor.touches_any(id(storage_of(tensor)) for tensor in tensors):
-            me = self._me()
-            marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
-            marker.resolve(me.clock, me.clock)
-            self.executor.submit(ValueMarker(marker))
-            self._block_on(marker)
+            self._flush_values()
+
+    def _flush_values(self) -> None:
+        """Have the values of everything that this rank has launched computed."""
+        if not len(self.executor):
+            return
+        me = self._me()
+        marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        marker.resolve(me.clock, me.clock)
+        self.executor.submit(ValueMarker(marker))
+        self._block_on(marker)
 
     def _record_compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Put a torch operation that has just been computed on this rank's stream."""
         inputs = list(tensors_in(args, kwargs))
         outputs = list(tensors_in((result,)))
         name = getattr(func, "__name__", "op")
+        if outputs and _is_view(name, inputs, outputs):
+            return
         flops = gemm_flops(name, [tensor.shape for tensor in inputs])
         work = OpWork(
             nbytes=sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs)),
@@ -354,6 +429,14 @@ class RuntimeContext(Factories):
         return tensor.as_subclass(Tensor)
 
     Tensor = Tensor
+
+
+def _is_view(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether an operation has only made views of its inputs: ``reshape`` or ``contiguous`` without need for a copy."""
+    if name.endswith("_") or any(output is each for output in outputs for each in inputs[1:]):
+        return False  # in place, or out=
+    memory = {id(storage_of(each)) for each in inputs}
+    return all(id(storage_of(output)) in memory for output in outputs)
 
 
 @contextmanager

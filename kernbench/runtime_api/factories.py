@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kernbench.errors import ConfigError
-from kernbench.runtime_api.tensor import Tensor
+from kernbench.runtime_api.tensor import Tensor, poison
 from kernbench.runtime_api.types import as_dtype
 
 if TYPE_CHECKING:
@@ -22,15 +22,6 @@ def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
     if len(size) == 1 and not isinstance(size[0], int):
         return tuple(size[0])
     return size
-
-
-def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill fresh memory with what shows: NaN for floats, the largest value for integers, True for booleans."""
-    if tensor.dtype == torch.bool:
-        return tensor.fill_(True)
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.fill_(float("nan"))
-    return tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
 class Factories:

@@ -15,7 +15,6 @@ import torch.multiprocessing
 from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, DeadlockError, KernbenchError
-from kernbench.runtime_api.current import activate
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.scheduler import Rank
 from kernbench.sim_engine.operation import Operation
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
 ISOLATIONS = ("carrier", "greenlet")
+_MOST_TRACEBACKS = 8
 
 
 class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedException):
@@ -39,8 +39,11 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
         ordered = sorted(failed, key=lambda rank: rank.index)
         self.errors = {rank.index: rank.error for rank in ordered if rank.error is not None}
         message = "".join(
-            f"\n\n-- Process {rank.index} terminated with the following error:\n{rank.traceback}" for rank in ordered
+            f"\n\n-- Process {rank.index} terminated with the following error:\n{rank.traceback}"
+            for rank in ordered[:_MOST_TRACEBACKS]
         )
+        if len(ordered) > _MOST_TRACEBACKS:
+            message += f"\n\n... and {len(ordered) - _MOST_TRACEBACKS} more ranks: see .errors"
         first = ordered[0].index
         torch.multiprocessing.ProcessRaisedException.__init__(self, message, first, pid_of(first))
 
@@ -59,6 +62,7 @@ class ProcessContext:
     def __init__(self, ctx: RuntimeContext, nprocs: int) -> None:
         self._ctx = ctx
         self._nprocs = nprocs
+        self._ranks = ctx.scheduler.ranks
         self._joined = nprocs == 0
 
     def pids(self) -> list[int]:
@@ -78,11 +82,15 @@ class ProcessContext:
         Raises:
             SpawnException: a rank raised. The others have been unwound.
         """
-        if self._joined:
-            return True
         ctx = self._ctx
+        if self._joined or ctx.scheduler.ranks is not self._ranks:
+            return True
         deadline = None if timeout is None else ctx.engine.now + timeout
-        self._joined = _run_ranks(ctx, until_one_more=True, deadline=deadline)
+        try:
+            self._joined = _run_ranks(ctx, until_one_more=True, deadline=deadline)
+        except BaseException:
+            self._joined = True
+            raise
         return self._joined
 
 
@@ -91,6 +99,7 @@ class Multiprocessing:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
+        self._daemon = False
 
     def spawn(
         self,
@@ -107,8 +116,8 @@ class Multiprocessing:
         """Call ``fn(rank, *args)`` once per rank, for ranks ``0 .. nprocs - 1``.
 
         PyTorch's signature and behaviour come first: ``sys.exit(0)`` and KeyboardInterrupt in a rank are success,
-        ``nprocs=0`` returns at once, ``join=False`` returns a :class:`ProcessContext`. ``daemon`` and ``start_method``
-        are accepted and mean nothing here.
+        ``nprocs=0`` returns at once, ``join=False`` returns a :class:`ProcessContext`. Ranks that nobody has joined when
+        the context ends are joined then, or unwound if ``daemon``. ``start_method`` is accepted and means nothing here.
 
         Args:
             isolation: ``"carrier"`` runs each rank's body on an OS thread of its own behind a baton, so that torch's
@@ -135,18 +144,36 @@ class Multiprocessing:
             raise ConfigError(f"nprocs {nprocs!r}: expected an integer >= 0")
         if nprocs == 0:
             return None if join else ProcessContext(ctx, 0)
+        if ctx.scheduler.live_count:
+            raise KernbenchError(
+                f"{ctx.scheduler.live_count} ranks of an earlier spawn(join=False) have not ended: join them first"
+            )
         self._require_fit(nprocs)
-        activate(ctx)
+        ctx._activate()
         _drain_pending(ctx)
         begin = ctx.now()
         ctx._ranks = {rank: RankState(rank, ctx.sips[rank], ctx.seed, begin) for rank in range(nprocs)}
         ctx.distributed._open_world(nprocs)
-        bodies = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
-        ctx.scheduler.start(bodies, isolation=isolation)
+        bodies: list[Callable[[], Any]] = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
+        if isolation == "carrier":
+            from kernbench.torch_backend.environment import Environment  # it builds on this room
+
+            ctx._environment = environment = Environment(ctx, nprocs, per_rank_modules)
+            environment.open()
+            bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
+            ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
+        else:
+            ctx.scheduler.start(bodies, isolation=isolation)
+        self._daemon = daemon
         if not join:
             return ProcessContext(ctx, nprocs)
         _run_ranks(ctx)
         return None
+
+    def _join_at_exit(self) -> None:
+        """What happens to ranks that nobody has joined when the context ends: as to processes when theirs ends."""
+        if self._ctx.scheduler.live_count and not self._daemon:
+            _run_ranks(self._ctx)
 
     def _require_fit(self, nprocs: int) -> None:
         ctx = self._ctx
@@ -166,10 +193,10 @@ def _drain_pending(ctx: RuntimeContext) -> None:
     """Drain worker waits, then collectives, in one barrier, until both queues are empty. Idempotent.
 
     Raises:
-        DeadlockError: something is left that nobody can complete, and no rank of a spawn is there to be told.
+        DeadlockError: something is left that nobody can complete, and no greenlet waits for it that could be told.
     """
     _require_main(ctx)
-    while ctx._pending_worker_waits or ctx._pending_collectives:
+    while ctx._pending_worker_waits or ctx._pending_collectives or ctx.scheduler.ready:
         if not _drain_once(ctx):
             _deadlock(ctx)
 
@@ -190,20 +217,29 @@ def _require_main(ctx: RuntimeContext) -> None:
 def _drain_once(ctx: RuntimeContext) -> bool:
     """Do the next thing that can be done; False if nothing can."""
     ran = ctx.executor.flush(ctx.engine.now)
-    if _resume_done(ctx):
+    if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
         return True
-    return ctx.distributed._start_matched() or ran or ctx.engine.advance()
+    ctx._schedule_polls()
+    if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
+        return True
+    return ctx.engine.advance() or ctx.deadlines.expire_asked_for()
 
 
 def _resume_done(ctx: RuntimeContext) -> bool:
-    """Resume every greenlet whose handle is done, in the order in which they began to wait (or as the policy says)."""
+    """Resume every greenlet whose handle is done, in the order in which they began to wait (or as the policy says).
+
+    One that waits for a failed operation resumes with its error: should a sibling fail first, it still raises its own.
+    """
     scheduler = ctx.scheduler
     waits = ctx._pending_worker_waits
-    still = [item for item in waits if not item[0].done]
+    still = []
+    for item in waits:
+        op, target = item
+        if op.done:
+            scheduler.make_ready(target, op.error)
+        else:
+            still.append(item)
     if len(still) < len(waits):
-        for op, target in waits:
-            if op.done:
-                scheduler.make_ready(target)
         waits[:] = still
     return scheduler.run_ready() > 0
 
@@ -213,17 +249,18 @@ def _run_ranks(ctx: RuntimeContext, *, until_one_more: bool = False, deadline: f
     scheduler = ctx.scheduler
     live_before = scheduler.live_count
     try:
-        while scheduler.live_count and not scheduler.failed:
-            if until_one_more and scheduler.live_count < live_before:
-                return False
-            if deadline is not None and ctx.engine.now >= deadline:
-                return False
-            if not scheduler.run_ready() and not _drain_once(ctx):
-                _deadlock(ctx)
-        if scheduler.failed:
-            _deliver_root_causes(ctx)
-        else:
-            _finish(ctx)
+        with scheduler.interruptible():
+            while scheduler.live_count and not scheduler.failed:
+                if until_one_more and scheduler.live_count < live_before:
+                    return False
+                if deadline is not None and ctx.engine.now >= deadline:
+                    return False
+                if not scheduler.run_ready() and not _drain_once(ctx):
+                    _deadlock(ctx)
+            if not scheduler.failed:
+                _finish(ctx)
+            if scheduler.failed:
+                _deliver_root_causes(ctx)
     except BaseException:
         _abort(ctx)
         raise
@@ -236,16 +273,27 @@ def _run_ranks(ctx: RuntimeContext, *, until_one_more: bool = False, deadline: f
 
 def _finish(ctx: RuntimeContext) -> None:
     """All ranks have returned: complete what they left behind; an error that nobody waited for is the rank's own."""
-    _drain_pending(ctx)
-    while len(ctx.executor):
+    while ctx._pending_worker_waits or ctx._pending_collectives or ctx.scheduler.ready or len(ctx.executor):
         if not _drain_once(ctx):
-            _deadlock(ctx)
-    ctx.synchronize()
-    for op in ctx.engine.op_log.operations:
-        if op.error is not None and not op.observed:
-            op.observed = True
-            if op.rank is not None and op.rank < len(ctx.scheduler.ranks):
-                ctx.scheduler.fail(ctx.scheduler.ranks[op.rank], op.error)
+            if ctx._pending_worker_waits:
+                _deadlock(ctx)
+            _fail_leftovers(ctx)
+            return
+    ctx._settle_time()
+    ranks = ctx.scheduler.ranks
+    for op in ctx._unobserved_failures():
+        if op.rank is not None and op.rank < len(ranks) and ranks[op.rank].error is None and op.error is not None:
+            ctx.scheduler.fail(ranks[op.rank], op.error)
+
+
+def _fail_leftovers(ctx: RuntimeContext) -> None:
+    """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
+    report = ctx.distributed._report()
+    ranks = ctx.scheduler.ranks
+    for index in sorted(ctx.distributed._unmatched_ranks() | ctx.executor.suspended_ranks()):
+        ctx.scheduler.fail(ranks[index], DeadlockError(report))
+    if not ctx.scheduler.failed:
+        raise DeadlockError(report)
 
 
 def _deliver_root_causes(ctx: RuntimeContext) -> None:
@@ -257,26 +305,32 @@ def _deliver_root_causes(ctx: RuntimeContext) -> None:
 
 
 def _abort(ctx: RuntimeContext) -> None:
+    waiting = [target for _, target in ctx._pending_worker_waits]
     try:
-        ctx.scheduler.abort()
+        ctx.scheduler.abort(waiting)
     finally:
         ctx._clear_queues()
+        ctx._settle_time()
+        ctx.engine.forget_unresolved()
         _close_world(ctx)
 
 
 def _close_world(ctx: RuntimeContext) -> None:
     clocks = [state.clock for state in ctx._ranks.values()]
     ctx._main.clock = max([ctx._main.clock, *clocks])
+    environment, ctx._environment = ctx._environment, None
+    if environment is not None:
+        environment.close()
     ctx.distributed._reset()
 
 
 def _deadlock(ctx: RuntimeContext) -> None:
-    """Nobody can make progress: tell every rank that is blocked, so that its own ``except`` and ``finally`` work."""
+    """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work."""
     report = ctx.distributed._report()
     blocked = [target for _, target in ctx._pending_worker_waits]
     ctx._pending_worker_waits.clear()
     ctx.distributed._forget_unmatched()
-    ctx.executor.clear()
+    ctx.executor.abandon(DeadlockError(report), ctx.engine.now)
     if not blocked:
         raise DeadlockError(report)
     for target in blocked:

@@ -15,16 +15,29 @@ class RankState:
         sip: SIP that it drives.
         clock: its host clock, virtual seconds.
         last: the last operation it enqueued on its compute stream.
+        tails: the last operation it enqueued on each stream, by the stream's name.
         generator: its random generator.
     """
 
-    __slots__ = ("_generator", "_seed", "clock", "idle_polls", "last", "progress_seen", "rank", "sip")
+    __slots__ = (
+        "__weakref__",
+        "_generator",
+        "_seed",
+        "clock",
+        "idle_polls",
+        "last",
+        "progress_seen",
+        "rank",
+        "sip",
+        "tails",
+    )
 
     def __init__(self, rank: int | None, sip: int, seed: int, clock: float = 0.0) -> None:
         self.rank = rank
         self.sip = sip
         self.clock = clock
         self.last: Operation | None = None
+        self.tails: dict[str, Operation] = {}
         self.idle_polls = 0
         self.progress_seen = -1
         self._seed = seed if rank is None else seed * 1_000_003 + rank + 1

@@ -11,9 +11,13 @@ function of a user's program; OS threads alone are neither deterministic nor abl
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import functools
+import signal
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -71,11 +75,25 @@ class RankScheduler:
         self.failed: list[Rank] = []
         self.live_count = 0
         self.aborting = False
+        self.resumed = 0
+        """Resumptions so far: whether somebody has run since is a comparison of two readings."""
+        self.interrupted = False
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
-    def start(self, bodies: Sequence[Callable[[], None]], *, isolation: str) -> None:
-        """Create one rank per body, all ready to run. ``isolation``: ``"carrier"`` or ``"greenlet"``."""
+    def start(
+        self,
+        bodies: Sequence[Callable[[], None]],
+        *,
+        isolation: str,
+        before_run: Callable[[int], None] | None = None,
+    ) -> None:
+        """Create one rank per body, all ready to run.
+
+        Args:
+            isolation: ``"carrier"`` or ``"greenlet"``.
+            before_run: with carriers, called with the rank's index whenever that rank is about to run.
+        """
         if self.live_count:
             raise KernbenchError("ranks are already running in this context: join them before starting more")
         self.ranks = [Rank(index) for index in range(len(bodies))]
@@ -84,6 +102,8 @@ class RankScheduler:
         for rank, body in zip(self.ranks, bodies, strict=True):
             if isolation == "carrier":
                 self._start_carrier(rank, body)
+                if before_run is not None and rank.carrier is not None:
+                    rank.carrier.before_run = functools.partial(before_run, rank.index)
             else:
                 rank.greenlet = greenlet(self._body_of(rank, body), self.main)
                 self.rank_by_greenlet[rank.greenlet] = rank.index
@@ -103,6 +123,9 @@ class RankScheduler:
                 body()
                 rank.state = RankState.DONE
             except (KeyboardInterrupt, GreenletExit):
+                if self.interrupted:  # Ctrl-C, and not the program's own: it ends the simulation
+                    rank.state = RankState.ABORTED
+                    raise
                 rank.state = RankState.ABORTED if self.aborting else RankState.DONE
             except SystemExit as exit_:
                 if self.aborting:
@@ -126,14 +149,38 @@ class RankScheduler:
         self.failed.append(rank)
 
     def _unbind(self, rank: Rank) -> None:
+        if self.rank_by_greenlet.pop(rank.greenlet, None) is None:
+            return  # given up before, and ended after all
         self.live_count -= 1
-        self.rank_by_greenlet.pop(rank.greenlet, None)
         if rank.carrier is not None:
             self.rank_by_greenlet.pop(rank.carrier.root, None)
 
     def current_rank(self) -> int | None:
         """Index of the rank that is running, or None in main (and in a kernel)."""
         return self.rank_by_greenlet.get(getcurrent())
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While ranks run: tell Ctrl-C, which ends the simulation, from a KeyboardInterrupt that a rank raises itself,
+        which ends that rank (as it ends a process that ``torch.multiprocessing`` has spawned)."""
+        self.interrupted = False
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield  # somebody else handles it, or it cannot reach us
+            return
+
+        def interrupt(signum: int, frame: Any) -> None:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.interrupted = False
 
     # -- switching ---------------------------------------------------------------------------------------------------
 
@@ -178,6 +225,7 @@ class RankScheduler:
                 target.throw(error)
             if failed:
                 break
+        self.resumed += resumed
         return resumed
 
     # -- ending ------------------------------------------------------------------------------------------------------
@@ -189,32 +237,51 @@ class RankScheduler:
             if error is not None and not target.dead:
                 target.throw(error)
 
-    def abort(self) -> None:
-        """Unwind every live rank: ``SystemExit`` is thrown into it, so its ``finally`` blocks run. Idempotent."""
+    def abort(self, others: Iterable[Any] = ()) -> None:
+        """Unwind every live rank: ``SystemExit`` is thrown into it, so its ``finally`` blocks run. Idempotent.
+
+        ``others``: suspended greenlets that are no ranks (kernels). Raises :class:`KernbenchError`, when all that can be
+        unwound has been, naming the ranks that swallow it.
+        """
         self.aborting = True
+        stubborn = []
         try:
             self.ready.clear()
             for rank in self.ranks:
-                if rank.live:
-                    self._unwind(rank)
+                if rank.live and not self._unwind(rank):
+                    stubborn.append(rank.index)
+            for target in others:
+                if target not in self.rank_by_greenlet:
+                    _unwind_raw(target)
         finally:
             self.ready.clear()
             self.aborting = False
+        if stubborn:
+            raise KernbenchError(
+                f"rank {', '.join(map(str, stubborn))} caught SystemExit {_UNWIND_ATTEMPTS} times while being unwound: an "
+                "'except BaseException' (or a bare 'except') inside a loop of the program swallows it. It was given up."
+            )
 
-    def _unwind(self, rank: Rank) -> None:
+    def _unwind(self, rank: Rank) -> bool:
         target = rank.greenlet
         if not target:  # never started: nothing to unwind
             rank.state = RankState.ABORTED
             self._unbind(rank)
-            return
+            return True
         for _ in range(_UNWIND_ATTEMPTS):
             target.throw(SystemExit)
             if target.dead:
-                return
-        raise KernbenchError(
-            f"rank {rank.index} caught SystemExit {_UNWIND_ATTEMPTS} times while it was being unwound: "
-            "an 'except BaseException' (or a bare 'except') inside a loop of the rank's program swallows it"
-        )
+                return True
+        rank.state = RankState.ABORTED
+        self._unbind(rank)
+        return False
+
+
+def _unwind_raw(target: Any) -> None:
+    """End a suspended greenlet that is no rank. What it raises meanwhile is lost: nobody waits for it any more."""
+    if target and not target.dead:
+        with contextlib.suppress(SystemExit, Exception):
+            target.throw(GreenletExit)
 
 
 def _user_traceback(error: BaseException) -> str:

@@ -67,6 +67,8 @@ class DataExecutor:
         self._queues: dict[int | None, deque[Deferred]] = {}
         self._touched: dict[int, int] = {}
         self._suspended: list[tuple[Running, list[Deferred]]] = []
+        self.failed: list[Operation] = []
+        """Operations that failed and whose error nobody may have seen yet."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values())) + sum(len(batch) for _, batch in self._suspended)
@@ -101,8 +103,21 @@ class DataExecutor:
         """The batches that wait for somebody, and for what."""
         return [(batch, running.describe_wait()) for running, batch in self._suspended]
 
+    def suspended_ranks(self) -> set[int]:
+        """The ranks whose kernels wait for somebody."""
+        return {launch.rank for _, batch in self._suspended for launch in batch if launch.rank is not None}
+
+    def abandon(self, error: BaseException, now: float) -> None:
+        """Fail every kept launch with ``error``: nobody will ever be able to run it."""
+        kept = [launch for queue in self._queues.values() for launch in queue]
+        kept += [launch for _, batch in self._suspended for launch in batch]
+        self.clear()
+        for launch in kept:
+            launch.op.fail(error, now)
+
     def clear(self) -> None:
-        """Drop every kept launch."""
+        """Drop every kept launch, and forget failures."""
+        self.failed.clear()
         self._queues.clear()
         self._touched.clear()
         self._suspended.clear()
@@ -137,6 +152,7 @@ class DataExecutor:
             launch.op.executed = True
             if error is not None:
                 launch.op.fail(error, now if launch.op.end is None else launch.op.end)
+                self.failed.append(launch.op)
 
     def _forget(self, launch: Deferred) -> None:
         for storage in launch.touches:

@@ -60,6 +60,16 @@ class GraphEngine:
         """Whether nothing is in flight."""
         return not self._events
 
+    @property
+    def events_in_flight(self) -> int:
+        """Number of events that are still to come."""
+        return len(self._events)
+
+    @property
+    def next_event(self) -> float | None:
+        """Time of the next event, None if there is none."""
+        return self._events[0][0] if self._events else None
+
     def step(self) -> bool:
         """Process the next event; False if there is none."""
         if not self._events:
@@ -97,6 +107,12 @@ class GraphEngine:
             stream = self._streams[key] = Stream(sip, name)
         return stream
 
+    def forget_unresolved(self) -> None:
+        """What has not been resolved never will be (its world is gone): streams go on without it."""
+        for stream in self._streams.values():
+            if stream.tail is not None and stream.tail.end is None:
+                stream.tail = None
+
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
         """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
 
@@ -104,6 +120,8 @@ class GraphEngine:
         """
 
         def start_at(start: float) -> None:
+            if op.end is not None:
+                return  # it failed meanwhile
             op.start = start
             if op.duration is not None:
                 self._end_stream_op(op, start + op.duration)
@@ -220,6 +238,8 @@ class GraphEngine:
         return run
 
     def _start_plan(self, run: PlanRun) -> None:
+        # A member that came early waits: nothing moves before the present, when the others are known to have come.
+        run.member_start = np.maximum(run.member_start, self.now)
         plan = run.plan
         in_use = [link for link in plan.links if link in self._alone_on_link or self._network.busy(link)]
         crossing = any(not plan.links.isdisjoint(other.plan.links) for other in self._sharing)

@@ -69,12 +69,18 @@ class TransferPlan:
         return sum(len(links) for links in self.queue_links) == len(self.links)
 
     @cached_property
-    def _source_at(self) -> IntArray:
-        return self.src * self.cells + self.src_cell
+    def queue_src(self) -> IntArray:
+        """``[queues]`` member that sends through each queue."""
+        members = np.zeros(len(self.queue_links), dtype=np.int64)
+        members[self.queue] = self.src
+        return members
 
     @cached_property
-    def _target_at(self) -> IntArray:
-        return self.dst * self.cells + self.dst_cell
+    def queue_dst(self) -> IntArray:
+        """``[queues]`` member that receives from each queue."""
+        members = np.zeros(len(self.queue_links), dtype=np.int64)
+        members[self.queue] = self.dst
+        return members
 
     @cached_property
     def dependents(self) -> tuple[list[list[int]], list[int], list[list[int]]]:
@@ -90,7 +96,9 @@ class TransferPlan:
         last_write: dict[int, int] = {}
         last_reads: dict[int, list[int]] = {}
         last_in_queue: dict[int, int] = {}
-        source_at, target_at, queue = self._source_at.tolist(), self._target_at.tolist(), self.queue.tolist()
+        source_at = (self.src * self.cells + self.src_cell).tolist()
+        target_at = (self.dst * self.cells + self.dst_cell).tolist()
+        queue = self.queue.tolist()
         for begin, end in zip(self.rounds[:-1].tolist(), self.rounds[1:].tolist(), strict=True):
             for i in range(begin, end):
                 arrivals = {last_write[at] for at in (source_at[i], target_at[i]) if at in last_write}
@@ -110,13 +118,6 @@ class TransferPlan:
                 last_reads.pop(target_at[i], None)
         return after_arrival, needed, after_sent
 
-    def member_ends(self, member_start: FloatArray, sent: FloatArray, arrived: FloatArray) -> FloatArray:
-        """``[members]`` time at which each member has sent and received everything."""
-        ends = member_start.copy()
-        np.maximum.at(ends, self.src, sent)
-        np.maximum.at(ends, self.dst, arrived)
-        return ends
-
 
 @dataclass(frozen=True, eq=False)
 class PlanTimes:
@@ -129,25 +130,41 @@ class PlanTimes:
 
 def evaluate(plan: TransferPlan, member_start: FloatArray) -> PlanTimes:
     """Times of a plan that has its links to itself; ``member_start``: ``[members]`` s at which each member joins."""
+    times = PlanTimes(np.empty(len(plan)), np.empty(len(plan)), np.empty(len(plan)))
+    _run_rounds(plan, member_start, times)
+    return times
+
+
+def member_ends(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
+    """``[members]`` s at which each member of such a plan has sent and received everything.
+
+    Keeps no time per transfer: a large world has more transfers than memory.
+    """
+    return _run_rounds(plan, member_start, None)
+
+
+def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes | None) -> FloatArray:
     ready = np.repeat(member_start, plan.cells)
     read_until = np.zeros(plan.members * plan.cells)
     queue_free = np.zeros(len(plan.queue_links))
-    start = np.empty(len(plan))
-    sent = np.empty(len(plan))
-    arrived = np.empty(len(plan))
-    source_at, target_at, queue = plan._source_at, plan._target_at, plan.queue
-    serial, latency = plan.serial, plan.latency
+    queue_arrived = np.zeros(len(plan.queue_links))
     bounds = plan.rounds.tolist()
     for k in range(len(bounds) - 1):
         rows = slice(bounds[k], bounds[k + 1])
-        at, to, q = source_at[rows], target_at[rows], queue[rows]
+        src, dst, q = plan.src[rows], plan.dst[rows], plan.queue[rows]
+        at, to = src * plan.cells + plan.src_cell[rows], dst * plan.cells + plan.dst_cell[rows]
         begin = np.maximum(ready[at], ready[to])
         np.maximum(begin, read_until[to], out=begin)
         np.maximum(begin, queue_free[q], out=begin)
-        leave = begin + serial[rows]
-        arrive = leave + latency[rows]
-        start[rows], sent[rows], arrived[rows] = begin, leave, arrive
+        leave = begin + plan.serial[rows]
+        arrive = leave + plan.latency[rows]
+        if times is not None:
+            times.start[rows], times.sent[rows], times.arrived[rows] = begin, leave, arrive
         queue_free[q] = leave
+        queue_arrived[q] = np.maximum(queue_arrived[q], arrive)
         np.maximum.at(read_until, at, leave)
         ready[to] = arrive
-    return PlanTimes(start, sent, arrived)
+    ends = member_start.copy()
+    np.maximum.at(ends, plan.queue_src, queue_free)
+    np.maximum.at(ends, plan.queue_dst, queue_arrived)
+    return ends

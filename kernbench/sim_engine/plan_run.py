@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernbench.sim_engine.plan import FloatArray, PlanTimes, TransferPlan, evaluate
+from kernbench.sim_engine.plan import FloatArray, PlanTimes, TransferPlan, evaluate, member_ends
 
 if TYPE_CHECKING:
     from kernbench.sim_engine.engine import GraphEngine
@@ -38,7 +38,7 @@ class PlanRun:
     ) -> None:
         self.plan = plan
         self.member_start = member_start
-        self.times = PlanTimes(*(np.full(len(plan), np.nan) for _ in range(3)))
+        self._times: PlanTimes | None = None
         self._engine = engine
         self._on_member_end = on_member_end
         self._version = 0
@@ -53,13 +53,22 @@ class PlanRun:
         return self._member_left is None
 
     @property
+    def times(self) -> PlanTimes:
+        """When each transfer happened. Of a plan that ran alone they are computed when somebody asks."""
+        if self._times is None:
+            times = evaluate(self.plan, self.member_start)
+            if self.alone and self.finished:
+                return times  # cheap to compute again, expensive to keep: a log holds many runs
+            self._times = times
+        return self._times
+
+    @property
     def finished(self) -> bool:
         return bool(self._ended.all())
 
     def start_alone(self) -> None:
         """Evaluate the whole plan at once."""
-        self.times = evaluate(self.plan, self.member_start)
-        ends = self.plan.member_ends(self.member_start, self.times.sent, self.times.arrived)
+        ends = member_ends(self.plan, self.member_start)
         version = self._version
         # one event per distinct end, in time order: members that end together are told in member order
         order = np.argsort(ends, kind="stable")
@@ -70,6 +79,7 @@ class PlanRun:
 
     def start_shared(self) -> None:
         """Run transfer by transfer, sharing links with whatever else is in flight."""
+        self._times = PlanTimes(*(np.full(len(self.plan), np.nan) for _ in range(3)))
         self._to_flows(now=-np.inf)
 
     def demote(self, now: float) -> None:
