@@ -37,6 +37,12 @@ class Piece:
     strides: list[int]
     at: tuple[slice | None, ...]
     lanes: tuple[tuple[int, int], ...]
+    #: Byte offsets of the first element and past the last, and the number of elements.
+    least: int = 0
+    most: int = 0
+    active: int = 0
+    #: The piece is everything that one rank of a batch accesses.
+    whole_rank: bool = False
 
     def view(self, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
         """The memory of the piece, and the dimensions that run backwards (torch has no negative strides)."""
@@ -102,6 +108,8 @@ class Access:
             if b.rank_index is None:
                 allocation, start = bases[b.rank]
                 c += start
+            elif arr is None and b.rank_index.shape[0] == b.rank_index.size and not ls[0] and mask is None:
+                return self._per_rank(bases, c, ls, ts)
             else:
                 address = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
                 arr = address if arr is None else arr + address
@@ -168,6 +176,39 @@ class Access:
             piece = self._piece(allocation, at, strides, sizes, lo, hi, cell, nl)
             if piece is not None:
                 out.append(piece)
+        return out, tuple(sizes)
+
+    def _per_rank(
+        self, bases: list[tuple[Allocation, int]], c: int, ls: tuple[int, ...], ts: tuple[int, ...]
+    ) -> tuple[list[Piece], tuple[int, ...]] | None:
+        """One piece per rank: the same view at another base. Only bounds are looked at again."""
+        b, tile, item = self.b, self.tile, self.item
+        lanes: tuple[int, ...] = b.lanes
+        strides = [s // item for s in ls + ts]
+        if any(s % item for s in ls + ts):
+            return None
+        sizes = [n if s else 1 for n, s in zip(lanes + tile, strides, strict=True)]
+        cell = ((0, 1), *[(0, n) for n in lanes[1:]])
+        low, high = [0] * len(tile), list(tile)
+        ranks = b.rank_index.reshape(-1).tolist()
+        allocation, start = bases[ranks[0]]
+        first = self._piece(allocation, c + start, strides, sizes, low, high, cell, len(lanes))
+        assert first is not None
+        sizes[0] = lanes[0]
+        out = []
+        for k, r in enumerate(ranks):
+            allocation, here = bases[r]
+            move = here - start
+            at = ((k, k + 1), *cell[1:])
+            if k and (first.least + move < 0 or first.most + move > allocation.nbytes or move % item):
+                self._piece(allocation, c + here, strides, sizes, low, high, at, len(lanes))  # raises
+            if k:
+                b.x.touch(self.info, allocation, first.active * item, first.least + move, first.most + move)
+            piece = Piece(
+                allocation, first.offset + move // item, first.sizes, first.strides, (slice(k, k + 1), *first.at[1:]), at
+            )
+            piece.whole_rank = True
+            out.append(piece)
         return out, tuple(sizes)
 
     def _piece(
@@ -242,7 +283,7 @@ class Access:
                 f"  at {self.info.loc}"
             )
         self.b.x.touch(self.info, allocation, active * item, least, most + item)
-        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell)
+        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell, least, most + item, active)
 
     def _blame(
         self,
@@ -428,6 +469,8 @@ def _load_pieces(info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtyp
         view = piece.read(dtype)
         if tuple(piece.sizes) == shape:
             return view if info.view_ok else view.clone()
+    if pieces[0].whole_rank:
+        return torch.cat([piece.read(dtype) for piece in pieces])
     out = filled(shape, 0 if other is None else other, dtype)
     for piece in pieces:
         out[piece.where].copy_(piece.read(dtype))

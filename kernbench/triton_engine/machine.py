@@ -22,9 +22,9 @@ from kernbench.errors import KernbenchError, MemoryAccessError
 from . import lanes as lane_ops
 from .counts import Counts, TensorTraffic
 from .lift.program import Branch, Code, ForBack, ForHead, Instr, Jump, OpInfo, Program, Return
-from .memory import Allocation, AllocationMap, registry, write_epoch
+from .memory import Allocation, AllocationMap, allocation_of, find_live, registry, write_epoch
 from .ops.registry import lookup
-from .plan import Chunk, Plan, make_plan
+from .plan import Chunk, Plan, make_plan, per_rank
 from .ptx import Frame, Stuck
 from .values import Aff, Ptr, Value, dense_int, dense_mask, exact_bounds, from_lane_array, lane_array, wrap
 
@@ -286,8 +286,6 @@ class Execution:
                 if len({repr(v) for v in floats}) > 1:
                     lane_args.append((slot, floats))
                 env[slot] = floats[0]
-        if lane_args:
-            raise KernbenchError("launches of one batch must agree in their number arguments")
         for slot, ty in program.args:
             if type(env[slot]) is tuple:
                 env[slot] = self._descriptor(*env[slot][1:])
@@ -295,8 +293,12 @@ class Execution:
         if plan is None:
             if len(self.static.plans) > 256:
                 self.static.plans.clear()
-            plan = make_plan(program, self, env)
+            plan = make_plan(program, self, env, lane_args)
             self.static.plans[tuple(key)] = plan
+        for slot, numbers in lane_args:
+            value = per_rank(numbers, len(plan.shape))
+            ty = program.types[slot]
+            env[slot] = value.to(ty.dtype) if type(value) is Tensor else value
         self.plan = plan
         self._env = env
         self._pending = list(plan.chunks) if only is None else [_first_programs(plan, only)]
@@ -305,15 +307,11 @@ class Execution:
     def _root(self, value: Any, arg: int, rank: int) -> tuple[Allocation, int]:
         if isinstance(value, Tensor):
             tensor = value
-            storage = tensor.untyped_storage()
-            base = storage.data_ptr()
-            allocation = self._known.get(base)
-            if allocation is None:
-                launch = self.launches[rank]
-                name = launch.arg_names[arg] if arg < len(launch.arg_names) else f"argument {arg}"
-                allocation = Allocation(tensor, name, launch.rank)
-                self._known[base] = allocation
-            return allocation, tensor.data_ptr() - base
+            launch = self.launches[rank]
+            name = launch.arg_names[arg] if arg < len(launch.arg_names) else f"argument {arg}"
+            allocation = allocation_of(tensor, name, launch.rank)
+            allocation = self._known.setdefault(allocation.base, allocation)
+            return allocation, tensor.data_ptr() - allocation.base
         address = value if isinstance(value, int) else value.data_ptr()
         inner = getattr(value, "base", None)  # triton's TensorWrapper (reinterpret)
         if isinstance(inner, Tensor):
@@ -344,8 +342,6 @@ class Execution:
         if found is None and self.memory is not registry:
             found = registry.find(address)
         if found is None:
-            from .memory import find_live
-
             found = find_live(address)
         if found is not None:
             self._known[found.base] = found
@@ -446,9 +442,7 @@ class Execution:
         rank_index = None
         lanes = sizes
         if self._rank_axis:
-            lanes = (self.n_ranks, *sizes)
-            ids = ids[None]
-            rank_index = np.arange(self.n_ranks).reshape((self.n_ranks,) + (1,) * len(sizes))
+            rank_index = np.arange(self.n_ranks).reshape((self.n_ranks,) + (1,) * (len(sizes) - 1))
         batch = Batch(self, env, lanes, ids, rank_index, 0)
         n = len(lanes)
         for slot in self._constant_tiles:
@@ -482,12 +476,8 @@ class Execution:
         for k, (start, stop) in enumerate(chunk.ranges):
             v = lane_ops.cut(v, k, start, stop)
         if kind is Tensor:
-            return v.unsqueeze(0) if self._rank_axis else v  # type: ignore[union-attr]
-        ls, arr = v.ls, v.arr  # type: ignore[union-attr]
-        if self._rank_axis:
-            ls = (0, *ls)
-            arr = None if arr is None else arr[None]
-        out = Aff(v.c, ls, v.ts, 0, 0, arr)  # type: ignore[union-attr]
+            return v
+        out = Aff(v.c, v.ls, v.ts, 0, 0, v.arr)  # type: ignore[union-attr]
         out.lo, out.hi = exact_bounds(out, lanes, ())
         if out.lo == out.hi:
             return out.lo
