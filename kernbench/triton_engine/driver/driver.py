@@ -80,7 +80,9 @@ class KernbenchDriver(DriverBase):  # type: ignore[misc]
         return None
 
     def clear_cache(self, cache: Any) -> None:
-        pass
+        from .benchmark import timeline
+
+        timeline.clears += 1
 
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         return self.utils.get_device_properties(device)  # type: ignore[no-any-return]
