@@ -147,12 +147,12 @@ def make_plan(program: Program, x: Any, env: list[Value], by_rank: list[tuple[in
         scalars.append(instr.results[0])
     linear = np.zeros((1,) * len(shape), dtype=np.int64)
     weight = (1, grid[0], grid[0] * grid[1])
-    for k, a in enumerate(axes):
-        if a is None:
+    for k, grid_axis in enumerate(axes):
+        if grid_axis is None:
             continue
         size = [1] * len(shape)
         size[k] = shape[k]
-        linear = linear + weight[a] * np.arange(shape[k], dtype=np.int64).reshape(size)
+        linear = linear + weight[grid_axis] * np.arange(shape[k], dtype=np.int64).reshape(size)
     ids = np.broadcast_to(linear, shape) if shape else linear.reshape(())
     arrange: list[np.ndarray | None] = []
     for k, n in enumerate(shape):
@@ -203,7 +203,9 @@ def _rearrange(arr: np.ndarray, arrange: list[np.ndarray | None], new_shape: tup
     return arr.reshape(shape)
 
 
-def _rearranged(v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]) -> Value:
+def _rearranged(
+    v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]
+) -> Value:
     if type(v) is Ptr:
         off = _rearranged(v.off, shape, arrange, new_shape)
         return Ptr(v.root, off, v.den)  # type: ignore[arg-type]
