@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
+    "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),
 }
 
 
