@@ -257,6 +257,8 @@ class Execution:
         first = launches[0]
         self.program = first.program
         self.grid = first.grid
+        if any(launch.program is not self.program or launch.grid != self.grid for launch in launches):
+            raise ValueError("launches of one batch must be of one compiled kernel and one grid")
         self.n_ranks = len(launches)
         self.memory: AllocationMap = memory if memory is not None else registry
         self.dry = dry
