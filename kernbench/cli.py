@@ -17,6 +17,8 @@ from kernbench.errors import KernbenchError
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
+    "validate": ("validate", "Compare the cost models with measured tables."),
+    "calibrate": ("calibrate", "Fit a system to measurements: a manifest, or the output of nccl-tests."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
     "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import signal
 import threading
 import traceback
@@ -80,8 +81,19 @@ class RankScheduler:
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
-    def start(self, bodies: Sequence[Callable[[], None]], *, isolation: str) -> None:
-        """Create one rank per body, all ready to run. ``isolation``: ``"carrier"`` or ``"greenlet"``."""
+    def start(
+        self,
+        bodies: Sequence[Callable[[], None]],
+        *,
+        isolation: str,
+        before_run: Callable[[int], None] | None = None,
+    ) -> None:
+        """Create one rank per body, all ready to run.
+
+        Args:
+            isolation: ``"carrier"`` or ``"greenlet"``.
+            before_run: with carriers, called with the rank's index whenever that rank is about to run.
+        """
         if self.live_count:
             raise KernbenchError("ranks are already running in this context: join them before starting more")
         self.ranks = [Rank(index) for index in range(len(bodies))]
@@ -90,6 +102,8 @@ class RankScheduler:
         for rank, body in zip(self.ranks, bodies, strict=True):
             if isolation == "carrier":
                 self._start_carrier(rank, body)
+                if before_run is not None and rank.carrier is not None:
+                    rank.carrier.before_run = functools.partial(before_run, rank.index)
             else:
                 rank.greenlet = greenlet(self._body_of(rank, body), self.main)
                 self.rank_by_greenlet[rank.greenlet] = rank.index
