@@ -1,3 +1,76 @@
-"""kernbench: a cooperative multi-rank runtime simulator."""
+"""kernbench: a cooperative multi-rank runtime simulator.
+
+Runs an N-rank ``torch.distributed`` + Triton program in one process with no accelerator: exact values, modelled time,
+full determinism, and an explanation instead of a hang.
+
+    import kernbench
+
+    def worker(rank, world_size, torch):
+        x = torch.full((4,), float(rank))
+        torch.distributed.all_reduce(x)
+        print(rank, x.tolist(), torch.now())
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(worker, args=(8, ctx), nprocs=8)
+
+The names below are imported when they are first used, so that ``import kernbench`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "simulate": "kernbench.runtime_api.context",
+    "RuntimeContext": "kernbench.runtime_api.context",
+    "SpawnException": "kernbench.runtime_api.multiprocessing",
+    "DeviceSelector": "kernbench.runtime_api.types",
+    "resolve_topology": "kernbench.topology",
+    "load_system": "kernbench.topology",
+    "KernbenchError": "kernbench.errors",
+    "ConfigError": "kernbench.errors",
+    "DeadlockError": "kernbench.errors",
+    "CollectiveMismatchError": "kernbench.errors",
+    "MemoryAccessError": "kernbench.errors",
+    "OutOfMemoryError": "kernbench.errors",
+}
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from kernbench.errors import (
+        CollectiveMismatchError as CollectiveMismatchError,
+    )
+    from kernbench.errors import (
+        ConfigError as ConfigError,
+    )
+    from kernbench.errors import (
+        DeadlockError as DeadlockError,
+    )
+    from kernbench.errors import (
+        KernbenchError as KernbenchError,
+    )
+    from kernbench.errors import (
+        MemoryAccessError as MemoryAccessError,
+    )
+    from kernbench.errors import (
+        OutOfMemoryError as OutOfMemoryError,
+    )
+    from kernbench.runtime_api.context import RuntimeContext as RuntimeContext
+    from kernbench.runtime_api.context import simulate as simulate
+    from kernbench.runtime_api.multiprocessing import SpawnException as SpawnException
+    from kernbench.runtime_api.types import DeviceSelector as DeviceSelector
+    from kernbench.topology import load_system as load_system
+    from kernbench.topology import resolve_topology as resolve_topology
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kernbench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

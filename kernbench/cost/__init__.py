@@ -1,1 +1,1 @@
-
+"""Durations: what kernels, copies and collectives take on a described system."""

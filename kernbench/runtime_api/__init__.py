@@ -1,1 +1,1 @@
-
+"""What a rank program touches: the context, tensors, handles, multiprocessing, distributed."""

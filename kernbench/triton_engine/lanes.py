@@ -25,7 +25,7 @@ def cut(v: Value, axis: int, start: int, stop: int) -> Value:
     if kind is Ptr:
         return Ptr(v.root, cut(v.off, axis, start, stop), None if v.den is None else cut(v.den, axis, start, stop))  # type: ignore[union-attr,arg-type]
     if kind is Box:
-        return Box(tuple(None if p is None else tuple(_cut_bound(e, axis, start, stop) for e in p) for p in v.bounds))  # type: ignore[union-attr,misc,arg-type]
+        return Box(tuple(None if p is None else tuple(_cut_bound(e, axis, start, stop) for e in p) for p in v.bounds))
     if kind is Desc:
         d = v
         return Desc(
@@ -67,7 +67,7 @@ def pick(v: Value, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Valu
         den = None if v.den is None else pick(v.den, axis, index, lanes)  # type: ignore[union-attr]
         return Ptr(v.root, pick(v.off, axis, index, lanes), den)  # type: ignore[union-attr,arg-type]
     if kind is Box:
-        bounds = []
+        bounds: list[Any] = []
         for p in v.bounds:  # type: ignore[union-attr]
             if p is None:
                 bounds.append(None)
@@ -75,7 +75,7 @@ def pick(v: Value, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Valu
                 bounds.append(
                     tuple(e.take(index, axis) if isinstance(e, np.ndarray) and e.shape[axis] > 1 else e for e in p)
                 )
-        return Box(tuple(bounds))  # type: ignore[arg-type]
+        return Box(tuple(bounds))
     if kind is Desc:
         d = v
         f = lambda e: pick(e, axis, index, lanes)  # noqa: E731
@@ -91,7 +91,7 @@ def flatten(v: Value, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> 
     if kind is Tensor:
         shape = v.shape  # type: ignore[union-attr]
         if all(s == 1 for s in shape[:n]):
-            return v.reshape((1,) + tuple(shape[n:]))  # type: ignore[union-attr]
+            return v.reshape((1, *tuple(shape[n:])))  # type: ignore[union-attr]
         index = tuple(
             torch.from_numpy(w) if s > 1 else torch.zeros(count, dtype=torch.int64)
             for w, s in zip(which, shape[:n], strict=True)
@@ -107,7 +107,7 @@ def flatten(v: Value, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> 
         den = None if v.den is None else flatten(v.den, lanes, which)  # type: ignore[union-attr]
         return Ptr(v.root, flatten(v.off, lanes, which), den)  # type: ignore[union-attr,arg-type]
     if kind is Box:
-        bounds = []
+        bounds: list[Any] = []
         for p in v.bounds:  # type: ignore[union-attr]
             if p is None:
                 bounds.append(None)
@@ -119,7 +119,7 @@ def flatten(v: Value, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> 
                     e = np.broadcast_to(e, (count,))
                 pair.append(e)
             bounds.append(tuple(pair))
-        return Box(tuple(bounds))  # type: ignore[arg-type]
+        return Box(tuple(bounds))
     if kind is Desc:
         d = v
         f = lambda e: flatten(e, lanes, which)  # noqa: E731
@@ -168,23 +168,25 @@ def join(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x
             strides = {v.ts if type(v) is Aff else (0,) * len(ty.shape) for v in values}
             if len(strides) == 1:
                 return _join_affine(values, axis, lanes, strides.pop())
-        values = [dense_int(v, ln, ty.shape, ty.dtype) for v, ln in zip(values, lanes, strict=True)]  # type: ignore[arg-type]
+        values = [dense_int(v, ln, ty.shape, ty.dtype) for v, ln in zip(values, lanes, strict=True)]
     elif ty.elem == "i1":
         values = [dense_mask(v, ln, ty.shape) for v, ln in zip(values, lanes, strict=True)]
     return _join_tensors(values, axis, lanes, n + len(ty.shape), ty.dtype)
 
 
-def _join_tensors(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ndim: int, dtype: torch.dtype) -> Tensor:
+def _join_tensors(
+    values: list[Value], axis: int, lanes: list[tuple[int, ...]], ndim: int, dtype: torch.dtype
+) -> Tensor:
     parts = []
     for v in values:
         if type(v) is not Tensor:
             v = torch.full((1,) * ndim, v, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)  # type: ignore[arg-type]
         parts.append(v)
-    sizes = [max(p.shape[d] for p in parts) for d in range(ndim)]  # type: ignore[union-attr]
+    sizes = [max(p.shape[d] for p in parts) for d in range(ndim)]
     out = []
     for p, ln in zip(parts, lanes, strict=True):
         sizes[axis] = ln[axis]
-        out.append(p.expand(sizes))  # type: ignore[union-attr]
+        out.append(p.expand(sizes))
     raw = dtype.itemsize == 1 and dtype.is_floating_point
     if raw:
         return torch.cat([p.contiguous().view(torch.uint8) for p in out], dim=axis).view(dtype)

@@ -58,7 +58,7 @@ def contract(a: Tensor, b: Tensor, nl: int, dtype: torch.dtype, acc: Tensor | No
     inverse = [order.index(i) for i in range(len(order))]
     if acc is not None:
         sizes = [1] * len(none) + batch_sizes + row_sizes + [m] + col_sizes + [n]
-        lanes_now = tuple(torch.broadcast_shapes(a_lanes, b_lanes))
+        lanes_now = tuple([max(p, q) for p, q in zip(a_lanes, b_lanes, strict=True)])
         if tuple(acc.shape[:nl]) != lanes_now:
             # acc varies along lanes that neither side does
             out = contract(a, b, nl, dtype, None, False)

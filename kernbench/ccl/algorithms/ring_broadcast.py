@@ -1,0 +1,27 @@
+"""Pipelined ring broadcast: the buffer travels from the root along the ring, cell by cell.
+
+With k cells and n members the last member has everything after ``n - 2 + k`` rounds, so a long buffer costs little more
+than one pass over a link (Träff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC 2008,
+section 2, call it the linear pipeline).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+
+COLLECTIVE = "broadcast"
+TOPOLOGIES = ("ring_1d",)
+CELLS = 8
+
+
+def build(members: int, root: int) -> Schedule:
+    """The schedule for ``members`` >= 1 members, numbered along the ring, from member ``root``."""
+    chain = ScheduleBuilder("ring_broadcast", members, cells=CELLS)
+    hops = np.arange(members - 1)
+    for step in range(members - 2 + CELLS if members > 1 else 0):
+        cell = step - hops  # hop h forwards cell k in round k + h
+        active = hops[(cell >= 0) & (cell < CELLS)]
+        chain.round((root + active) % members, (root + active + 1) % members, step - active, reduce=False)
+    return chain.build()

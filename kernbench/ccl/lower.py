@@ -1,0 +1,82 @@
+"""From a schedule to time: queues get routes, cells get bytes, transfers get seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernbench.ccl.config import AlgorithmConfig
+from kernbench.ccl.ipcq import QueueCosts
+from kernbench.ccl.schedule import Schedule
+from kernbench.sim_engine.plan import TransferPlan
+from kernbench.topology import Topology
+
+
+def lower(
+    schedule: Schedule,
+    topology: Topology,
+    sips: Sequence[int],
+    config: AlgorithmConfig,
+    *,
+    count: int,
+    itemsize: int,
+    dtype: str,
+) -> TransferPlan:
+    """The plan of ``schedule`` for a buffer of ``count`` elements of ``itemsize`` bytes on the members' ``sips``.
+
+    Members on one SIP exchange through its memory, without a link.
+    """
+    members, cells = schedule.members, schedule.cells
+    lanes = int(schedule.lane.max(initial=0)) + 1
+    keys = (schedule.src * members + schedule.dst) * lanes + schedule.lane
+    used = np.zeros(members * members * lanes, dtype=bool)
+    used[keys] = True
+    queue = (np.cumsum(used) - 1)[keys]
+    pairs = np.flatnonzero(used) // lanes
+
+    links: list[tuple[int, ...]] = []
+    bandwidth: list[float] = []
+    latency: list[float] = []
+    for pair in pairs.tolist():
+        source, target = sips[pair // members], sips[pair % members]
+        if source == target:
+            links.append(())
+            bandwidth.append(topology.device.hbm_copy_bandwidth)
+            latency.append(0.0)
+        else:
+            route = topology.route(source, target)
+            links.append(route.links)
+            bandwidth.append(route.bandwidth)
+            latency.append(route.latency)
+    hops = np.asarray([len(route_links) for route_links in links], dtype=np.float64)
+
+    # cells have two lengths at most and a transfer either reduces or copies: four costs per queue
+    costs = QueueCosts.of(topology, config, dtype)
+    base = count // cells
+    table = np.empty((4, len(pairs), 3))
+    for kind in range(4):
+        nbytes = np.full(len(pairs), float((base + (kind & 1)) * itemsize))
+        table[kind] = np.stack(
+            costs.transfer(nbytes, np.asarray(bandwidth), np.asarray(latency), hops, reduces=bool(kind & 2)), axis=1
+        )
+    longer = schedule.cell < count % cells
+    kind_of = longer + 2 * schedule.reduces
+    serial, wait, busy = table[kind_of, queue].T
+    return TransferPlan(
+        name=schedule.name,
+        members=members,
+        cells=cells,
+        rounds=schedule.rounds,
+        src=schedule.src,
+        dst=schedule.dst,
+        src_cell=schedule.cell,
+        dst_cell=schedule.cell,
+        nbytes=(base + longer) * itemsize,
+        serial=np.ascontiguousarray(serial),
+        latency=np.ascontiguousarray(wait),
+        queue=queue,
+        queue_links=tuple(links),
+        reduces=schedule.reduces,
+        busy=np.ascontiguousarray(busy),
+    )

@@ -1,0 +1,479 @@
+"""The context of one simulation: what a rank program calls ``torch``.
+
+A :class:`RuntimeContext` owns a system, the ranks that run on it, their values and their virtual time. It is shaped like
+the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from greenlet import getcurrent
+
+from kernbench.ccl.config import CclConfig, load_ccl_config
+from kernbench.cost.torch_ops import Work as OpWork
+from kernbench.cost.torch_ops import gemm_flops
+from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.runtime_api import current, triton_launch
+from kernbench.runtime_api.accelerator import Accelerator
+from kernbench.runtime_api.distributed import Collective, Distributed
+from kernbench.runtime_api.factories import Factories
+from kernbench.runtime_api.handles import Handle, Work
+from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
+from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
+from kernbench.runtime_api.rank_state import RankState
+from kernbench.runtime_api.storages import StorageState, StorageTable
+from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor, plain, storage_of, tensors_in
+from kernbench.runtime_api.types import DeviceSelector, short_dtype
+from kernbench.scheduler import RankScheduler, make_policy
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
+from kernbench.topology import Topology, TopologyHandle, resolve_topology
+
+COMPUTE_STREAM = "compute"
+COPY_STREAM = "copy"
+
+POLL_SECONDS = 1e-6
+"""Virtual time that one look at an unfinished operation costs the host."""
+
+_IDLE_POLLS = 10_000
+
+
+@dataclass(eq=False)
+class RuntimeContext(Factories):
+    """One simulation.
+
+    Attributes:
+        engine: virtual time and memories of the system.
+        target_device: the SIPs that ranks may drive; rank r drives the r-th unless it sets another.
+        correlation_id: a name that the user gives this run; it appears in reports and traces.
+        spec: the mapping read from the system's YAML.
+        seed: seeds the random generators of the ranks, and the ``"random"`` policy.
+        policy: which runnable rank goes first: ``"round_robin"`` or ``"random"``.
+        ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
+    """
+
+    engine: GraphEngine
+    target_device: DeviceSelector = field(default_factory=DeviceSelector)
+    correlation_id: str = ""
+    spec: Mapping[str, Any] | None = None
+    seed: int = 0
+    policy: str = "round_robin"
+    ccl: CclConfig | None = None
+    multiprocessing: Multiprocessing = field(init=False, repr=False)
+    distributed: Distributed = field(init=False, repr=False)
+    accelerator: Accelerator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.spec is None:
+            self.spec = self.topology.spec
+        self.sips = self.target_device.resolve(self.topology.sip_count)
+        self.scheduler = RankScheduler(make_policy(self.policy, self.seed))
+        self.executor = DataExecutor()
+        self.storages = StorageTable(self.engine.memory)
+        self._pending_worker_waits: list[tuple[Handle, Any]] = []
+        self._pending_collectives: list[Collective] = []
+        self._ccl_loaded: CclConfig | None = self.ccl
+        self._polls: list[tuple[Operation, RankState]] = []
+        self._polls_in_flight = 0
+        self._inside_kernel = False
+        self.last_launch: Operation | None = None
+        self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
+        self._main = RankState(None, self.sips[0], self.seed)
+        self._ranks: dict[int, RankState] = {}
+        self.multiprocessing = Multiprocessing(self)
+        self.distributed = Distributed(self)
+        self.accelerator = Accelerator(self)
+        self._activate()
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> RuntimeContext:
+        self._activate()
+        return self
+
+    def _activate(self) -> None:
+        current.activate(self)
+        triton_launch.follow_active_context()
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+        try:
+            if exc_type is None:
+                self.multiprocessing._join_at_exit()
+                self.synchronize()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Unwind what still runs, drop what is still queued. The context's tensors keep their values. Idempotent."""
+        waiting = [target for _, target in self._pending_worker_waits]
+        try:
+            self.scheduler.abort(waiting)
+        finally:
+            self._clear_queues()
+            self.distributed._reset()
+            current.deactivate(self)
+            triton_launch.follow_active_context()
+
+    def _clear_queues(self) -> None:
+        self._pending_worker_waits.clear()
+        self._pending_collectives.clear()
+        self._polls.clear()
+        self.executor.clear()
+
+    # -- who and when ------------------------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """The system's graph."""
+        return self.engine.topology
+
+    @property
+    def enable_data(self) -> bool:
+        """Whether values are computed."""
+        return self.engine.enable_data
+
+    @property
+    def ccl_config(self) -> CclConfig:
+        """The collective configuration, read when it is first needed."""
+        if self._ccl_loaded is None:
+            self._ccl_loaded = load_ccl_config(system=self.topology.system)
+        return self._ccl_loaded
+
+    def _activity(self) -> tuple[int, int]:
+        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
+        return self.engine.progress, self.scheduler.resumed
+
+    def _me(self) -> RankState:
+        """State of whoever runs: a rank's, or main's."""
+        rank = self.scheduler.rank_by_greenlet.get(getcurrent())
+        return self._main if rank is None else self._ranks[rank]
+
+    def now(self) -> float:
+        """Virtual time of whoever asks, seconds: the rank's host clock; in main, the time when all is done."""
+        me = self._me()
+        return max(me.clock, self.engine.now) if me is self._main else me.clock
+
+    def sleep(self, seconds: float) -> None:
+        """Let ``seconds`` of virtual time pass for this rank, while the others go on."""
+        if seconds < 0:
+            raise ValueError(f"sleep length must be non-negative, got {seconds}")
+        me = self._me()
+        self.wait(self._timer(me, me.clock + seconds))
+
+    def _timer(self, me: RankState, at: float) -> Operation:
+        op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        self.engine.at(at, lambda: self.engine.resolve_now(op))
+        return op
+
+    # -- launching ---------------------------------------------------------------------------------------------------
+
+    def launch(self, kernel: Any, grid: Any, *args: Any, name: str | None = None, **kwargs: Any) -> Handle:
+        """Enqueue ``kernel`` over ``grid`` programs on the stream of this rank's SIP, and return at once.
+
+        Args:
+            kernel: a ``@triton.jit`` kernel, or a Python function called as ``kernel(program_id, *args)``.
+            grid: number of programs: an integer, a tuple of up to three, or (Triton) a function of the meta-parameters.
+            args: the kernel's arguments; tensors of this context or plain CPU tensors.
+            name: what reports and traces call it.
+            kwargs: the kernel's keyword arguments, Triton only.
+        """
+        if triton_launch.is_kernel(kernel):
+            return triton_launch.launch(self, kernel, grid, args, kwargs, name)
+        if not callable(kernel):
+            raise KernbenchError(f"cannot launch {kernel!r}: expected a @triton.jit kernel or a Python function")
+        if kwargs:
+            raise KernbenchError(f"keyword arguments {', '.join(kwargs)} are for Triton kernels; pass them by position")
+        sizes = as_grid(grid)
+        work = function_work(kernel, sizes, args)
+        label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
+        op = self._enqueue(label, "kernel", work, args)
+        op.detail = {"grid": list(sizes)}
+        if self.enable_data:
+            self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
+            if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
+                self._flush_values()  # nobody tells us when the host looks at a plain tensor
+        return op
+
+    def _enqueue(self, name: str, kind: str, work: OpWork | None, tensors: Iterable[Any]) -> Operation:
+        """Put an operation on this rank's compute stream; the host pays the launch and goes on.
+
+        ``work`` None: its duration will be told once it has been executed.
+        """
+        me = self._me()
+        launch = self.topology.device.launch
+        me.clock += launch.overhead
+        op = Operation(
+            name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
+            duration=None if work is None else work.seconds(self.topology.device),
+        )  # fmt: skip
+        op.nbytes = 0 if work is None else work.nbytes
+        self._touch(op, tensors, me)
+        self.engine.submit(op)
+        me.last = me.tails[COMPUTE_STREAM] = op
+        return op
+
+    def _touch(self, op: Operation, tensors: Iterable[Any], me: RankState) -> None:
+        """Note in ``op`` and in the storages which memory it touches."""
+        operands = []
+        for tensor in tensors_in(tensors):
+            state = self.storages.adopt(tensor, me)
+            state.last = op
+            operands.append(state.operand(tensor))
+        op.operands = operands
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait(self, handle: Handle | Work) -> None:
+        """Block until ``handle`` is done; raise what made it fail.
+
+        In a rank, a handle that is done returns without a switch; else the rank is queued and main goes on. In main it
+        drives the simulation. The host clock of whoever waits moves forward to the handle's end.
+        """
+        op = handle.operation if isinstance(handle, Work) else handle
+        op.observed = True
+        if not op.done:
+            self._block_on(op)
+        if op.error is not None:
+            raise op.error
+        self._host_waited(self._me(), op)
+
+    def _host_waited(self, me: RankState, op: Operation) -> None:
+        """Move a host clock forward to the end of what it has waited for, and log the wait."""
+        if op.end is not None and op.end > me.clock:
+            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
+            me.clock = op.end
+
+    def _block_on(self, op: Operation) -> None:
+        if self._inside_kernel:
+            raise KernbenchError(
+                "a kernel cannot wait for a handle or read another operation's result: launch it later"
+            )
+        if getcurrent() is self.scheduler.main:
+            drive_until(self, op)
+        else:
+            self._pending_worker_waits.append((op, self.scheduler.waitable()))
+            self.scheduler.switch_to_main()
+            if not op.done:
+                raise KernbenchError(
+                    f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
+                )
+
+    def synchronize(self) -> None:
+        """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
+
+        Raises what made one of this rank's operations fail, if nobody has waited for that one.
+        """
+        me = self._me()
+        if me is self._main:
+            _drain_pending(self)
+            self.executor.flush(self.engine.now)
+            self._settle_time()
+        for op in list(me.tails.values()):
+            self.wait(op)
+        if self.executor.failed:
+            self._flush_values()
+            for op in self._unobserved_failures(me):
+                op.observed = True
+                assert op.error is not None
+                raise op.error
+
+    def _settle_time(self) -> None:
+        """In main: run the engine until nothing is in flight; main's host clock moves to the end of it all."""
+        self.engine.run()
+        self._main.clock = max(self._main.clock, self.engine.now, self.engine.latest_end)
+
+    def _unobserved_failures(self, me: RankState | None = None) -> list[Operation]:
+        """Failed operations (of ``me``) that nobody has waited for."""
+        return [op for op in self.executor.failed if not op.observed and (me is None or op.rank == me.rank)]
+
+    def _poll(self, op: Operation) -> None:
+        """One look at an operation that is not done: let the others go on for a moment of virtual time."""
+        if getcurrent() is self.scheduler.main:
+            _drain_pending(self)
+            return
+        me = self._me()
+        idle = self.engine.events_in_flight == self._polls_in_flight and self.engine.progress == me.progress_seen
+        me.idle_polls = me.idle_polls + 1 if idle else 0
+        me.progress_seen = self.engine.progress
+        if me.idle_polls > _IDLE_POLLS:
+            me.idle_polls = 0
+            raise DeadlockError(
+                f"rank {me.rank} has asked {_IDLE_POLLS} times whether {op.name!r} is complete, and nothing else in the "
+                "simulation can make progress.\n" + self.distributed._report()
+            )
+        look = Operation(
+            f"is_completed of {op.name}", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
+        )
+        self._polls.append((look, me))
+        self.wait(look)
+
+    def _schedule_polls(self) -> None:
+        """Everybody is blocked: those who poll look again when the next thing has happened, at a multiple of
+        :data:`POLL_SECONDS`. The looks in between would see nothing new."""
+        polls, self._polls = self._polls, []
+        upcoming = self.engine.next_event
+        for look, me in polls:
+            looks = 1 if upcoming is None else max(1, ceil((upcoming - me.clock) / POLL_SECONDS))
+            self._polls_in_flight += 1
+            self.engine.at(me.clock + looks * POLL_SECONDS, partial(self._end_poll, look))
+
+    def _end_poll(self, look: Operation) -> None:
+        self._polls_in_flight -= 1
+        self.engine.resolve_now(look)
+
+    # -- what tensors call -------------------------------------------------------------------------------------------
+
+    def _before_host_read(self, tensors: Iterable[torch.Tensor], name: str) -> None:
+        """Drain what the values of ``tensors`` depend on. Pending collectives do not count: they complete when all
+        their members have arrived, which a rank that stopped here could prevent (ADR 0004).
+
+        ``name``: the entry point of ``_HOST_READ_BARRIERS``.
+        """
+        for tensor in tensors:
+            if tensor.is_meta and name in HOST_COPIES and name != "__repr__":
+                raise KernbenchError(
+                    f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
+                    "a program whose control flow reads data needs enable_data=True"
+                )
+            state = self.storages.known(tensor)
+            if state is None or state.last is None:
+                continue
+            op = state.last
+            if op.kind == "collective" and not op.done:
+                self._before_compute((tensor,))
+                continue
+            self.wait(op)
+            if self.executor.failed:
+                self._raise_failure_on(state)
+            if name in HOST_COPIES:
+                self._charge_read(tensor, state, 1 if name in COMPARED_ON_DEVICE else tensor.nbytes)
+
+    def _raise_failure_on(self, state: StorageState) -> None:
+        """An earlier operation on this memory failed and nobody has seen that: its values mean nothing."""
+        mine = state.allocation
+        for op in self._unobserved_failures(self._me()):
+            if any(isinstance(it, Operand) and it.space == mine.space and it.sip == mine.sip
+                   and mine.address <= it.address < mine.address + max(mine.nbytes, 1) for it in op.operands):  # fmt: skip
+                self.wait(op)
+
+    def _charge_read(self, tensor: torch.Tensor, state: StorageState, nbytes: int) -> None:
+        """The host pays the copy of what it looks at: latency and bytes of the link from its SIP."""
+        me = self._me()
+        sip = state.allocation.sip
+        route = self.topology.host_route(sip, "d2h")
+        op = Operation(
+            "device to host", "dma", rank=me.rank, sip=sip, stream=COPY_STREAM, enqueue=me.clock,
+            duration=route.latency + nbytes / route.bandwidth,
+        )  # fmt: skip
+        op.nbytes = nbytes
+        op.operands = [state.operand(tensor, "r"), Operand("host", sip, 0, nbytes, "w")]
+        self.engine.submit(op)
+        self.wait(op)
+
+    def _before_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
+        rank that this rank has yet to join, and deadlock (ADR 0005)."""
+        if isinstance(source, torch.Tensor):
+            state = self.storages.known(source)
+            if state is not None and state.last is not None and state.last.kind != "collective":
+                self.wait(state.last)
+
+    def _before_compute(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Kept launches that touch these tensors run first: a rank's operations take effect in program order."""
+        if len(self.executor) and self.executor.touches_any(id(storage_of(tensor)) for tensor in tensors):
+            self._flush_values()
+
+    def _flush_values(self) -> None:
+        """Have the values of everything that this rank has launched computed."""
+        if not len(self.executor):
+            return
+        me = self._me()
+        marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        marker.resolve(me.clock, me.clock)
+        self.executor.submit(ValueMarker(marker))
+        self._block_on(marker)
+
+    def _record_compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Put a torch operation that has just been computed on this rank's stream."""
+        inputs = list(tensors_in(args, kwargs))
+        outputs = list(tensors_in((result,)))
+        name = getattr(func, "__name__", "op")
+        if outputs and _is_view(name, inputs, outputs):
+            return
+        flops = gemm_flops(name, [tensor.shape for tensor in inputs])
+        work = OpWork(
+            nbytes=sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs)),
+            flops=flops or sum(tensor.numel() for tensor in outputs),
+            matrix=bool(flops),
+            dtype=short_dtype(outputs[0].dtype if outputs else inputs[0].dtype),
+        )
+        self._enqueue(name.strip("_"), "gemm" if flops else "math", work, outputs or inputs)
+
+    def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor:
+        """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
+        me = self._me()
+        self.storages.allocate(plain(tensor), me, name)
+        return tensor.as_subclass(Tensor)
+
+    Tensor = Tensor
+
+
+def _is_view(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether an operation has only made views of its inputs: ``reshape`` or ``contiguous`` without need for a copy."""
+    if name.endswith("_") or any(output is each for output in outputs for each in inputs[1:]):
+        return False  # in place, or out=
+    memory = {id(storage_of(each)) for each in inputs}
+    return all(id(storage_of(output)) in memory for output in outputs)
+
+
+@contextmanager
+def simulate(
+    system: str | TopologyHandle | None = None,
+    *,
+    world_size: int | None = None,
+    nodes: int | None = None,
+    enable_data: bool = True,
+    seed: int = 0,
+    policy: str = "round_robin",
+    devices: Sequence[int] | range | int | str = "all",
+    correlation_id: str = "",
+    ccl: CclConfig | str | None = None,
+) -> Iterator[RuntimeContext]:
+    """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
+
+    Args:
+        system: name of a shipped system, path of a YAML file, or a handle; default ``sip8``.
+        world_size: ranks that the program will use; checked against the system now, instead of when they are spawned.
+        nodes: repeat the system's node this many times.
+        enable_data: compute values; without, only time is modelled.
+        seed: of the ranks' random generators and of the ``"random"`` policy.
+        policy: ``"round_robin"`` or ``"random"``.
+        devices: the SIPs to use: ``"all"``, an index, a list or a range.
+        correlation_id: a name for this run.
+        ccl: path of a ``ccl.yaml``, or a loaded one; default: the one in the working directory over the shipped one.
+
+    Raises:
+        ConfigError: the description is wrong, or the world does not fit.
+    """
+    if isinstance(system, TopologyHandle):
+        handle = system
+    else:
+        handle = resolve_topology(system, nodes=nodes)
+    if world_size is not None:
+        handle.topology_obj.require_world(world_size)
+    ctx = RuntimeContext(
+        engine=GraphEngine(handle.topology_obj, enable_data=enable_data),
+        target_device=DeviceSelector(devices),
+        correlation_id=correlation_id,
+        seed=seed,
+        policy=policy,
+        ccl=load_ccl_config(ccl, system=handle.topology_obj.system) if isinstance(ccl, str) else ccl,
+    )
+    with ctx:
+        yield ctx

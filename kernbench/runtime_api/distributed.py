@@ -1,0 +1,347 @@
+"""``ctx.distributed``: process groups and collectives of simulated ranks, with ``torch.distributed``'s names.
+
+A collective is *posted* by each member. The first one's signature is what the others are held against, at once and before
+any data moves; when all have arrived it is *matched* and handed to the engine, and its values are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench.ccl.collectives import CollectiveRunner
+from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.errors import CollectiveMismatchError, ConfigError, KernbenchError
+from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
+from kernbench.runtime_api.handles import Work
+from kernbench.runtime_api.locations import user_location
+from kernbench.runtime_api.reports import deadlock_report
+from kernbench.runtime_api.tensor import plain, storage_of
+from kernbench.runtime_api.types import short_dtype
+from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.sim_engine.operation import Operation
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+COMM_STREAM = "comm"
+BACKENDS = ("kernbench", "gloo", "nccl", "mpi", "ccl", "xccl", "hccl", "ahbm")
+
+__all__ = ["Collective", "Distributed", "ProcessGroup"]
+
+
+class Distributed:
+    """``torch.distributed`` of a context."""
+
+    ReduceOp = ReduceOp
+
+    def __init__(self, ctx: RuntimeContext) -> None:
+        self._ctx = ctx
+        self._rank_by_greenlet = ctx.scheduler.rank_by_greenlet
+        self._runner = CollectiveRunner(ctx.topology)
+        self._world: ProcessGroup | None = None
+        self._groups: dict[tuple[int, ...], list[ProcessGroup]] = {}
+        self._group_calls: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._backends: dict[int, str] = {}
+
+    # -- world -------------------------------------------------------------------------------------------------------
+
+    def _open_world(self, size: int) -> None:
+        self._reset()
+        self._world = ProcessGroup("default", tuple(range(size)))
+
+    def _reset(self) -> None:
+        self._world = None
+        self._groups.clear()
+        self._group_calls.clear()
+        self._backends.clear()
+
+    def is_available(self) -> bool:
+        """True."""
+        return True
+
+    def is_initialized(self) -> bool:
+        """Whether this rank has called :meth:`init_process_group`."""
+        return self._ctx._me().rank in self._backends
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        group_name: str = "",
+        **kwargs: Any,
+    ) -> None:
+        """Join the world that ``spawn`` has made. ``rank`` and ``world_size``, if given, must agree with it."""
+        me = self._ctx._me()
+        if me.rank is None:
+            raise KernbenchError("init_process_group is for ranks: call it inside the function given to spawn")
+        if me.rank in self._backends:
+            raise KernbenchError(f"rank {me.rank}: trying to initialize the default process group twice")
+        world = self._require_world()
+        if rank not in (-1, me.rank):
+            raise ConfigError(f"init_process_group(rank={rank}) on the rank that spawn calls {me.rank}")
+        if world_size not in (-1, world.size):
+            raise ConfigError(f"init_process_group(world_size={world_size}) in a world of {world.size} ranks")
+        self._backends[me.rank] = backend or "kernbench"
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        """Leave the world (``group=None``), or drop a sub-group."""
+        if group is None:
+            self._backends.pop(self._rank(), None)
+
+    def get_backend(self, group: ProcessGroup | None = None) -> str:
+        """The backend name that was asked for."""
+        return self._backends.get(self._rank(), "kernbench")
+
+    def get_rank(self, group: ProcessGroup | None = None) -> int:
+        """This rank's number in ``group`` (default: the world), -1 if it is not a member."""
+        rank = self._rank()
+        return rank if group is None else group.index.get(rank, -1)
+
+    def get_world_size(self, group: ProcessGroup | None = None) -> int:
+        """Number of ranks of ``group`` (default: the world), -1 if this rank is not a member.
+
+        Outside ranks: the size a world would have if nobody says, from ``ccl.yaml``, else the number of SIPs.
+        """
+        if group is not None:
+            return group.size if self._rank() in group.index else -1
+        if self._world is not None:
+            return self._world.size
+        return self._ctx.ccl_config.world_size(len(self._ctx.sips))
+
+    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
+        """The ranks of ``group``, in group order."""
+        return list((group or self._require_world()).ranks)
+
+    def new_group(
+        self, ranks: Sequence[int] | None = None, timeout: Any = None, backend: str | None = None, **kwargs: Any
+    ) -> ProcessGroup:
+        """A group of ``ranks`` (default: all). Every rank of the world calls this, members or not, in the same order."""
+        world = self._require_world()
+        members = tuple(world.ranks if ranks is None else sorted(ranks))
+        wrong = [rank for rank in members if rank not in world.index]
+        if wrong or len(set(members)) != len(members) or not members:
+            raise ConfigError(
+                f"new_group({list(members)}): expected distinct ranks of 0..{world.size - 1}"
+                + (f", found {wrong}" if wrong else "")
+            )
+        # the k-th call of a rank with these members gives the k-th group of these members
+        key = (self._rank(), members)
+        nth = self._group_calls.get(key, 0)
+        self._group_calls[key] = nth + 1
+        made = self._groups.setdefault(members, [])
+        if nth == len(made):
+            number = sum(map(len, self._groups.values()))
+            made.append(ProcessGroup(f"group {number} {list(members)}", members))
+        return made[nth]
+
+    def _rank(self) -> int:
+        rank = self._ctx._me().rank
+        if rank is None:
+            raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
+        return rank
+
+    def _require_world(self) -> ProcessGroup:
+        if self._world is None:
+            raise KernbenchError(
+                "there is no world: collectives are called inside ranks, see ctx.multiprocessing.spawn"
+            )
+        return self._world
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        *,
+        out: torch.Tensor | None = None,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Reduce ``tensor`` over all members of ``group``; every member gets the result.
+
+        Args:
+            tensor: any shape; fp16, bf16, fp32, fp64 or an integer dtype. Same shape and dtype on every member.
+            op: ``ReduceOp``, torch's or ours, or its name: sum, prod, min, max, avg, band, bor, bxor.
+            group: default: the world.
+            async_op: return a :class:`Work` at once.
+            out: where the result goes; default: ``tensor``.
+            algorithm: entry of ``ccl.yaml``; default: the one it names.
+        """
+        reduction = ReduceOp.parse(op)
+        reduction.check_dtype(tensor.dtype)
+        target = tensor if out is None else out
+        if target.shape != tensor.shape or target.dtype != tensor.dtype:
+            raise KernbenchError(
+                f"all_reduce: out has {tuple(target.shape)} {target.dtype}, tensor has {tuple(tensor.shape)} {tensor.dtype}"
+            )
+        signature = Signature(
+            "all_reduce",
+            tuple(tensor.shape),
+            tensor.dtype,
+            reduction.value,
+            None,
+            algorithm or self._ctx.ccl_config.algorithm,
+        )
+        return self._post(signature, tensor, target, group, async_op)
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        *,
+        group_src: int | None = None,
+    ) -> Work | None:
+        """Give every member of ``group`` the tensor of rank ``src`` (a rank of the world; ``group_src``: of the group)."""
+        members = group or self._require_world()
+        root = members.root(src, group_src)
+        signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, "ring_broadcast")
+        return self._post(signature, tensor, tensor, group, async_op)
+
+    def barrier(self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
+        """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
+        token = torch.zeros(1, dtype=torch.int32)
+        signature = Signature("barrier", (1,), token.dtype, "sum", None, self._ctx.ccl_config.algorithm)
+        return self._post(signature, token, token, group, async_op)
+
+    # -- posting and matching ----------------------------------------------------------------------------------------
+
+    def _post(
+        self,
+        signature: Signature,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        group: ProcessGroup | None,
+        async_op: bool,
+    ) -> Work | None:
+        ctx = self._ctx
+        me = ctx._me()
+        rank = self._rank()
+        members = group if group is not None else self._require_world()
+        if rank not in members.index:
+            raise KernbenchError(
+                f"rank {rank} called {signature.op} on {members.name}, of which it is not a member ({list(members.ranks)})"
+            )
+        me.clock += ctx.topology.device.launch.overhead
+        op = Operation(signature.op, "collective", rank=rank, sip=me.sip, stream=COMM_STREAM, enqueue=me.clock)
+        op.nbytes = source.numel() * source.element_size()
+        arrival = Arrival(rank, signature, source, target, op, user_location(), () if me.last is None else (me.last,))
+        collective, error = members.arrive(arrival)
+        if len(collective.arrivals) == 1 and error is None:
+            ctx._pending_collectives.append(collective)
+        ctx.engine.progress += 1
+        if error is not None:
+            if collective in ctx._pending_collectives:
+                ctx._pending_collectives.remove(collective)
+            for other in collective.arrivals.values():
+                if other.op.error is None:
+                    other.op.fail(CollectiveMismatchError(str(error)), me.clock)
+                    ctx.executor.failed.append(other.op)
+            raise error
+        me.tails[COMM_STREAM] = op
+        source_state = ctx.storages.adopt(source, me)
+        op.operands = [source_state.operand(source, "rw" if target is source else "r")]
+        source_state.last = op
+        if target is not source:
+            target_state = ctx.storages.adopt(target, me)
+            target_state.last = op
+            op.operands.append(target_state.operand(target, "w"))
+        work = Work(ctx, op, (target,))
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _start_matched(self) -> bool:
+        """Hand every collective whose members have all arrived to the engine; False if there is none."""
+        pending = self._ctx._pending_collectives
+        started = False
+        for collective in pending:
+            if collective.matched and not collective.started and self._values_ready(collective):
+                collective.started = True
+                self._start(collective)
+                started = True
+        ended = len(pending)
+        pending[:] = [collective for collective in pending if not collective.complete]
+        return started or len(pending) < ended
+
+    def _values_ready(self, collective: Collective) -> bool:
+        """Whether nothing that is still to run, or suspended, may write what the collective reads or writes."""
+        executor = self._ctx.executor
+        if not len(executor):
+            return True
+        executor.flush(self._ctx.engine.now)
+        arrivals = collective.arrivals.values()
+        tensors = (tensor for arrival in arrivals for tensor in (arrival.source, arrival.target))
+        return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
+
+    def _start(self, collective: Collective) -> None:
+        ctx = self._ctx
+        arrivals = [collective.arrivals[rank] for rank in collective.group.ranks]
+        signature = collective.signature
+        first = arrivals[0].source
+        request = self._runner.request(
+            op=signature.op,
+            config=ctx.ccl_config.select(signature.algorithm),
+            sips=tuple(arrival.op.sip for arrival in arrivals),
+            root=None if signature.root is None else collective.group.index[signature.root],
+            count=first.numel(),
+            itemsize=first.element_size(),
+            dtype=short_dtype(first.dtype),
+        )
+        if ctx.enable_data:
+            self._runner.move(
+                request,
+                [plain(arrival.source) for arrival in arrivals],
+                [plain(arrival.target) for arrival in arrivals],
+                ReduceOp(signature.reduction) if signature.reduction else None,
+            )
+        detail = {
+            "op": signature.op,
+            "group": collective.group.name,
+            "sequence": collective.sequence,
+            "algorithm": request.config.name,
+            "backpressure": request.config.backpressure,
+            "steps": len(request.plan),
+        }
+        for arrival in arrivals:
+            arrival.op.detail = detail
+            arrival.op.when_resolved(collective.member_ended)
+        run = ctx.engine.submit_collective(
+            request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
+        )
+        ctx.engine.op_log.collectives.append(
+            CollectiveTrace(
+                name=str(collective),
+                run=run,
+                ranks=collective.group.ranks,
+                sips=[arrival.op.sip for arrival in arrivals],
+                buffer_kind=request.config.buffer_kind,
+                addresses=[arrival.op.operands[-1].address for arrival in arrivals],
+                cell_offsets=(request.schedule.cell_bounds(first.numel()) * first.element_size()).tolist(),
+                detail=detail,
+            )
+        )
+
+    def _forget_unmatched(self) -> None:
+        """Drop the collectives that can never be matched."""
+        pending = self._ctx._pending_collectives
+        pending[:] = [collective for collective in pending if collective.matched]
+
+    def _unmatched_ranks(self) -> set[int]:
+        """The ranks that have called a collective which others have not."""
+        pending = self._ctx._pending_collectives
+        return {rank for collective in pending if not collective.matched for rank in collective.arrivals}
+
+    def _report(self) -> str:
+        return deadlock_report(self._ctx)

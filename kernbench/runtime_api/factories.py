@@ -1,0 +1,158 @@
+"""Tensor factories of a context: ``ctx.zeros``, ``ctx.randn`` ... with torch's signatures.
+
+They allocate in the HBM of the SIP that the calling rank drives. ``dtype`` may be a torch dtype or a name (``"f16"``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kernbench.errors import ConfigError
+from kernbench.runtime_api.tensor import Tensor, poison
+from kernbench.runtime_api.types import as_dtype
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.rank_state import RankState
+
+
+def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
+    if len(size) == 1 and not isinstance(size[0], int):
+        return tuple(size[0])
+    return size
+
+
+class Factories:
+    """Base of the context: makes tensors."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def enable_data(self) -> bool: ...
+        def _me(self) -> RankState: ...
+        def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor: ...
+
+    def _make(self, make: Any, name: str, requires_grad: bool) -> Tensor:
+        """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled."""
+        tensor = self._adopt(make("cpu" if self.enable_data else "meta"), name=name)
+        return tensor.requires_grad_() if requires_grad else tensor  # type: ignore[return-value]
+
+    def empty(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+    ) -> Tensor:
+        """A tensor whose memory nobody has written: it is poisoned, so that a read of it shows."""
+        shape, kind = _size(size), as_dtype(dtype)
+        return self._make(lambda where: poison(torch.empty(shape, dtype=kind, device=where)), name, requires_grad)
+
+    def zeros(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+    ) -> Tensor:
+        """Zeros, written to the memory store, so that kernels that read it by address see them."""
+        shape, kind = _size(size), as_dtype(dtype)
+        return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad)
+
+    def ones(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+    ) -> Tensor:
+        """Ones."""
+        shape, kind = _size(size), as_dtype(dtype)
+        return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad)
+
+    def full(
+        self, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
+        name: str = "",
+    ) -> Tensor:  # fmt: skip
+        """``fill_value`` everywhere; the dtype is inferred from it unless given."""
+        kind = None if dtype is None else as_dtype(dtype)
+        return self._make(
+            lambda where: torch.full(_size((size,)), fill_value, dtype=kind, device=where), name, requires_grad
+        )
+
+    def arange(self, *bounds: Any, dtype: Any = None, device: Any = None, name: str = "", **kwargs: Any) -> Tensor:
+        """``torch.arange``."""
+        kind = None if dtype is None else as_dtype(dtype)
+        return self._make(lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False)
+
+    def randn(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
+        generator: torch.Generator | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Normal random numbers from the rank's own generator."""
+        shape, kind = _size(size), as_dtype(dtype)
+        source = generator or self._me().generator
+
+        def make(where: str) -> torch.Tensor:
+            if where == "meta":
+                return torch.empty(shape, dtype=kind, device=where)
+            return torch.randn(shape, dtype=kind, generator=source)
+
+        return self._make(make, name, requires_grad)
+
+    def rand(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+    ) -> Tensor:
+        """Uniform random numbers in [0, 1) from the rank's own generator."""
+        shape, kind, source = _size(size), as_dtype(dtype), self._me().generator
+
+        def make(where: str) -> torch.Tensor:
+            if where == "meta":
+                return torch.empty(shape, dtype=kind, device=where)
+            return torch.rand(shape, dtype=kind, generator=source)
+
+        return self._make(make, name, requires_grad)
+
+    def randint(
+        self, low: int, high: Any, size: Any = None, *, dtype: Any = None, device: Any = None, name: str = ""
+    ) -> Tensor:
+        """Random integers in ``[low, high)``, or ``[0, low)`` as ``randint(low, size)``, from the rank's own generator."""
+        if size is None:
+            low, high, size = 0, low, high
+        shape, kind, source = _size((size,)), as_dtype(dtype, torch.int64), self._me().generator
+
+        def make(where: str) -> torch.Tensor:
+            if where == "meta":
+                return torch.empty(shape, dtype=kind, device=where)
+            return torch.randint(low, high, shape, dtype=kind, generator=source)
+
+        return self._make(make, name, False)
+
+    def tensor(
+        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+    ) -> Tensor:
+        """A tensor that holds a copy of ``data``."""
+        kind = None if dtype is None else as_dtype(dtype)
+        return self._make(lambda where: torch.tensor(data, dtype=kind, device=where), name, requires_grad)
+
+    def from_numpy(self, array: np.ndarray[Any, Any], *, name: str = "") -> Tensor:
+        """A tensor that shares memory with a numpy array."""
+        if not isinstance(array, np.ndarray):
+            raise ConfigError(f"from_numpy expects a numpy array, found {type(array).__name__}")
+        shared = torch.from_numpy(array)
+        return self._make(lambda where: shared if where == "cpu" else shared.to("meta"), name, False)
+
+    def zeros_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
+        """Zeros of the same shape, and dtype unless given."""
+        return self.zeros(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)
+
+    def ones_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
+        """Ones of the same shape, and dtype unless given."""
+        return self.ones(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)
+
+    def empty_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
+        """Poisoned memory of the same shape, and dtype unless given."""
+        return self.empty(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        """Seed this rank's generator, and return it."""
+        return self._me().generator.manual_seed(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the context does not define itself it has from torch, as long as that is public: dtypes, functions."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return getattr(torch, name)
+        except AttributeError:
+            raise AttributeError(f"neither the context nor torch has {name!r}") from None

@@ -1,0 +1,158 @@
+"""Process groups, and the collectives that their members post."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from kernbench.errors import CollectiveMismatchError, ConfigError
+from kernbench.runtime_api.locations import Location
+from kernbench.sim_engine.operation import Operation
+
+
+class Signature(NamedTuple):
+    """What must agree between the members of a collective."""
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    reduction: str | None
+    root: int | None
+    algorithm: str
+
+    def __str__(self) -> str:
+        parts = [f"shape {self.shape}", str(self.dtype).removeprefix("torch.")]
+        if self.reduction is not None:
+            parts.append(f"op {self.reduction}")
+        if self.root is not None:
+            parts.append(f"root {self.root}")
+        parts.append(f"algorithm {self.algorithm}")
+        return f"{self.op}({', '.join(parts)})"
+
+    def differences(self, other: Signature) -> list[str]:
+        """What differs, in words."""
+        return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """One member's call: its tensors, its operation, and what must end before it can start."""
+
+    rank: int
+    signature: Signature
+    source: torch.Tensor
+    target: torch.Tensor
+    op: Operation
+    location: Location
+    after: Sequence[Operation] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Collective:
+    """The n-th collective of a group: who has arrived."""
+
+    group: ProcessGroup
+    sequence: int
+    signature: Signature
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    started: bool = False
+    ended: int = 0
+    error: CollectiveMismatchError | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether every member has arrived."""
+        return len(self.arrivals) == self.group.size
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member's part has ended."""
+        return self.ended == self.group.size
+
+    def member_ended(self) -> None:
+        """Called when the part of one more member has ended."""
+        self.ended += 1
+
+    @property
+    def missing(self) -> list[int]:
+        """Members that have not arrived."""
+        return [rank for rank in self.group.ranks if rank not in self.arrivals]
+
+    def __str__(self) -> str:
+        return f"{self.signature.op} #{self.sequence} on {self.group.name}"
+
+
+class ProcessGroup:
+    """Ranks that communicate. Collectives are matched by the order in which each member calls them.
+
+    Attributes:
+        name: for messages.
+        ranks: ranks of the world, in group order.
+        index: rank of the world -> number in the group.
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.index = {rank: number for number, rank in enumerate(ranks)}
+        self._sequence = dict.fromkeys(ranks, 0)
+        self._open: dict[int, Collective] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def rank(self, world_rank: int) -> int:
+        """Number in this group of a rank of the world, -1 if it is not a member."""
+        return self.index.get(world_rank, -1)
+
+    def root(self, src: int | None, group_src: int | None) -> int:
+        """The root of a rooted collective as a rank of the world, given either way."""
+        if (src is None) == (group_src is None):
+            if src is None:
+                return self.ranks[0]
+            raise ConfigError("give src (a rank of the world) or group_src (a rank of the group), not both")
+        if group_src is not None:
+            if not 0 <= group_src < self.size:
+                raise ConfigError(f"group_src {group_src}: {self.name} has ranks 0..{self.size - 1}")
+            return self.ranks[group_src]
+        assert src is not None
+        if src not in self.index:
+            raise ConfigError(f"src {src} is not a member of {self.name} ({list(self.ranks)})")
+        return src
+
+    def arrive(self, arrival: Arrival) -> tuple[Collective, CollectiveMismatchError | None]:
+        """Record a member's next collective; the error tells that it does not match what another member called."""
+        rank = arrival.rank
+        sequence = self._sequence[rank]
+        self._sequence[rank] = sequence + 1
+        collective = self._open.get(sequence)
+        if collective is None:
+            collective = self._open[sequence] = Collective(self, sequence, arrival.signature)
+        if collective.error is None and arrival.signature != collective.signature:
+            collective.error = _mismatch(collective, arrival)
+        if collective.error is not None:
+            return collective, CollectiveMismatchError(str(collective.error))
+        collective.arrivals[rank] = arrival
+        if collective.matched:
+            del self._open[sequence]
+        return collective, None
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.name}>"
+
+
+def _mismatch(collective: Collective, arrival: Arrival) -> CollectiveMismatchError:
+    first = next(iter(collective.arrivals.values()))
+    differing = ", ".join(arrival.signature.differences(first.signature))
+    return CollectiveMismatchError(
+        f"collective #{collective.sequence} on {collective.group.name} does not match between ranks "
+        f"{first.rank} and {arrival.rank} ({differing} differ):\n"
+        f"  rank {first.rank}: {first.signature} at {first.location}\n"
+        f"  rank {arrival.rank}: {arrival.signature} at {arrival.location}\n"
+        "No data has moved. Every member must call the same collectives, in the same order, with the same shape, dtype, "
+        "reduction and root."
+    )

@@ -1,0 +1,47 @@
+"""Where in the user's own code something was called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OTHERS = (os.sep + "greenlet" + os.sep, "<frozen ", "<string>")
+
+
+class Location(NamedTuple):
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+NOWHERE = Location("<unknown>", 0, "?")
+
+
+def _is_users(filename: str) -> bool:
+    return not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
+
+
+def location_of(frame: FrameType | None) -> Location:
+    """The innermost frame, from ``frame`` outwards, that belongs neither to kernbench nor to torch."""
+    while frame is not None:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            return Location(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return NOWHERE
+
+
+def user_location() -> Location:
+    """Where the user's code called into kernbench."""
+    return location_of(sys._getframe(1))

@@ -1,0 +1,86 @@
+"""The report of a deadlock: what each rank is doing, who waits for whom, and what would have to happen."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kernbench.runtime_api.groups import Arrival, Collective
+from kernbench.runtime_api.locations import Location, location_of
+from kernbench.scheduler import Rank, RankState, find_cycle
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+_MOST_RANKS = 64
+
+
+def deadlock_report(ctx: RuntimeContext) -> str:
+    """Describe why nobody can make progress, in full sentences and with the user's own file:line."""
+    unmatched = [collective for collective in ctx._pending_collectives if not collective.matched]
+    awaited = {id(op): (op, target) for op, target in ctx._pending_worker_waits}
+    arrival_of: dict[int, tuple[Collective, Arrival]] = {}
+    for collective in unmatched:
+        for arrival in collective.arrivals.values():
+            arrival_of[id(arrival.op)] = (collective, arrival)
+
+    waits_for: dict[int, list[int]] = {}
+    waiting_line: dict[int, str] = {}
+    for op, target in awaited.values():
+        rank = ctx.scheduler.rank_by_greenlet.get(target)
+        if rank is None:
+            continue
+        if id(op) in arrival_of:
+            collective, arrival = arrival_of[id(op)]
+            waits_for[rank] = collective.missing
+            waiting_line[rank] = f"waits in {collective}: {arrival.signature} at {arrival.location}"
+        else:
+            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(ctx.scheduler.ranks[rank])}"
+
+    title = f" of {ctx.correlation_id}" if ctx.correlation_id else ""
+    lines = [f"deadlock{title}: no rank can run and nothing is in flight."]
+    cycle = find_cycle(waits_for)
+    if cycle:
+        lines.append("Wait-for cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+    shown = ctx.scheduler.ranks[:_MOST_RANKS]
+    lines += [f"  rank {rank.index}: {waiting_line.get(rank.index) or _state(rank)}" for rank in shown]
+    if len(ctx.scheduler.ranks) > len(shown):
+        lines.append(f"  ... and {len(ctx.scheduler.ranks) - len(shown)} more ranks")
+    for batch, wait in ctx.executor.suspended():
+        where = ", ".join("main" if launch.rank is None else f"rank {launch.rank}" for launch in batch[:8])
+        lines.append(f"  kernel {batch[0].op.name} of {where} is suspended: {wait}")
+    for collective in unmatched:
+        missing = collective.missing
+        lines.append(
+            f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
+            f"{collective.group.name}."
+            + "".join(_never(ctx.scheduler.ranks[rank]) for rank in missing[:8] if rank < len(ctx.scheduler.ranks))
+        )
+    return "\n".join(lines)
+
+
+def _ranks(ranks: list[int]) -> str:
+    text = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def _state(rank: Rank) -> str:
+    return {
+        RankState.DONE: "has ended (its function returned)",
+        RankState.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
+        RankState.ABORTED: "was unwound",
+    }.get(rank.state, f"is {rank.state.value} at {_where(rank)}")
+
+
+def _never(rank: Rank) -> str:
+    return "" if rank.live else f" Rank {rank.index} never will: it {_state(rank)}."
+
+
+def _where(rank: Rank) -> Location:
+    """Where a suspended rank is in the user's code."""
+    frame: Any = None
+    if rank.carrier is not None and rank.carrier.thread.ident is not None:
+        frame = sys._current_frames().get(rank.carrier.thread.ident)
+    elif rank.greenlet is not None:
+        frame = rank.greenlet.gr_frame
+    return location_of(frame)

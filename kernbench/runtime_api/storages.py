@@ -1,0 +1,69 @@
+"""Which memory a tensor is in, and what is still to happen to it."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernbench.runtime_api.rank_state import RankState
+from kernbench.runtime_api.tensor import plain, storage_of
+from kernbench.sim_engine.memory_store import Allocation, MemoryStore
+from kernbench.sim_engine.op_log import Operand
+from kernbench.sim_engine.operation import Operation
+
+
+def _borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """``[nbytes]`` of this process's memory at ``address``, without keeping its owner alive."""
+    if not nbytes:
+        return np.empty(0, dtype=np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+class StorageState:
+    """One storage: its allocation, and the last operation enqueued on it."""
+
+    __slots__ = ("allocation", "last")
+
+    def __init__(self, allocation: Allocation) -> None:
+        self.allocation = allocation
+        self.last: Operation | None = None
+
+    def operand(self, tensor: torch.Tensor, access: str = "rw") -> Operand:
+        """The part of the allocation that ``tensor`` covers."""
+        allocation = self.allocation
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        nbytes = tensor.numel() * tensor.element_size()
+        return Operand(allocation.space, allocation.sip, allocation.address + offset, nbytes, access, allocation.name)
+
+
+class StorageTable:
+    """The storages that the simulation knows. Memory is given back when a storage dies."""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self._memory = memory
+        self._states: weakref.WeakKeyDictionary[torch.UntypedStorage, StorageState] = weakref.WeakKeyDictionary()
+
+    def known(self, tensor: torch.Tensor) -> StorageState | None:
+        """State of a tensor's storage, None if no operation has met it."""
+        return self._states.get(storage_of(tensor))
+
+    def allocate(self, tensor: torch.Tensor, owner: RankState, name: str = "") -> StorageState:
+        """Give ``tensor``'s storage a place in the HBM of its owner's SIP."""
+        storage = storage_of(tensor)
+        nbytes = storage.nbytes()
+        backing = None if tensor.is_meta else _borrowed_bytes(storage.data_ptr(), nbytes)
+        allocation = self._memory.allocate("hbm", owner.sip, nbytes, name=name, rank=owner.rank, backing=backing)
+        state = self._states[storage] = StorageState(allocation)
+        weakref.finalize(storage, self._memory.free, allocation).atexit = False
+        return state
+
+    def adopt(self, tensor: torch.Tensor, owner: RankState) -> StorageState:
+        """State of a tensor's storage; a tensor that comes from elsewhere gets a place now."""
+        state = self.known(tensor)
+        if state is None:
+            state = self.allocate(plain(tensor), owner)
+        return state

@@ -1,0 +1,70 @@
+"""Which of the runnable greenlets runs next.
+
+A policy owns the ready queue, so that the default, round robin, is a bare deque: a switch costs one ``popleft``.
+Every policy is deterministic: the same seed gives the same interleaving on any host.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any, Protocol
+
+from kernbench.errors import ConfigError
+
+Entry = tuple[Any, "BaseException | None"]
+"""A greenlet to resume, and the exception to raise inside it (None: just resume)."""
+
+
+class Policy(Protocol):
+    """A queue of runnable greenlets."""
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry that may run."""
+
+    def popleft(self) -> Entry:
+        """Remove and return the entry that runs next."""
+
+    def clear(self) -> None:
+        """Forget every entry."""
+
+    def __len__(self) -> int: ...
+
+
+class RoundRobin(deque[Entry]):
+    """First come, first served: the default."""
+
+
+class SeededRandom:
+    """Picks uniformly among the runnable greenlets: another seed, another legal interleaving.
+
+    Useful to find programs whose result depends on the order in which ranks happen to run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._entries: list[Entry] = []
+
+    def append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+
+    def popleft(self) -> Entry:
+        entries = self._entries
+        index = self._random.randrange(len(entries))
+        entries[index], entries[-1] = entries[-1], entries[index]
+        return entries.pop()
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def make_policy(name: str, seed: int) -> Policy:
+    """Build the policy called ``name``: ``"round_robin"`` or ``"random"`` (seeded by ``seed``)."""
+    if name == "round_robin":
+        return RoundRobin()
+    if name == "random":
+        return SeededRandom(seed)
+    raise ConfigError(f"unknown scheduling policy {name!r}: expected 'round_robin' or 'random'")

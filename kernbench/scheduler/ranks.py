@@ -1,0 +1,278 @@
+"""Ranks and their scheduler.
+
+Each rank is a greenlet whose parent is main. Ranks never switch to each other: they switch to main, which picks the
+next one from the ready queue. What a rank waits for is not this module's business; somebody calls
+:meth:`RankScheduler.make_ready` when the wait is over.
+
+Other shapes were tried. Driving the simulation from inside a rank nests re-entry (a rank resumed from within another
+rank's drain) and orphans kernels whose parent greenlet has ended; a generator-based scheduler needs ``yield`` in every
+function of a user's program; OS threads alone are neither deterministic nor able to tell a deadlock from a slow rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from kernbench.errors import KernbenchError
+from kernbench.scheduler.carrier import Carrier, current_carrier
+from kernbench.scheduler.policy import Policy, RoundRobin
+
+_UNWIND_ATTEMPTS = 100
+
+
+class RankState(enum.Enum):
+    """Where a rank is in its life."""
+
+    READY = "ready"
+    RUNNING = "running"
+    WAITING = "waiting"
+    DONE = "done"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class Rank:
+    """One rank: its greenlet, its state and, in the end, its outcome."""
+
+    __slots__ = ("carrier", "error", "greenlet", "index", "state", "traceback")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.state = RankState.READY
+        self.greenlet: Any = None
+        self.carrier: Carrier | None = None
+        self.error: BaseException | None = None
+        self.traceback = ""
+
+    @property
+    def live(self) -> bool:
+        return self.state in (RankState.READY, RankState.RUNNING, RankState.WAITING)
+
+    def __repr__(self) -> str:
+        return f"<Rank {self.index} {self.state.value}>"
+
+
+class RankScheduler:
+    """Runs rank greenlets, exactly one at a time, in the order that ``policy`` gives.
+
+    Must be created and driven on the main greenlet.
+    """
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.main = getcurrent()
+        self.ready: Policy = policy if policy is not None else RoundRobin()
+        self.ranks: list[Rank] = []
+        self.rank_by_greenlet: dict[Any, int] = {}
+        self.failed: list[Rank] = []
+        self.live_count = 0
+        self.aborting = False
+        self.resumed = 0
+        """Resumptions so far: whether somebody has run since is a comparison of two readings."""
+        self.interrupted = False
+
+    # -- life of ranks -----------------------------------------------------------------------------------------------
+
+    def start(self, bodies: Sequence[Callable[[], None]], *, isolation: str) -> None:
+        """Create one rank per body, all ready to run. ``isolation``: ``"carrier"`` or ``"greenlet"``."""
+        if self.live_count:
+            raise KernbenchError("ranks are already running in this context: join them before starting more")
+        self.ranks = [Rank(index) for index in range(len(bodies))]
+        self.failed = []
+        self.live_count = len(bodies)
+        for rank, body in zip(self.ranks, bodies, strict=True):
+            if isolation == "carrier":
+                self._start_carrier(rank, body)
+            else:
+                rank.greenlet = greenlet(self._body_of(rank, body), self.main)
+                self.rank_by_greenlet[rank.greenlet] = rank.index
+            self.ready.append((rank.greenlet, None))
+
+    def _start_carrier(self, rank: Rank, body: Callable[[], None]) -> None:
+        carrier = Carrier(self._body_of(rank, body), f"kernbench-rank-{rank.index}", self.main.switch)
+        rank.carrier = carrier
+        rank.greenlet = greenlet(carrier.front, self.main)
+        self.rank_by_greenlet[rank.greenlet] = rank.index
+        carrier.on_bound = lambda root: self.rank_by_greenlet.__setitem__(root, rank.index)
+
+    def _body_of(self, rank: Rank, body: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            rank.state = RankState.RUNNING
+            try:
+                body()
+                rank.state = RankState.DONE
+            except (KeyboardInterrupt, GreenletExit):
+                if self.interrupted:  # Ctrl-C, and not the program's own: it ends the simulation
+                    rank.state = RankState.ABORTED
+                    raise
+                rank.state = RankState.ABORTED if self.aborting else RankState.DONE
+            except SystemExit as exit_:
+                if self.aborting:
+                    rank.state = RankState.ABORTED
+                elif exit_.code in (None, 0):
+                    rank.state = RankState.DONE
+                else:
+                    self.fail(rank, exit_)
+            except BaseException as error:
+                self.fail(rank, error)
+            finally:
+                self._unbind(rank)
+
+        return run
+
+    def fail(self, rank: Rank, error: BaseException) -> None:
+        """Record ``error`` as the root cause of ``rank``'s failure."""
+        rank.state = RankState.FAILED
+        rank.error = error
+        rank.traceback = _user_traceback(error)
+        self.failed.append(rank)
+
+    def _unbind(self, rank: Rank) -> None:
+        if self.rank_by_greenlet.pop(rank.greenlet, None) is None:
+            return  # given up before, and ended after all
+        self.live_count -= 1
+        if rank.carrier is not None:
+            self.rank_by_greenlet.pop(rank.carrier.root, None)
+
+    def current_rank(self) -> int | None:
+        """Index of the rank that is running, or None in main (and in a kernel)."""
+        return self.rank_by_greenlet.get(getcurrent())
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While ranks run: tell Ctrl-C, which ends the simulation, from a KeyboardInterrupt that a rank raises itself,
+        which ends that rank (as it ends a process that ``torch.multiprocessing`` has spawned)."""
+        self.interrupted = False
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield  # somebody else handles it, or it cannot reach us
+            return
+
+        def interrupt(signum: int, frame: Any) -> None:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.interrupted = False
+
+    # -- switching ---------------------------------------------------------------------------------------------------
+
+    def waitable(self) -> Any:
+        """The greenlet to resume when whoever runs now is to go on: a carrier's fronting greenlet in its thread."""
+        carrier = current_carrier()
+        if carrier is None:
+            return getcurrent()
+        return self.ranks[self.rank_by_greenlet[carrier.root]].greenlet
+
+    def switch_to_main(self) -> None:
+        """Suspend whoever runs now until somebody resumes it. In a raw greenlet too."""
+        if self.aborting:
+            raise SystemExit
+        carrier = current_carrier()
+        if carrier is not None:
+            carrier.switch_to_main()
+        else:
+            self.main.switch()
+
+    def pause(self) -> None:
+        """Let the other runnable ranks go first."""
+        self.ready.append((self.waitable(), None))
+        self.switch_to_main()
+
+    def make_ready(self, target: Any, error: BaseException | None = None) -> None:
+        """Let ``target`` (a greenlet) run again; with ``error``, raise that inside it."""
+        self.ready.append((target, error))
+
+    def run_ready(self) -> int:
+        """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
+        ready = self.ready
+        pop = ready.popleft
+        failed = self.failed
+        resumed = 0
+        while ready:
+            target, error = pop()
+            resumed += 1
+            if error is None:
+                target.switch()
+            elif not target.dead:
+                target.throw(error)
+            if failed:
+                break
+        self.resumed += resumed
+        return resumed
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def deliver_errors(self) -> None:
+        """Resume the ready greenlets that have an error to raise, so that each reports its own root cause."""
+        entries = [self.ready.popleft() for _ in range(len(self.ready))]
+        for target, error in entries:
+            if error is not None and not target.dead:
+                target.throw(error)
+
+    def abort(self, others: Iterable[Any] = ()) -> None:
+        """Unwind every live rank: ``SystemExit`` is thrown into it, so its ``finally`` blocks run. Idempotent.
+
+        ``others``: suspended greenlets that are no ranks (kernels). Raises :class:`KernbenchError`, when all that can be
+        unwound has been, naming the ranks that swallow it.
+        """
+        self.aborting = True
+        stubborn = []
+        try:
+            self.ready.clear()
+            for rank in self.ranks:
+                if rank.live and not self._unwind(rank):
+                    stubborn.append(rank.index)
+            for target in others:
+                if target not in self.rank_by_greenlet:
+                    _unwind_raw(target)
+        finally:
+            self.ready.clear()
+            self.aborting = False
+        if stubborn:
+            raise KernbenchError(
+                f"rank {', '.join(map(str, stubborn))} caught SystemExit {_UNWIND_ATTEMPTS} times while being unwound: an "
+                "'except BaseException' (or a bare 'except') inside a loop of the program swallows it. It was given up."
+            )
+
+    def _unwind(self, rank: Rank) -> bool:
+        target = rank.greenlet
+        if not target:  # never started: nothing to unwind
+            rank.state = RankState.ABORTED
+            self._unbind(rank)
+            return True
+        for _ in range(_UNWIND_ATTEMPTS):
+            target.throw(SystemExit)
+            if target.dead:
+                return True
+        rank.state = RankState.ABORTED
+        self._unbind(rank)
+        return False
+
+
+def _unwind_raw(target: Any) -> None:
+    """End a suspended greenlet that is no rank. What it raises meanwhile is lost: nobody waits for it any more."""
+    if target and not target.dead:
+        with contextlib.suppress(SystemExit, Exception):
+            target.throw(GreenletExit)
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback of ``error`` without this module's own frame at its head."""
+    frames = error.__traceback__
+    if frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))

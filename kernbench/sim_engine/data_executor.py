@@ -1,0 +1,163 @@
+"""Values: runs what was launched, in each rank's program order, as late as it may.
+
+Launches are kept until somebody looks. That is what lets one drain run the same kernel of many ranks as one batch. A
+kernel may find that it waits for memory that another rank has yet to write: it is suspended, what its rank launched after
+it waits behind it, and it is resumed at the next drain.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol
+
+from kernbench.sim_engine.operation import Operation
+
+
+class Deferred(Protocol):
+    """A launch whose values have not been computed yet.
+
+    Attributes:
+        op: its operation; marked executed, or failed, when it has run.
+        rank: whose program order it belongs to (None: main).
+        batch_key: launches of different ranks with equal keys may run as one batch.
+        touches: identities of the storages it may read or write.
+    """
+
+    op: Operation
+    rank: int | None
+    batch_key: Hashable
+    touches: frozenset[int]
+
+    def start_batch(self, batch: Sequence[Deferred]) -> Running:
+        """Begin to compute the values of ``batch``, which contains self."""
+
+
+class Running(Protocol):
+    """A batch that is being computed."""
+
+    def run(self) -> bool:
+        """Go on as far as possible; True if anything happened, False if it waits for exactly what it waited for."""
+
+    @property
+    def errors(self) -> Sequence[BaseException | None] | None:
+        """None while it waits for somebody; once it has ended, an error or None for each launch of the batch."""
+
+    def describe_wait(self) -> str:
+        """What it waits for, for a deadlock report."""
+
+
+class Finished:
+    """A batch that ran to its end at once."""
+
+    def __init__(self, errors: Sequence[BaseException | None]) -> None:
+        self.errors: Sequence[BaseException | None] | None = errors
+
+    def run(self) -> bool:
+        return False
+
+    def describe_wait(self) -> str:
+        return "nothing"
+
+
+class DataExecutor:
+    """The launches that are still to be computed, one queue per rank."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int | None, deque[Deferred]] = {}
+        self._touched: dict[int, int] = {}
+        self._suspended: list[tuple[Running, list[Deferred]]] = []
+        self.failed: list[Operation] = []
+        """Operations that failed and whose error nobody may have seen yet."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values())) + sum(len(batch) for _, batch in self._suspended)
+
+    def submit(self, launch: Deferred) -> None:
+        """Keep a launch for later."""
+        launch.op.executed = False
+        self._queues.setdefault(launch.rank, deque()).append(launch)
+        for storage in launch.touches:
+            self._touched[storage] = self._touched.get(storage, 0) + 1
+
+    def touches_any(self, storages: Iterable[int]) -> bool:
+        """Whether a kept launch may read or write one of these storages."""
+        return bool(self._touched) and any(storage in self._touched for storage in storages)
+
+    def flush(self, now: float) -> bool:
+        """Run every kept launch that can run; an error ends its own operation only. Returns whether anything ran.
+
+        Ranks advance together: the heads of all queues are grouped by batch key, so that the same kernel launched by
+        many ranks runs once.
+        """
+        ran = False
+        while self._queues or self._suspended:
+            moved = self._resume_suspended(now)
+            moved = self._start_heads(now) or moved
+            if not moved:
+                break
+            ran = True
+        return ran
+
+    def suspended(self) -> list[tuple[list[Deferred], str]]:
+        """The batches that wait for somebody, and for what."""
+        return [(batch, running.describe_wait()) for running, batch in self._suspended]
+
+    def suspended_ranks(self) -> set[int]:
+        """The ranks whose kernels wait for somebody."""
+        return {launch.rank for _, batch in self._suspended for launch in batch if launch.rank is not None}
+
+    def abandon(self, error: BaseException, now: float) -> None:
+        """Fail every kept launch with ``error``: nobody will ever be able to run it."""
+        kept = [launch for queue in self._queues.values() for launch in queue]
+        kept += [launch for _, batch in self._suspended for launch in batch]
+        self.clear()
+        for launch in kept:
+            launch.op.fail(error, now)
+
+    def clear(self) -> None:
+        """Drop every kept launch, and forget failures."""
+        self.failed.clear()
+        self._queues.clear()
+        self._touched.clear()
+        self._suspended.clear()
+
+    def _resume_suspended(self, now: float) -> bool:
+        moved = False
+        waiting, self._suspended = self._suspended, []
+        for running, batch in waiting:
+            moved = running.run() or moved
+            self._settle(running, batch, now)
+        return moved
+
+    def _start_heads(self, now: float) -> bool:
+        blocked = {launch.rank for _, batch in self._suspended for launch in batch}
+        heads: dict[Hashable, list[Deferred]] = {}
+        for rank in [rank for rank in self._queues if rank not in blocked]:
+            launch = self._queues[rank].popleft()
+            if not self._queues[rank]:
+                del self._queues[rank]
+            heads.setdefault(launch.batch_key, []).append(launch)
+        for batch in heads.values():
+            self._settle(batch[0].start_batch(batch), batch, now)
+        return bool(heads)
+
+    def _settle(self, running: Running, batch: list[Deferred], now: float) -> None:
+        errors = running.errors
+        if errors is None:
+            self._suspended.append((running, batch))
+            return
+        for launch, error in zip(batch, errors, strict=True):
+            self._forget(launch)
+            launch.op.executed = True
+            if error is not None:
+                launch.op.fail(error, now if launch.op.end is None else launch.op.end)
+                self.failed.append(launch.op)
+
+    def _forget(self, launch: Deferred) -> None:
+        for storage in launch.touches:
+            left = self._touched[storage] - 1
+            if left:
+                self._touched[storage] = left
+            else:
+                del self._touched[storage]

@@ -1,0 +1,269 @@
+"""Virtual time: an event heap over a topology graph.
+
+The engine is driven only from main, and only when every rank is blocked. So nothing can be submitted in its past: a
+rank that waits for an operation resumes at that operation's end, which is the engine's present or its future.
+
+Operations on streams need no event: their end is known as soon as what precedes them is. Only traffic that may share a
+link lives on the heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from kernbench.sim_engine.memory_store import MemoryStore
+from kernbench.sim_engine.network import Flow, Network
+from kernbench.sim_engine.op_log import OpLog
+from kernbench.sim_engine.operation import Operation, Stream
+from kernbench.sim_engine.plan import FloatArray, TransferPlan
+from kernbench.sim_engine.plan_run import PlanRun
+from kernbench.topology import Topology
+
+
+class GraphEngine:
+    """The clock, the streams, the links and the memories of one simulated system.
+
+    Args:
+        topology_obj: the system (``resolve_topology(...).topology_obj``).
+        enable_data: whether values are computed; without, only time is modelled.
+    """
+
+    def __init__(self, topology_obj: Topology, enable_data: bool = True) -> None:
+        self.topology = topology_obj
+        self.enable_data = enable_data
+        self.now = 0.0
+        self.op_log = OpLog()
+        self.memory = MemoryStore(topology_obj)
+        self.resolved_count = 0
+        self.progress = 0
+        self.latest_end = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = count()
+        self._network = Network(topology_obj.link_bandwidth.tolist(), self.at, lambda: self.now)
+        self._streams: dict[tuple[int, str], Stream] = {}
+        self._alone_on_link: dict[int, PlanRun] = {}
+        self._sharing: dict[PlanRun, None] = {}
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def at(self, time: float, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when the clock reaches ``time`` (s); events at one time run in the order of this call."""
+        heapq.heappush(self._events, (max(time, self.now), next(self._serial), callback))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._events
+
+    @property
+    def events_in_flight(self) -> int:
+        """Number of events that are still to come."""
+        return len(self._events)
+
+    @property
+    def next_event(self) -> float | None:
+        """Time of the next event, None if there is none."""
+        return self._events[0][0] if self._events else None
+
+    def step(self) -> bool:
+        """Process the next event; False if there is none."""
+        if not self._events:
+            return False
+        time, _, callback = heapq.heappop(self._events)
+        self.now = time
+        callback()
+        return True
+
+    def advance(self) -> bool:
+        """Process events until at least one more operation is resolved; False if nothing was left to do that."""
+        resolved = self.resolved_count
+        while self.resolved_count == resolved:
+            if not self.step():
+                return False
+        return True
+
+    def run(self) -> None:
+        """Process every event."""
+        while self.step():
+            pass
+
+    def resolve_now(self, op: Operation) -> None:
+        """End ``op``, a timer, at the present time."""
+        self.resolved_count += 1
+        op.resolve(op.enqueue, self.now)
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def stream(self, sip: int, name: str) -> Stream:
+        """The stream called ``name`` of a SIP, created on first use."""
+        key = (sip, name)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = Stream(sip, name)
+        return stream
+
+    def forget_unresolved(self) -> None:
+        """What has not been resolved never will be (its world is gone): streams go on without it."""
+        for stream in self._streams.values():
+            if stream.tail is not None and stream.tail.end is None:
+                stream.tail = None
+
+    def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
+        """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
+
+        An operation without a duration waits for :meth:`set_duration`.
+        """
+
+        def start_at(start: float) -> None:
+            if op.end is not None:
+                return  # it failed meanwhile
+            op.start = start
+            if op.duration is not None:
+                self._end_stream_op(op, start + op.duration)
+
+        self._chain(op, after, start_at)
+        return op
+
+    def set_duration(self, op: Operation, seconds: float) -> None:
+        """Tell how long ``op`` takes, now that it has been executed."""
+        op.duration = seconds
+        if op.start is not None and op.end is None:
+            self._end_stream_op(op, op.start + seconds)
+
+    def _end_stream_op(self, op: Operation, end: float) -> None:
+        self._count_resolved(end)
+        op.resolve(end if op.start is None else op.start, end)
+
+    def _count_resolved(self, end: float) -> None:
+        self.resolved_count += 1
+        self.progress += 1
+        self.latest_end = max(self.latest_end, end)
+
+    def _chain(self, op: Operation, after: Sequence[Operation], start_at: Callable[[float], None]) -> None:
+        """Put ``op`` at the tail of its stream and call ``start_at(time)`` once its start is known."""
+        stream = self.stream(op.sip, op.stream)
+        before = [stream.tail, *after] if stream.tail is not None else list(after)
+        stream.tail = op
+        self.op_log.operations.append(op)
+        start = op.enqueue
+        pending: list[Operation] = []
+        for other in before:
+            if other.end is None:
+                pending.append(other)
+            elif other.end > start:
+                start = other.end
+        if not pending:
+            start_at(start)
+            return
+        op._unresolved = len(pending)
+
+        def one_less() -> None:
+            op._unresolved -= 1
+            if op._unresolved == 0:
+                start_at(max([start, *(other.end for other in pending if other.end is not None)]))
+
+        for other in pending:
+            other.when_resolved(one_less)
+
+    # -- traffic -----------------------------------------------------------------------------------------------------
+
+    def submit_transfer(
+        self, op: Operation, links: Sequence[int], nbytes: int, *, latency: float, after: Sequence[Operation] = ()
+    ) -> Operation:
+        """Enqueue a copy of ``nbytes`` over ``links``; it ends ``latency`` seconds after its last byte has left."""
+
+        def start_at(start: float) -> None:
+            op.start = start
+            self.at(start, lambda: self._start_transfer(op, links, nbytes, latency))
+
+        self._chain(op, after, start_at)
+        return op
+
+    def _start_transfer(self, op: Operation, links: Sequence[int], nbytes: int, latency: float) -> None:
+        if not links or nbytes == 0:
+            self._resolve_at(op, self.now + latency)
+        else:
+            self.start_flow(links, nbytes, lambda at: self._resolve_at(op, at + latency), cap=float("inf"))
+
+    def _resolve_at(self, op: Operation, end: float) -> None:
+        def resolve() -> None:
+            self._count_resolved(end)
+            op.resolve(op.enqueue if op.start is None else op.start, end)
+
+        self.at(end, resolve)
+
+    def start_flow(
+        self,
+        links: Sequence[int],
+        nbytes: float,
+        on_done: Callable[[float], None],
+        *,
+        cap: float,
+        on_behalf_of: PlanRun | None = None,
+    ) -> Flow:
+        """Send ``nbytes`` over ``links`` now, at ``cap`` bytes/s at most; collectives it meets share with it."""
+        for link in links:
+            owner = self._alone_on_link.get(link)
+            if owner is not None and owner is not on_behalf_of:
+                self._demote(owner)
+        return self._network.start(links, nbytes, on_done, cap=cap)
+
+    def submit_collective(
+        self, plan: TransferPlan, parts: Sequence[Operation], after: Sequence[Sequence[Operation]]
+    ) -> PlanRun:
+        """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts."""
+        member_start: FloatArray = np.zeros(plan.members)
+        waiting = set(range(plan.members))
+
+        def on_member_end(member: int, time: float) -> None:
+            self._count_resolved(time)
+            parts[member].resolve(float(member_start[member]), time)
+
+        run = PlanRun(self, plan, member_start, on_member_end)
+
+        def member_ready(member: int, start: float) -> None:
+            member_start[member] = start
+            parts[member].start = start
+            waiting.discard(member)
+            if not waiting:
+                self.at(float(member_start.min()), lambda: self._start_plan(run))
+
+        for member, part in enumerate(parts):
+            self._chain(part, after[member], partial(member_ready, member))
+        return run
+
+    def _start_plan(self, run: PlanRun) -> None:
+        # A member that came early waits: nothing moves before the present, when the others are known to have come.
+        run.member_start = np.maximum(run.member_start, self.now)
+        plan = run.plan
+        in_use = [link for link in plan.links if link in self._alone_on_link or self._network.busy(link)]
+        crossing = any(not plan.links.isdisjoint(other.plan.links) for other in self._sharing)
+        if plan.contention_free and not in_use and not crossing:
+            for link in plan.links:
+                self._alone_on_link[link] = run
+            run.start_alone()
+            return
+        for owner in dict.fromkeys(self._alone_on_link[link] for link in sorted(in_use) if link in self._alone_on_link):
+            self._demote(owner)
+        self._sharing[run] = None
+        run.start_shared()
+
+    def _demote(self, run: PlanRun) -> None:
+        self._release_links(run)
+        self._sharing[run] = None
+        run.demote(self.now)
+
+    def _release_links(self, run: PlanRun) -> None:
+        for link in run.plan.links:
+            if self._alone_on_link.get(link) is run:
+                del self._alone_on_link[link]
+
+    def plan_finished(self, run: PlanRun) -> None:
+        """Called by a run when its last member has ended."""
+        self._release_links(run)
+        self._sharing.pop(run, None)

@@ -1,0 +1,157 @@
+"""The op log: what ran, where, when, on which memory.
+
+One record per copy, kernel, GEMM, elementwise or reduction operation and collective, and one per chunk step of a
+collective. Records of chunk steps are expanded from the plan's arrays when somebody reads them, so that a large
+collective costs the log nothing while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.plan_run import PlanRun
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Memory that an operation reads or writes. Every operand names its own memory space.
+
+    Attributes:
+        space: ``"hbm"``, ``"sram"``, ``"tcm"`` or ``"host"``.
+        sip: SIP that owns the memory (the SIP of the host link, for ``"host"``).
+        address: first byte, in that space.
+        nbytes: length, bytes.
+        access: ``"r"``, ``"w"`` or ``"rw"``.
+        name: what the user calls it, if anything.
+    """
+
+    space: str
+    sip: int
+    address: int
+    nbytes: int
+    access: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """One line of the log. Times are virtual seconds.
+
+    Attributes:
+        kind: ``"kernel"``, ``"gemm"``, ``"math"``, ``"dma"``, ``"collective"`` or ``"collective_step"``.
+        name: the operation.
+        rank: rank that caused it, None for main.
+        sip, stream: where it ran; a step's stream is the name of its queue.
+        enqueue, start, end: seconds.
+        nbytes: payload, bytes.
+        operands: memory touched.
+        links: links crossed, by index.
+        peer: rank at the other end of a message, else None.
+        detail: whatever else is worth showing.
+    """
+
+    kind: str
+    name: str
+    rank: int | None
+    sip: int
+    stream: str
+    enqueue: float
+    start: float
+    end: float
+    nbytes: int = 0
+    operands: tuple[Operand, ...] = ()
+    links: tuple[int, ...] = ()
+    peer: int | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTrace:
+    """A collective that ran: the plan with its times, and who its members are."""
+
+    name: str
+    run: PlanRun
+    ranks: Sequence[int]
+    sips: Sequence[int]
+    buffer_kind: str
+    addresses: Sequence[int]
+    cell_offsets: Sequence[int]
+    detail: dict[str, Any]
+
+
+HostWait = tuple[int | None, float, float, Operation]
+"""A host that waited: rank (None: main), from and until when (s), for which operation. A plain tuple: waits are many."""
+
+
+class OpLog:
+    """Every operation of one simulation, in the order of enqueueing.
+
+    Attributes:
+        operations: what was enqueued.
+        collectives: the collectives that were matched, with their chunk steps.
+        waits: the times that a rank's host spent waiting.
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.collectives: list[CollectiveTrace] = []
+        self.waits: list[HostWait] = []
+
+    def __len__(self) -> int:
+        return len(self.operations) + sum(len(trace.run.plan) for trace in self.collectives)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.operations.clear()
+        self.collectives.clear()
+        self.waits.clear()
+
+    def records(self, *, steps: bool = True) -> Iterator[OpRecord]:
+        """Yield the log: operations in the order of enqueueing, then (``steps``) the chunk steps of collectives.
+
+        Operations that have not been resolved yet are left out.
+        """
+        for op in self.operations:
+            if op.end is None or op.start is None:
+                continue
+            yield OpRecord(
+                op.kind, op.name, op.rank, op.sip, op.stream, op.enqueue, op.start, op.end,
+                op.nbytes, tuple(op.operands), detail=dict(op.detail or {}),
+            )  # fmt: skip
+        if steps:
+            for trace in self.collectives:
+                yield from _step_records(trace)
+
+
+def _step_records(trace: CollectiveTrace) -> Iterator[OpRecord]:
+    plan, times = trace.run.plan, trace.run.times
+    columns = zip(
+        plan.src.tolist(), plan.dst.tolist(), plan.src_cell.tolist(), plan.dst_cell.tolist(), plan.nbytes.tolist(),
+        plan.queue.tolist(), plan.reduces.tolist(), times.start.tolist(), times.arrived.tolist(), strict=True,
+    )  # fmt: skip
+    for src, dst, src_cell, dst_cell, nbytes, queue, reduces, start, arrived in columns:
+        source, target = trace.ranks[src], trace.ranks[dst]
+        yield OpRecord(
+            kind="collective_step",
+            name=f"{trace.name} {'reduce' if reduces else 'copy'} chunk {dst_cell}",
+            rank=source,
+            sip=trace.sips[src],
+            stream=f"queue {source}->{target}",
+            enqueue=start,
+            start=start,
+            end=arrived,
+            nbytes=nbytes,
+            operands=(
+                Operand("hbm", trace.sips[src], trace.addresses[src] + trace.cell_offsets[src_cell], nbytes, "r"),
+                Operand(trace.buffer_kind, trace.sips[dst], 0, nbytes, "rw", "IPCQ slots"),
+                Operand(
+                    "hbm", trace.sips[dst], trace.addresses[dst] + trace.cell_offsets[dst_cell], nbytes,
+                    "rw" if reduces else "w",
+                ),
+            ),
+            links=plan.queue_links[queue],
+            peer=target,
+        )  # fmt: skip

@@ -1,0 +1,121 @@
+"""One enqueued operation and the stream it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Operation:
+    """The promise of one enqueued operation: a kernel, a copy, a rank's part of a collective.
+
+    Times are virtual seconds. ``end`` becomes known when the engine has resolved the operation; ``executed`` when its
+    values are in memory. It is ``done`` when both hold, or when it failed.
+
+    Attributes:
+        name: what the user would call it.
+        kind: ``"kernel"``, ``"gemm"``, ``"math"``, ``"dma"``, ``"collective"`` or ``"timer"``.
+        rank: rank that enqueued it, or None for main.
+        sip: SIP on which it runs.
+        stream: name of the stream on that SIP.
+        enqueue: host time at which it was enqueued.
+        duration: seconds that it takes once it has started; None until it has been executed, for a kernel whose work is
+            only known then.
+        start: when it started, None while unknown.
+        end: when it ended, None while unknown.
+        executed: whether its values are final (true from the start for operations that have none).
+        error: what went wrong, raised in whoever waits for it.
+    """
+
+    __slots__ = (
+        "_dependents",
+        "_unresolved",
+        "detail",
+        "duration",
+        "end",
+        "enqueue",
+        "error",
+        "executed",
+        "kind",
+        "name",
+        "nbytes",
+        "observed",
+        "operands",
+        "rank",
+        "sip",
+        "start",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        *,
+        rank: int | None,
+        sip: int,
+        stream: str,
+        enqueue: float,
+        duration: float | None = 0.0,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.rank = rank
+        self.sip = sip
+        self.stream = stream
+        self.enqueue = enqueue
+        self.duration = duration
+        self.start: float | None = None
+        self.end: float | None = None
+        self.executed = True
+        self.error: BaseException | None = None
+        self.observed = False
+        self.nbytes = 0
+        self.operands: Sequence[Any] = ()
+        self.detail: dict[str, Any] | None = None
+        self._unresolved = 0
+        self._dependents: list[Callable[[], None]] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether waiting for it would return, or raise, at once."""
+        return (self.end is not None and self.executed) or self.error is not None
+
+    def when_resolved(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` once ``end`` is known; at once if it is."""
+        if self.end is not None:
+            callback()
+        elif self._dependents is None:
+            self._dependents = [callback]
+        else:
+            self._dependents.append(callback)
+
+    def resolve(self, start: float, end: float) -> None:
+        """Fix the times (once), and tell whoever depends on them."""
+        self.start = start
+        self.end = end
+        dependents, self._dependents = self._dependents, None
+        for callback in dependents or ():
+            callback()
+
+    def fail(self, error: BaseException, at: float) -> None:
+        """End it at ``at`` with ``error``; dependents run on, as a failed kernel does not stop its stream's clock."""
+        self.error = error
+        self.executed = True
+        if self.end is None:
+            self.resolve(at if self.start is None else self.start, at)
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.done else "pending"
+        return f"<{type(self).__name__} {self.name!r} ({self.kind}) rank {self.rank} {state}>"
+
+
+class Stream:
+    """An in-order queue of operations on one SIP: each starts after the one before it has ended."""
+
+    __slots__ = ("name", "sip", "tail")
+
+    def __init__(self, sip: int, name: str) -> None:
+        self.sip = sip
+        self.name = name
+        self.tail: Operation | None = None

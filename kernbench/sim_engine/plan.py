@@ -1,0 +1,170 @@
+"""What a collective does to time: transfers between members, round by round.
+
+A plan is the timed form of a ``ccl`` schedule. Each transfer sends one cell (a chunk of the buffer) from a member to a
+member over a queue and a route. It may start when the cell is ready at its source, the same cell at its destination is
+no longer being read, and the queue's previous transfer has left. The plan is kept as arrays, one row per transfer, so
+that a thousand ranks cost a few numpy calls per round; :func:`evaluate` and :class:`PlanRun` (in ``plan_run``) must
+agree on every plan whose queues share no link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TransferPlan:
+    """Transfers of one collective, sorted by round.
+
+    Attributes:
+        name: for traces, e.g. ``"all_reduce ring"``.
+        members: number of members.
+        cells: number of cells per member.
+        rounds: ``[rounds + 1]`` offsets of each round into the arrays below.
+        src, dst: ``[transfers]`` member that sends, member that receives.
+        src_cell, dst_cell: ``[transfers]`` cell read at the source, cell written at the destination.
+        nbytes: ``[transfers]`` payload, bytes.
+        serial: ``[transfers]`` seconds for which the transfer holds its queue when it has the route to itself.
+        latency: ``[transfers]`` seconds from the last byte sent to the cell being ready at the destination.
+        queue: ``[transfers]`` index of the queue it goes through, in order.
+        queue_links: for each queue, the links of its route.
+        reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
+        busy: ``[transfers]`` seconds of processing-element time spent on waiting for credits (``poll``).
+    """
+
+    name: str
+    members: int
+    cells: int
+    rounds: IntArray
+    src: IntArray
+    dst: IntArray
+    src_cell: IntArray
+    dst_cell: IntArray
+    nbytes: IntArray
+    serial: FloatArray
+    latency: FloatArray
+    queue: IntArray
+    queue_links: tuple[tuple[int, ...], ...]
+    reduces: NDArray[np.bool_]
+    busy: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    @cached_property
+    def links(self) -> frozenset[int]:
+        """Every link that the plan uses."""
+        return frozenset(link for links in self.queue_links for link in links)
+
+    @cached_property
+    def contention_free(self) -> bool:
+        """Whether no two of its queues share a link, so that transfers only ever wait for their own queue."""
+        return sum(len(links) for links in self.queue_links) == len(self.links)
+
+    @cached_property
+    def queue_src(self) -> IntArray:
+        """``[queues]`` member that sends through each queue."""
+        members = np.zeros(len(self.queue_links), dtype=np.int64)
+        members[self.queue] = self.src
+        return members
+
+    @cached_property
+    def queue_dst(self) -> IntArray:
+        """``[queues]`` member that receives from each queue."""
+        members = np.zeros(len(self.queue_links), dtype=np.int64)
+        members[self.queue] = self.dst
+        return members
+
+    @cached_property
+    def dependents(self) -> tuple[list[list[int]], list[int], list[list[int]]]:
+        """The plan as a graph: ``(after_arrival, needed, after_sent)``.
+
+        ``after_arrival[i]`` are the transfers that need transfer i's arrival, ``after_sent[i]`` those that need its
+        last byte to have left (its queue's next, and whoever overwrites the cell it read); ``needed[i]`` is how many
+        such conditions transfer i has.
+        """
+        after_arrival: list[list[int]] = [[] for _ in range(len(self))]
+        after_sent: list[list[int]] = [[] for _ in range(len(self))]
+        needed = [0] * len(self)
+        last_write: dict[int, int] = {}
+        last_reads: dict[int, list[int]] = {}
+        last_in_queue: dict[int, int] = {}
+        source_at = (self.src * self.cells + self.src_cell).tolist()
+        target_at = (self.dst * self.cells + self.dst_cell).tolist()
+        queue = self.queue.tolist()
+        for begin, end in zip(self.rounds[:-1].tolist(), self.rounds[1:].tolist(), strict=True):
+            for i in range(begin, end):
+                arrivals = {last_write[at] for at in (source_at[i], target_at[i]) if at in last_write}
+                sent = set(last_reads.get(target_at[i], ()))
+                if queue[i] in last_in_queue:
+                    sent.add(last_in_queue[queue[i]])
+                for j in sorted(arrivals):
+                    after_arrival[j].append(i)
+                for j in sorted(sent):
+                    after_sent[j].append(i)
+                needed[i] = len(arrivals) + len(sent)
+                last_in_queue[queue[i]] = i
+            for i in range(begin, end):
+                last_reads.setdefault(source_at[i], []).append(i)
+            for i in range(begin, end):
+                last_write[target_at[i]] = i
+                last_reads.pop(target_at[i], None)
+        return after_arrival, needed, after_sent
+
+
+@dataclass(frozen=True, eq=False)
+class PlanTimes:
+    """When each transfer of a plan happened: ``[transfers]`` seconds each."""
+
+    start: FloatArray
+    sent: FloatArray
+    arrived: FloatArray
+
+
+def evaluate(plan: TransferPlan, member_start: FloatArray) -> PlanTimes:
+    """Times of a plan that has its links to itself; ``member_start``: ``[members]`` s at which each member joins."""
+    times = PlanTimes(np.empty(len(plan)), np.empty(len(plan)), np.empty(len(plan)))
+    _run_rounds(plan, member_start, times)
+    return times
+
+
+def member_ends(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
+    """``[members]`` s at which each member of such a plan has sent and received everything.
+
+    Keeps no time per transfer: a large world has more transfers than memory.
+    """
+    return _run_rounds(plan, member_start, None)
+
+
+def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes | None) -> FloatArray:
+    ready = np.repeat(member_start, plan.cells)
+    read_until = np.zeros(plan.members * plan.cells)
+    queue_free = np.zeros(len(plan.queue_links))
+    queue_arrived = np.zeros(len(plan.queue_links))
+    bounds = plan.rounds.tolist()
+    for k in range(len(bounds) - 1):
+        rows = slice(bounds[k], bounds[k + 1])
+        src, dst, q = plan.src[rows], plan.dst[rows], plan.queue[rows]
+        at, to = src * plan.cells + plan.src_cell[rows], dst * plan.cells + plan.dst_cell[rows]
+        begin = np.maximum(ready[at], ready[to])
+        np.maximum(begin, read_until[to], out=begin)
+        np.maximum(begin, queue_free[q], out=begin)
+        leave = begin + plan.serial[rows]
+        arrive = leave + plan.latency[rows]
+        if times is not None:
+            times.start[rows], times.sent[rows], times.arrived[rows] = begin, leave, arrive
+        queue_free[q] = leave
+        queue_arrived[q] = np.maximum(queue_arrived[q], arrive)
+        np.maximum.at(read_until, at, leave)
+        ready[to] = arrive
+    ends = member_start.copy()
+    np.maximum.at(ends, plan.queue_src, queue_free)
+    np.maximum.at(ends, plan.queue_dst, queue_arrived)
+    return ends

@@ -1,0 +1,194 @@
+"""A collective in flight: a :class:`TransferPlan` on the engine's clock.
+
+A plan that has its links to itself is evaluated at once with array arithmetic. If other traffic reaches one of its
+links before it has ended, it is *demoted*: what has happened by then stands, and the rest goes on as flows that share
+the links. Nobody has seen a later time by then, because a member's end is published only when the clock reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernbench.sim_engine.plan import FloatArray, PlanTimes, TransferPlan, evaluate, member_ends
+
+if TYPE_CHECKING:
+    from kernbench.sim_engine.engine import GraphEngine
+
+
+class PlanRun:
+    """One execution of a plan.
+
+    Args:
+        engine: whose clock and network to use.
+        plan: the transfers.
+        member_start: ``[members]`` seconds at which each member is ready.
+        on_member_end: called as ``on_member_end(member, time)`` when the clock reaches a member's end.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        plan: TransferPlan,
+        member_start: FloatArray,
+        on_member_end: Callable[[int, float], None],
+    ) -> None:
+        self.plan = plan
+        self.member_start = member_start
+        self._times: PlanTimes | None = None
+        self._engine = engine
+        self._on_member_end = on_member_end
+        self._version = 0
+        self._ended = np.zeros(plan.members, dtype=bool)
+        self._member_left: list[int] | None = None
+        self._needed: list[int] = []
+        self._released: list[bool] = []
+
+    @property
+    def alone(self) -> bool:
+        """Whether it still has its links to itself."""
+        return self._member_left is None
+
+    @property
+    def times(self) -> PlanTimes:
+        """When each transfer happened. Of a plan that ran alone they are computed when somebody asks."""
+        if self._times is None:
+            times = evaluate(self.plan, self.member_start)
+            if self.alone and self.finished:
+                return times  # cheap to compute again, expensive to keep: a log holds many runs
+            self._times = times
+        return self._times
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._ended.all())
+
+    def start_alone(self) -> None:
+        """Evaluate the whole plan at once."""
+        ends = member_ends(self.plan, self.member_start)
+        version = self._version
+        # one event per distinct end, in time order: members that end together are told in member order
+        order = np.argsort(ends, kind="stable")
+        boundaries = np.flatnonzero(np.diff(ends[order])) + 1
+        for group in np.split(order, boundaries):
+            at = float(ends[group[0]])
+            self._engine.at(at, partial(self._publish, group.tolist(), at, version))
+
+    def start_shared(self) -> None:
+        """Run transfer by transfer, sharing links with whatever else is in flight."""
+        self._times = PlanTimes(*(np.full(len(self.plan), np.nan) for _ in range(3)))
+        self._to_flows(now=-np.inf)
+
+    def demote(self, now: float) -> None:
+        """Other traffic is about to use one of its links: keep the past, run the rest transfer by transfer."""
+        self._version += 1  # the published ends are void
+        self._to_flows(now)
+
+    def _publish(self, members: list[int], at: float, version: int) -> None:
+        if version != self._version:
+            return
+        for member in members:
+            self._end_member(member, at)
+
+    def _end_member(self, member: int, at: float) -> None:
+        self._ended[member] = True
+        self._on_member_end(member, at)
+        if self.finished:
+            self._engine.plan_finished(self)
+
+    # -- transfer by transfer ----------------------------------------------------------------------------------------
+
+    def _to_flows(self, now: float) -> None:
+        plan, times = self.plan, self.times
+        after_arrival, needed, after_sent = plan.dependents
+        self._needed = list(needed)
+        self._member_left = np.bincount(plan.src, minlength=plan.members).tolist()
+        for member in plan.dst.tolist():
+            self._member_left[member] += 1
+        self._released = [False] * len(plan)
+        for member, left in enumerate(self._member_left):
+            if left == 0 and not self._ended[member]:
+                self._schedule_end(member, max(float(self.member_start[member]), now))
+        began = times.start <= now  # NaN (nothing known yet) compares false
+        for i in np.flatnonzero(began).tolist():
+            self._released[i] = True
+            self._resume(i, now, after_sent[i], after_arrival[i])
+        for i in range(len(plan)):
+            if self._needed[i] == 0 and not self._released[i]:
+                self._release(i, now)
+
+    def _resume(self, i: int, now: float, after_sent: list[int], after_arrival: list[int]) -> None:
+        """Put a transfer that had begun by ``now`` where it stood then."""
+        times = self.times
+        if times.arrived[i] <= now:
+            self._count_down(after_sent)
+            self._count_down(after_arrival)
+            self._leave_member(int(self.plan.src[i]), float(times.sent[i]), now)
+            self._leave_member(int(self.plan.dst[i]), float(times.arrived[i]), now)
+        elif times.sent[i] <= now:
+            self._count_down(after_sent)
+            self._leave_member(int(self.plan.src[i]), float(times.sent[i]), now)
+            arrived = float(times.arrived[i])
+            self._engine.at(arrived, lambda: self._arrived(i, arrived))
+        else:
+            left = (times.sent[i] - now) / (times.sent[i] - times.start[i])
+            self._send(i, fraction=float(left))
+
+    def _count_down(self, transfers: list[int]) -> None:
+        for j in transfers:
+            self._needed[j] -= 1
+
+    def _leave_member(self, member: int, at: float, now: float) -> None:
+        """One transfer less for ``member``; the last one ends it."""
+        assert self._member_left is not None
+        self._member_left[member] -= 1
+        if self._member_left[member] == 0 and not self._ended[member]:
+            self._schedule_end(member, max(at, now))
+
+    def _schedule_end(self, member: int, at: float) -> None:
+        self._engine.at(at, lambda: self._end_member(member, at))
+
+    def _release(self, i: int, now: float) -> None:
+        """All conditions of transfer i hold: it starts, at its members' own start at the earliest."""
+        self._released[i] = True
+        plan = self.plan
+        begin = max(now, float(self.member_start[plan.src[i]]), float(self.member_start[plan.dst[i]]))
+        self._engine.at(begin, lambda: self._begin(i, begin))
+
+    def _begin(self, i: int, at: float) -> None:
+        self.times.start[i] = at
+        self._send(i, fraction=1.0)
+
+    def _send(self, i: int, fraction: float) -> None:
+        plan = self.plan
+        serial = float(plan.serial[i])
+        links = plan.queue_links[plan.queue[i]]
+        nbytes = float(plan.nbytes[i])
+        if not links or nbytes <= 0.0 or serial <= 0.0:
+            at = self._engine.now + serial * fraction
+            self._engine.at(at, lambda: self._sent(i, at))
+            return
+        self._engine.start_flow(
+            links, nbytes * fraction, lambda at: self._sent(i, at), cap=nbytes / serial, on_behalf_of=self
+        )
+
+    def _sent(self, i: int, at: float) -> None:
+        self.times.sent[i] = at
+        arrived = at + float(self.plan.latency[i])
+        self._leave_member(int(self.plan.src[i]), at, at)
+        self._advance(self.plan.dependents[2][i], at)
+        self._engine.at(arrived, lambda: self._arrived(i, arrived))
+
+    def _arrived(self, i: int, at: float) -> None:
+        self.times.arrived[i] = at
+        self._leave_member(int(self.plan.dst[i]), at, at)
+        self._advance(self.plan.dependents[0][i], at)
+
+    def _advance(self, transfers: list[int], now: float) -> None:
+        for j in transfers:
+            self._needed[j] -= 1
+            if self._needed[j] == 0:
+                self._release(j, now)

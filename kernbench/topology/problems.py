@@ -1,0 +1,74 @@
+"""What is wrong with a description, said so that the reader can mend it: file, line, key path, found, expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from kernbench.errors import ConfigError
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """A place in a file: ``line`` counts from 1, ``path`` are the keys that lead there."""
+
+    file: str
+    line: int
+    path: tuple[str | int, ...]
+
+    def child(self, keys: tuple[str | int, ...]) -> Mark:
+        return Mark(self.file, self.line, self.path + keys)
+
+    @property
+    def key(self) -> str:
+        return ".".join(str(part) for part in self.path)
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One complaint. ``hint`` is an optional further sentence (the nearest known key, where it belongs)."""
+
+    mark: Mark
+    found: str
+    expected: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        key = f"{self.mark.key}: " if self.mark.path else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{self.mark.file}:{self.mark.line}: {key}{self.found}; expected {self.expected}{hint}"
+
+
+def raise_problems(problems: Iterable[Problem], *, title: str) -> None:
+    """Raise one ConfigError that lists all ``problems`` in the order of the file; do nothing when there are none."""
+    ordered = sorted(set(problems))
+    if not ordered:
+        return
+    count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+    raise ConfigError("\n".join([f"{count} in {title}:", *(f"  {problem}" for problem in ordered)]))
+
+
+def describe(value: Any) -> str:
+    """A value as a reader of the file would call it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that ``word`` was probably meant to be."""
+    by_fold = {name.casefold(): name for name in known}
+    longer = [name for name in by_fold if word and name.startswith(word.casefold())]
+    if len(longer) == 1:
+        return by_fold[longer[0]]
+    matches = get_close_matches(word.casefold(), by_fold, n=1, cutoff=0.6)
+    return by_fold[matches[0]] if matches else None

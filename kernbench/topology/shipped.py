@@ -1,0 +1,75 @@
+"""Where the configuration files that come with kernbench are, and how a name or a path becomes a file.
+
+An installed wheel carries them as ``kernbench/configs``; in a source tree they are ``configs/`` beside the package.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import kernbench
+from kernbench.errors import ConfigError
+from kernbench.topology.problems import nearest
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@cache
+def config_root() -> Path:
+    """The directory of the shipped configuration files. Raises ConfigError when the installation lacks it."""
+    package = Path(kernbench.__file__).resolve().parent
+    for candidate in (package / "configs", package.parent / "configs"):
+        if candidate.is_dir():
+            return candidate
+    raise ConfigError(
+        f"kernbench's configuration files are missing: neither {package}/configs nor {package.parent}/configs"
+    )
+
+
+def shipped_names(kind: str) -> list[str]:
+    """Names of the shipped files of one kind (``systems``, ``devices``, ``fabrics``), sorted."""
+    return sorted(path.stem for path in (config_root() / kind).glob("*.yaml"))
+
+
+def find_config(kind: str, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
+    """The file that ``name_or_path`` means: a path to a YAML file, or the name of a shipped one.
+
+    A relative path is taken from the working directory, or from the directory ``beside`` when one file names another.
+    Raises ConfigError, with the shipped names and the nearest of them, when there is no such file.
+    """
+    text = str(name_or_path)
+    singular = kind.removesuffix("s")
+    if isinstance(name_or_path, Path) or text.endswith(SUFFIXES) or "/" in text:
+        path = Path(text).expanduser()
+        if beside is not None and not path.is_absolute():
+            path = beside / path
+        if path.is_file():
+            return path
+        what = "is a directory, not a file" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{singular} file {path} {what}{_suggestion(kind, path.stem)}")
+    path = config_root() / kind / f"{text}.yaml"
+    if path.is_file():
+        return path
+    raise ConfigError(f"no shipped {singular} is called {text!r}{_suggestion(kind, text)}; or give a YAML file's path")
+
+
+def _suggestion(kind: str, name: str) -> str:
+    names = shipped_names(kind)
+    close = nearest(name, names)
+    return (f"; did you mean {close!r}?" if close else ".") + f" Shipped {kind}: {', '.join(names)}"
+
+
+def shipped_systems() -> list[str]:
+    """Names of the shipped systems."""
+    return shipped_names("systems")
+
+
+def shipped_devices() -> list[str]:
+    """Names of the shipped devices."""
+    return shipped_names("devices")
+
+
+def shipped_fabrics() -> list[str]:
+    """Names of the shipped fabrics."""
+    return shipped_names("fabrics")

@@ -1,0 +1,31 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import kernbench
+from kernbench.runtime_api.context import RuntimeContext
+from kernbench.topology import TopologyHandle, resolve_topology
+
+
+@pytest.fixture
+def topology() -> TopologyHandle:
+    """The default system."""
+    return resolve_topology()
+
+
+@pytest.fixture
+def spec(topology: TopologyHandle) -> Mapping[str, Any]:
+    """The mapping that the default system was read from."""
+    return topology.topology_obj.spec
+
+
+@pytest.fixture
+def ctx() -> Iterator[RuntimeContext]:
+    """A simulation of the default system."""
+    with kernbench.simulate() as context:
+        yield context
