@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +278,8 @@ def ranks_in_one_batch() -> tuple[float, float]:
                 outs = [matmul(a, b, tile=(32, 32, 32)) for a, b in operands]
             finally:
                 set_launch_sink(before)
-            samples.append(_seconds(lambda launches=collector.launches: execute(launches)))
-            del outs
+            samples.append(_seconds(partial(execute, collector.launches)))
+            del outs  # held until their launches have run
         return statistics.median(samples)
 
     return batch(1), batch(8)
@@ -368,7 +369,7 @@ def report(rows: list[Measurement], others: list[tuple[str, float, float, str]])
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benches.triton_speed", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m benches.triton_speed", description=str(__doc__).splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rows, fewer repetitions, 128 MiB instead of 1 GiB")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads that torch may use")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
