@@ -244,6 +244,7 @@ class Matcher:
             "algorithm": request.config.name,
             "backpressure": request.config.backpressure,
             "steps": len(request.plan),
+            "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
         for arrival in arrivals:
             arrival.op.detail = {**(arrival.op.detail or {}), **detail}
