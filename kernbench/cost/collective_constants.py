@@ -112,7 +112,7 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(0.2, 1.0, 1.5),
         ring_share=0.93,
         tree_share=0.70,
-        ll_bandwidth=60 * GB,
+        ll_bandwidth=80 * GB,
         ll128_share=0.92,
         nvls_share=0.0,
         nvls_base=0.0,
@@ -120,6 +120,7 @@ GENERATIONS: Mapping[str, Generation] = {
         p2p_channel=12 * GB,
         all_to_all_share=0.85,
         slow_start=_SLOW_START,
+        pair_share=1.07,  # one joint, 47.7 GB/s published
     ),
 }
 
