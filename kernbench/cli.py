@@ -17,6 +17,7 @@ from kernbench.errors import KernbenchError
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
+    "precompile": ("precompile", "Compile kernels ahead of time, side by side, into Triton's cache."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
 }
 
