@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "precompile": ("precompile", "Compile kernels ahead of time, side by side, into Triton's cache."),
+    "tune": ("tune", "Rank the configs of autotuned kernels for a device, and seed autotuners with them."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
 }
 
