@@ -268,12 +268,22 @@ class Distributed:
         started = False
         for collective in pending:
             if collective.matched and not collective.started and self._values_ready(collective):
-                collective.started = True
-                self._start(collective)
-                started = True
+                collective.started = started = True
+                try:
+                    self._start(collective)
+                except Exception as error:
+                    self._fail(collective, error)
         ended = len(pending)
         pending[:] = [collective for collective in pending if not collective.complete]
         return started or len(pending) < ended
+
+    def _fail(self, collective: Collective, error: Exception) -> None:
+        """The collective cannot run: that is raised in its members."""
+        for arrival in collective.arrivals.values():
+            own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
+            arrival.op.fail(own, arrival.op.enqueue)
+            self._ctx.executor.failed.append(arrival.op)
+        collective.ended = collective.group.size
 
     def _values_ready(self, collective: Collective) -> bool:
         """Whether nothing that is still to run, or suspended, may write what the collective reads or writes."""

@@ -242,9 +242,9 @@ def test_join_false_raises_once_then_is_over(ctx):
             raise ValueError
 
     processes = ctx.multiprocessing.spawn(worker, nprocs=2, join=False)
+    assert not processes.join()
     with pytest.raises(SpawnException):
-        while not processes.join():
-            pass
+        processes.join()
     assert processes.join()
 
 

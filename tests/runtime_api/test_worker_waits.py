@@ -229,10 +229,14 @@ def test_nothing_is_left_behind(isolation):
     threads = threading.active_count()
     before = _greenlets()
     with kernbench.simulate() as ctx:
-        ctx.multiprocessing.spawn(lambda rank: ctx.distributed.barrier(), nprocs=8, isolation=isolation)
+        ctx.multiprocessing.spawn(_meet, args=(ctx,), nprocs=8, isolation=isolation)
     del ctx
     assert threading.active_count() == threads
     assert _greenlets() == before
+
+
+def _meet(rank, ctx):
+    ctx.distributed.barrier()
 
 
 def _greenlets():
