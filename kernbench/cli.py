@@ -16,6 +16,7 @@ from kernbench.errors import KernbenchError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
+    "run": ("run", "Run a torchrun program on simulated ranks."),
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
 }
