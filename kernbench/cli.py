@@ -16,6 +16,7 @@ from kernbench.errors import KernbenchError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
+    "run": ("run", "Run a torchrun program on simulated ranks."),
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "validate": ("validate", "Compare the cost models with measured tables."),
     "calibrate": ("calibrate", "Fit a system to measurements: a manifest, or the output of nccl-tests."),
