@@ -60,7 +60,7 @@ class Plan:
     sequence: int = 64
     batch: int = 8
     steps: int = 60
-    rate: float = 4e-3
+    rate: float = 2e-3
     sequence_parallel: bool = False
     seed: int = 0
     text: Path = TEXT
@@ -103,7 +103,7 @@ def worker(
     )  # fmt: skip
     model = tp.DistributedDataParallel(tp.GPTModel(config), bucket_size=100_000)
     params = list(model.parameters())
-    optimizer = torch.optim.AdamW(params, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(params, lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
     warmup = max(1, plan.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
     replicas, replica = tp.get_data_parallel_world_size(), tp.get_data_parallel_rank()
@@ -126,9 +126,7 @@ def worker(
     dist.destroy_process_group()
 
 
-def run(
-    ctx: Any, plan: Plan | None = None, layout: Layout | None = None, on_step: Any = lambda: None
-) -> Measurement:
+def run(ctx: Any, plan: Plan | None = None, layout: Layout | None = None, on_step: Any = lambda: None) -> Measurement:
     """Train in ``ctx``; by default with one tensor group of ``ctx.distributed.get_world_size()`` ranks.
 
     ``.figures["losses"]`` of the result holds the loss of every step.
@@ -184,9 +182,13 @@ def plot_losses(path: Path, results: Sequence[Measurement]) -> None:
 @click.option("--layers", type=click.IntRange(min=1), default=Plan.layers, show_default=True, help="Blocks.")
 @click.option("--sequence", type=click.IntRange(min=2), default=Plan.sequence, show_default=True, help="Characters.")
 @click.option("--batch", type=click.IntRange(min=1), default=Plan.batch, show_default=True, help="Samples of a step.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), default=Plan.rate, show_default=True, help="Learning rate.")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), default=Plan.rate, show_default=True, help="Learning rate."
+)
 @click.option("--sequence-parallel", is_flag=True, help="Split activations along the sequence.")
-@click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=TEXT, help="Text to learn.")
+@click.option(
+    "--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=TEXT, help="Text to learn."
+)
 @scaling_options(tp="1,2,4", steps=Plan.steps)
 @click.pass_context
 def command(click_ctx: click.Context, scaling: ScalingOptions, **settings: Any) -> None:

@@ -19,7 +19,12 @@ QUALITIES = ("small", "heavy", "broken", "new", "green", "wooden", "empty", "for
 PLACES = ("on the quay", "by the lighthouse", "at the market", "under the bridge", "in the harbour", "near the sluice")
 TIMES = ("In the morning", "Before noon", "After the storm", "At low tide", "On Sunday", "When the fog came")
 DEEDS = ("found", "carried", "mended", "sold", "painted", "hid", "counted", "wanted", "lost", "bought")
-WEATHER = ("The wind turned to the north.", "Rain fell on the roofs.", "The sea was calm.", "Gulls cried over the pier.")
+WEATHER = (
+    "The wind turned to the north.",
+    "Rain fell on the roofs.",
+    "The sea was calm.",
+    "Gulls cried over the pier.",
+)
 NUMBERS = ("two", "three", "four", "seven", "twelve")
 
 

@@ -91,7 +91,9 @@ class StepTimer:
         ranks = summary(self._ctx).ranks
         worst = max(ranks, key=lambda rank: rank.compute + rank.communication, default=None)
         shares = {
-            name: 0.0 if worst is None else max(0.0, getattr(worst, name)) / steps  # differences of sums may round below 0
+            name: 0.0
+            if worst is None
+            else max(0.0, getattr(worst, name)) / steps  # differences of sums may round below 0
             for name in ("compute", "communication", "overlapped", "host")
         }
         step = (max(self._end.values()) - min(self._begin.values())) / steps
@@ -118,7 +120,12 @@ class ScalingOptions:
         return [(system, layout) for system in self.systems for layout in self.layouts]
 
     def sweep(
-        self, name: str, measure: Callable[[Any, Layout], Measurement], *, enable_data: bool = True, progress: bool = True
+        self,
+        name: str,
+        measure: Callable[[Any, Layout], Measurement],
+        *,
+        enable_data: bool = True,
+        progress: bool = True,
     ) -> list[Measurement]:
         """``measure(ctx, layout)`` in a simulation of its own per point. ``--trace`` is of the last point.
 
@@ -152,7 +159,9 @@ def scaling_options(tp: str = "1,2,4,8", steps: int = 2) -> Callable[[F], F]:
     """Decorate a click command function: it gets ``--tp``, ``--dp`` and the others as one ``scaling`` argument."""
 
     def decorate(function: F) -> F:
-        @click.option("--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas.")
+        @click.option(
+            "--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas."
+        )
         @click.option("--dp", type=click.IntRange(min=1), default=1, show_default=True, help="Data parallel size.")
         @click.option("--steps", type=click.IntRange(min=1), default=steps, show_default=True, help="Steps per point.")
         @click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the comparison: .png, .svg or .pdf.")

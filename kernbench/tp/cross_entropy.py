@@ -55,7 +55,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """d loss / d logit = softmax - q, with q the (smoothed) target distribution."""
         softmax, local, elsewhere = ctx.saved_tensors
         grad = softmax.clone()
@@ -90,7 +90,9 @@ def vocab_parallel_cross_entropy(
             f"so target must be {tuple(vocab_parallel_logits.shape[:-1])}; found {tuple(target.shape)}"
         )
     if not 0.0 <= label_smoothing < 1.0:
-        raise PartitionError(f"{whoami('vocab_parallel_cross_entropy')}: label_smoothing {label_smoothing} is not in [0, 1)")
+        raise PartitionError(
+            f"{whoami('vocab_parallel_cross_entropy')}: label_smoothing {label_smoothing} is not in [0, 1)"
+        )
     # evenly over the others is evenly over all, of a little more
     smoothing = label_smoothing * vocabulary / (vocabulary - 1) if label_smoothing else 0.0
     if not needs_autograd(vocab_parallel_logits):

@@ -63,8 +63,15 @@ def partition_parameter(
             values = mine.to(dtype=dtype, device=device or torch.get_default_device(), copy=True)
             values = values.contiguous()
     parameter = torch.nn.Parameter(values, requires_grad=comm.can_differentiate())
-    set_tensor_model_parallel_attributes(parameter, is_parallel=dim is not None, dim=-1 if dim is None else dim, stride=1)
+    set_tensor_model_parallel_attributes(
+        parameter, is_parallel=dim is not None, dim=-1 if dim is None else dim, stride=1
+    )
     return parameter
+
+
+def mark_sequence_parallel(parameter: torch.nn.Parameter, sequence_parallel: bool) -> None:
+    """Note, under Megatron-Core's name, that each rank's gradient of ``parameter`` is of its part of the sequence only."""
+    parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 
 
 def set_tensor_model_parallel_attributes(tensor: torch.Tensor, is_parallel: bool, dim: int, stride: int) -> None:
