@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from shared_programs import EXACT, ROUNDED
+
+from tests.kernels.shared_programs import EXACT, ROUNDED
 
 pytestmark = pytest.mark.beyond_interpreter("would be compared with itself")
 
