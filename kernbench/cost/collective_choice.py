@@ -58,13 +58,13 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
         return value + size * VOLUME[collective](world.ranks) / bus
     channels = max(world.nics, np.round(world.net / table.RANK_NET_CHANNEL)) if world.nodes > 1 else 24
     if world.nodes > 1:
-        # [N] takes the bandwidth inside a node for two nodes, up to two channels' worth per NIC, and that between
-        # nodes for more, of which a tree's ups and downs each have half.
+        # [N] takes the bandwidth inside a node for two nodes, up to two channels' worth per NIC, and for more what its
+        # search finds between nodes, for a tree the next lower speed of its list.
         inside = world.link * world.generation.ring_share if world.local > 1 else np.inf
-        bus = min(2 * world.net, inside) if world.nodes == 2 else world.net / 2
+        bus = min(2 * world.net, inside) if world.nodes == 2 else 0.75 * world.net
     bus = min(0.92 * bus, channels * table.RANK_TREE_CHANNEL[world.generation_name][scale])
     if protocol == "ll":
-        bus = min(bus / 3.8, ll_max)
+        bus = min(bus / 3.8, ll_max * (table.RANK_LL_TREE if world.nodes > 2 else 1.0))
     elif protocol == "ll128":
         bus *= 7 / 9
     latency = table.RANK_BASE[candidate] + 2 * ((world.local - 1) * intra + np.log2(world.nodes) * inter)

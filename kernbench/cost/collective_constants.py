@@ -112,7 +112,7 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(0.2, 1.0, 1.5),
         ring_share=0.93,
         tree_share=0.70,
-        ll_bandwidth=60 * GB,
+        ll_bandwidth=80 * GB,
         ll128_share=0.92,
         nvls_share=0.0,
         nvls_base=0.0,
@@ -120,6 +120,7 @@ GENERATIONS: Mapping[str, Generation] = {
         p2p_channel=12 * GB,
         all_to_all_share=0.85,
         slow_start=_SLOW_START,
+        pair_share=1.07,  # one joint, 47.7 GB/s published
     ),
 }
 
@@ -139,6 +140,8 @@ class Transport:
         ll_bandwidth: bus bandwidth of LL over the network: lines are written to host memory and their flags checked
             by a CPU.
         ll_hop_bandwidth: rate at which a whole LL message passes one hop of a tree.
+        bulk: ring messages of at least so many bytes, and the least time of a step that sends them: they are fetched by
+            the receiver, a CPU's work for each. The same on 4 to 512 nodes of one machine [M].
         ll128: whether LL128 is allowed: it needs 128-byte stores to arrive whole.
         tree_share: what trees keep of the NICs' bandwidth, two nodes; more than two.
     """
@@ -152,6 +155,7 @@ class Transport:
     ll_bandwidth: float
     ll_hop_bandwidth: float
     ll128: bool
+    bulk: tuple[tuple[float, float], ...] = ()
     tree_share: tuple[float, float] = (1.0, 0.95)
 
 
@@ -191,6 +195,7 @@ TRANSPORTS: Mapping[str, Transport] = {
         ll_bandwidth=1.33 * GB,
         ll_hop_bandwidth=7 * GB,
         ll128=False,
+        bulk=((128 * KIB, 68 * US), (256 * KIB, 44 * US)),
     ),
 }
 TRANSPORTS = {**TRANSPORTS, "tcp": TRANSPORTS["libfabric"]}
@@ -233,6 +238,7 @@ RANK_LL_MAX = {
     "blackwell": (282 * GB, 22.5 * GB, 19 * GB),
     "cdna": (87.7 * GB, 22.5 * GB, 19 * GB),
 }
+RANK_LL_TREE = 0.63  # the caps are averages of rings and trees; what is left of them for trees of more than two nodes [M]
 RANK_TREE_CHANNEL = {  # cap of a tree's bus bandwidth per channel, by nodes (1, 2, more)
     "ampere": (24.0 * GB, 23.6 * GB, 17.8 * GB),
     "hopper": (38.7 * GB, 41.4 * GB, 36.0 * GB),

@@ -76,7 +76,17 @@ def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
     if protocol == "simple":
         inside = bandwidth < world.net or world.nodes == 1
         moved = moved * slow_start(world, size, ("ring" if laps == 2 else "gather") if inside else "net")
+        if between:
+            moved = np.maximum(moved, steps * bulk_step(world, size / world.ranks / world.net_channels) - latency)
     return generation.base[protocol] + latency + moved
+
+
+def bulk_step(world: World, message: Floats) -> Floats:
+    """Least time of one step of a ring between nodes whose channels send messages of that size."""
+    least = np.zeros_like(message)
+    for size, seconds in world.transport.bulk:
+        least = np.where(message >= size, seconds, least)
+    return least
 
 
 def tree(world: World, protocol: str, size: Floats) -> Floats:
@@ -113,7 +123,7 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
     chunk = tree_chunk(world, size, channels=channels)
     chunks = size / (channels * chunk)
     fill = outer * chunk * channels / world.net
-    ask = np.where(size > channels * transport.eager, 2 * world.net_latency, 0.0)
+    ask = np.where(size > channels * transport.eager, world.net_latency, 0.0)
     waiting = chunks * transport.chunk * world.net_latency * (0.3 + np.log2(world.nodes))
     return latency + outer * (hop + ask) + fill + waiting + size / algbw
 

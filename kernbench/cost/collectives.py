@@ -89,8 +89,8 @@ def collective_time(
     if not np.all(np.isfinite(size)) or np.any(size < 0):
         raise ConfigError("nbytes holds a negative or non-finite size; expected bytes >= 0")
     for name, value in (("ranks", ranks), ("nodes", nodes), ("gpus_per_process", gpus_per_process)):
-        if isinstance(value, bool) or int(value) != value:
-            raise ConfigError(f"{name} is {value!r}; expected a whole number")
+        if isinstance(value, bool) or int(value) != value or (name == "gpus_per_process" and value < 1):
+            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
     world = build_world(resolve_system(system), ranks=int(ranks), nodes=int(nodes))
     seconds, chosen = _kernel_time(world, collective, size, algorithm)
     if kind == "host":
@@ -126,8 +126,11 @@ def _kernel_time(
         return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
     index = np.argmin(values, axis=0)
-    times = np.stack([_time(world, collective, option, size) for option in options])
-    return np.take_along_axis(times, index[None], axis=0)[0], (options, index)
+    seconds = np.empty_like(size)
+    for chosen in np.unique(index):
+        at = index == chosen
+        seconds[at] = _time(world, collective, options[chosen], size[at])
+    return seconds, (options, index)
 
 
 def _override(options: list[Candidate], algorithm: str, collective: str) -> list[Candidate]:

@@ -233,7 +233,9 @@ class Matcher:
             request = self._prepare(collective, arrivals, algorithm, count, root, splits)
         except Exception as error:  # the members' own mistake, e.g. a ccl.yaml that names a wrong algorithm
             for arrival in arrivals:
-                arrival.op.fail(error, ctx.engine.now)
+                own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
+                arrival.op.fail(own, arrival.op.enqueue)
+                ctx.executor.failed.append(arrival.op)
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             return

@@ -19,7 +19,11 @@ MISSING: Any = object()
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _CONTAINERS = (list, dict, set)
 
-ALWAYS = ("torch.distributed.tensor._random", "torch.distributed.tensor._ops._math_ops")
+ALWAYS = (
+    "torch.distributed.tensor._random",
+    "torch.distributed.tensor._ops._math_ops",
+    "torch.utils._python_dispatch",
+)
 """Modules of torch itself that keep per process what belongs to a rank."""
 
 

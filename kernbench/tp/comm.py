@@ -94,6 +94,13 @@ def group_rank(group: Group) -> int:
     return group.rank(world_rank()) if isinstance(group, SimulatedGroup) else int(group.rank())
 
 
+def group_ranks(group: Group) -> list[int]:
+    """World ranks of a group, in group order."""
+    if group is SOLO:
+        return [0]
+    return list(group.ranks) if isinstance(group, SimulatedGroup) else dist.get_process_group_ranks(group)
+
+
 def can_differentiate() -> bool:
     """Whether a collective may run inside an autograd function. Not on a greenlet rank: it would switch to another rank
     in the middle of torch's C++ frames and with grad mode off. Carriers and real processes may."""

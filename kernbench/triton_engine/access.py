@@ -8,7 +8,7 @@ of its allocation with a few integer operations.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -37,6 +37,12 @@ class Piece:
     strides: list[int]
     at: tuple[slice | None, ...]
     lanes: tuple[tuple[int, int], ...]
+    #: Byte offsets of the first element and past the last, and the number of elements.
+    least: int = 0
+    most: int = 0
+    active: int = 0
+    #: The piece is everything that one rank of a batch accesses.
+    whole_rank: bool = False
 
     def view(self, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
         """The memory of the piece, and the dimensions that run backwards (torch has no negative strides)."""
@@ -70,7 +76,16 @@ def _runs(arrays: list[np.ndarray], axis: int, n: int) -> list[tuple[int, int]]:
         others = tuple(k for k in range(a.ndim) if k != axis)
         cut |= changes.any(axis=others)
     edges = [0, *(np.nonzero(cut)[0] + 1).tolist(), n]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
+
+
+def _at(v: np.ndarray, lane: tuple[int, ...]) -> int:
+    """The number of one lane in an array that is broadcastable to the lanes."""
+    return int(v[tuple([s if n > 1 else 0 for s, n in zip(lane, v.shape, strict=True)])])
+
+
+def _bounds_at(bounds: list[Any], lane: tuple[int, ...]) -> list[int]:
+    return [_at(v, lane) if type(v) is np.ndarray else v for v in bounds]
 
 
 class Access:
@@ -102,6 +117,8 @@ class Access:
             if b.rank_index is None:
                 allocation, start = bases[b.rank]
                 c += start
+            elif arr is None and b.rank_index.shape[0] == b.rank_index.size and not ls[0] and mask is None:
+                return self._per_rank(bases, c, ls, ts)
             else:
                 address = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
                 arr = address if arr is None else arr + address
@@ -162,12 +179,50 @@ class Access:
                 if s:
                     at += s * ls[k]
             if arr is not None:
-                at += int(arr[tuple([s if n > 1 else 0 for s, n in zip(first, arr.shape, strict=True)])])
-            lo = [int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])]) if type(v) is np.ndarray else v for v in low]
-            hi = [int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])]) if type(v) is np.ndarray else v for v in high]
-            piece = self._piece(allocation, at, strides, sizes, lo, hi, cell, nl)
+                at += _at(arr, first)
+            piece = self._piece(
+                allocation, at, strides, sizes, _bounds_at(low, first), _bounds_at(high, first), cell, nl
+            )
             if piece is not None:
                 out.append(piece)
+        return out, tuple(sizes)
+
+    def _per_rank(
+        self, bases: list[tuple[Allocation, int]], c: int, ls: tuple[int, ...], ts: tuple[int, ...]
+    ) -> tuple[list[Piece], tuple[int, ...]] | None:
+        """One piece per rank: the same view at another base. Only bounds are looked at again."""
+        b, tile, item = self.b, self.tile, self.item
+        lanes: tuple[int, ...] = b.lanes
+        strides = [s // item for s in ls + ts]
+        if any(s % item for s in ls + ts):
+            return None
+        sizes = [n if s else 1 for n, s in zip(lanes + tile, strides, strict=True)]
+        cell = ((0, 1), *[(0, n) for n in lanes[1:]])
+        low, high = [0] * len(tile), list(tile)
+        ranks = b.rank_index.reshape(-1).tolist()
+        allocation, start = bases[ranks[0]]
+        first = self._piece(allocation, c + start, strides, sizes, low, high, cell, len(lanes))
+        assert first is not None
+        sizes[0] = lanes[0]
+        out = []
+        for k, r in enumerate(ranks):
+            allocation, here = bases[r]
+            move = here - start
+            at = ((k, k + 1), *cell[1:])
+            if k and (first.least + move < 0 or first.most + move > allocation.nbytes or move % item):
+                self._piece(allocation, c + here, strides, sizes, low, high, at, len(lanes))  # raises
+            if k:
+                b.x.touch(self.info, allocation, first.active * item, first.least + move, first.most + move)
+            piece = Piece(
+                allocation,
+                first.offset + move // item,
+                first.sizes,
+                first.strides,
+                (slice(k, k + 1), *first.at[1:]),
+                at,
+            )
+            piece.whole_rank = True
+            out.append(piece)
         return out, tuple(sizes)
 
     def _piece(
@@ -242,7 +297,7 @@ class Access:
                 f"  at {self.info.loc}"
             )
         self.b.x.touch(self.info, allocation, active * item, least, most + item)
-        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell)
+        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell, least, most + item, active)
 
     def _blame(
         self,
@@ -335,7 +390,7 @@ class Access:
         return int(active.sum()) * (total // max(active.numel(), 1))
 
     def _several(self, address: Tensor, active: Tensor | None) -> list[tuple[Allocation, Tensor, Tensor | None]]:
-        out = []
+        out: list[tuple[Allocation, Tensor, Tensor | None]] = []
         item = self.item
         left = torch.ones_like(address, dtype=torch.bool) if active is None else active.clone()
         while True:
@@ -356,7 +411,11 @@ class Access:
     def fail_gather(self, index: Tensor, active: Tensor | None, allocation: Allocation, offset: int) -> None:
         where = (index == offset).nonzero()
         lane = tuple(where[0].tolist()[: len(self.b.lanes)]) if len(where) else ()
-        self.fail(offset, allocation, tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, self.b.lanes, strict=False)))
+        self.fail(
+            offset,
+            allocation,
+            tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, self.b.lanes, strict=False)),
+        )
 
 
 def filled(shape: tuple[int, ...], value: Any, dtype: torch.dtype) -> Tensor:
@@ -370,7 +429,9 @@ def filled(shape: tuple[int, ...], value: Any, dtype: torch.dtype) -> Tensor:
     return torch.full(shape, value, dtype=dtype)
 
 
-def load(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any) -> Tensor | None:
+def load(
+    b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
+) -> Tensor | None:
     """Load a tile; None when the mask is false everywhere and the result is ``other``."""
     access = Access(b, info, p, tile, dtype.itemsize)
     box: Box | None = None
@@ -391,10 +452,14 @@ def load(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype
             if cut is not None:
                 return _load_pieces(info, cut[0], cut[1], dtype, other)
     if box is not None:
-        dense = dense_mask(box, b.lanes, tile)
+        dense = dense_mask(box, b.lanes, tile)  # type: ignore[assignment]
     groups = access.flat_index(dense)
     if len(groups) == 1 and groups[0][2] is None:
-        return groups[0][0].flat(dtype).take(groups[0][1]) if dtype.itemsize > 1 or not dtype.is_floating_point else _take8(groups[0][0], groups[0][1], dtype)
+        return (
+            groups[0][0].flat(dtype).take(groups[0][1])
+            if dtype.itemsize > 1 or not dtype.is_floating_point
+            else _take8(groups[0][0], groups[0][1], dtype)
+        )
     if not groups:
         return None
     if dtype.itemsize == 1 and dtype.is_floating_point:
@@ -405,7 +470,11 @@ def load(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype
 def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
     if other is None:
         return 0
-    return other.contiguous().view(torch.uint8) if type(other) is Tensor else int(torch.tensor([other]).to(dtype).view(torch.uint8))
+    return (
+        other.contiguous().view(torch.uint8)
+        if type(other) is Tensor
+        else int(torch.tensor([other]).to(dtype).view(torch.uint8))
+    )
 
 
 def _take8(allocation: Allocation, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -420,7 +489,9 @@ def _gather_groups(groups: list[tuple[Allocation, Tensor, Tensor | None]], dtype
     return out
 
 
-def _load_pieces(info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: Any) -> Tensor | None:
+def _load_pieces(
+    info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: Any
+) -> Tensor | None:
     if not pieces:
         return None
     if len(pieces) == 1:
@@ -428,6 +499,8 @@ def _load_pieces(info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtyp
         view = piece.read(dtype)
         if tuple(piece.sizes) == shape:
             return view if info.view_ok else view.clone()
+    if pieces[0].whole_rank:
+        return torch.cat([piece.read(dtype) for piece in pieces])
     out = filled(shape, 0 if other is None else other, dtype)
     for piece in pieces:
         out[piece.where].copy_(piece.read(dtype))
@@ -470,7 +543,7 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
     if p.den is None and dense is not None and _store_blend(access, value, dense, dtype):
         return
     if box is not None:
-        dense = dense_mask(box, b.lanes, tile)
+        dense = dense_mask(box, b.lanes, tile)  # type: ignore[assignment]
     scatter(access, value, dense, dtype)
 
 
@@ -521,7 +594,8 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
         return False
     piece = cut[0][0]
     if not _distinct(piece) or any(
-        n == 1 and full > 1 for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
+        n == 1 and full > 1
+        for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
     ):
         b.x.restore_counts(before)
         return False
@@ -548,7 +622,11 @@ def _distinct(piece: Piece) -> bool:
 def scatter(access: Access, value: Any, mask: Tensor | None, dtype: torch.dtype) -> None:
     """Element-wise store, in lane order."""
     raw = torch.uint8 if dtype.itemsize == 1 else dtype
-    source = value if type(value) is Tensor else torch.tensor(value, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
+    source = (
+        value
+        if type(value) is Tensor
+        else torch.tensor(value, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
+    )
     if source.dtype != raw:
         source = source.contiguous().view(raw) if source.element_size() == 1 else source
     for allocation, index, here in access.flat_index(mask):

@@ -22,9 +22,9 @@ from kernbench.errors import KernbenchError, MemoryAccessError
 from . import lanes as lane_ops
 from .counts import Counts, TensorTraffic
 from .lift.program import Branch, Code, ForBack, ForHead, Instr, Jump, OpInfo, Program, Return
-from .memory import Allocation, AllocationMap, registry, write_epoch
+from .memory import Allocation, AllocationMap, allocation_of, find_live, registry, write_epoch
 from .ops.registry import lookup
-from .plan import Chunk, Plan, make_plan
+from .plan import Chunk, Plan, make_plan, per_rank
 from .ptx import Frame, Stuck
 from .values import Aff, Ptr, Value, dense_int, dense_mask, exact_bounds, from_lane_array, lane_array, wrap
 
@@ -57,10 +57,31 @@ class Launch:
 class Batch:
     """Lanes that are at the same block. ``lanes`` are the sizes of the lane axes; dimensions of values follow them."""
 
-    __slots__ = ("at", "env", "ids", "lanes", "n", "parked", "pc", "rank", "rank_index", "spins", "suspended", "trace", "written", "x")
+    __slots__ = (
+        "at",
+        "env",
+        "ids",
+        "lanes",
+        "n",
+        "parked",
+        "pc",
+        "rank",
+        "rank_index",
+        "spins",
+        "suspended",
+        "trace",
+        "written",
+        "x",
+    )
 
     def __init__(
-        self, x: Execution, env: list[Any], lanes: tuple[int, ...], ids: np.ndarray, rank_index: np.ndarray | None, rank: int
+        self,
+        x: Execution,
+        env: list[Any],
+        lanes: tuple[int, ...],
+        ids: np.ndarray,
+        rank_index: np.ndarray | None,
+        rank: int,
     ) -> None:
         self.x = x
         self.env = env
@@ -236,6 +257,8 @@ class Execution:
         first = launches[0]
         self.program = first.program
         self.grid = first.grid
+        if any(launch.program is not self.program or launch.grid != self.grid for launch in launches):
+            raise ValueError("launches of one batch must be of one compiled kernel and one grid")
         self.n_ranks = len(launches)
         self.memory: AllocationMap = memory if memory is not None else registry
         self.dry = dry
@@ -250,6 +273,8 @@ class Execution:
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
         self._programs = prod(self.grid)
+        #: Programs run when only a sample is.
+        self._sampled: int | None = None
         self.roots: dict[int, list[tuple[Allocation, int]]] = {}
         if self._programs:
             self._bind(only)
@@ -282,38 +307,42 @@ class Execution:
                     lane_args.append((slot, ints))
                 env[slot] = ints[0]
             else:
-                floats = [float(torch.tensor(float(v), dtype=torch.float64).to(ty.dtype)) if ty.elem != "f32" else float(np.float32(v)) for v in values]
+                floats = [
+                    float(torch.tensor(float(v), dtype=torch.float64).to(ty.dtype))
+                    if ty.elem != "f32"
+                    else float(np.float32(v))
+                    for v in values
+                ]
                 if len({repr(v) for v in floats}) > 1:
                     lane_args.append((slot, floats))
                 env[slot] = floats[0]
-        if lane_args:
-            raise KernbenchError("launches of one batch must agree in their number arguments")
-        for slot, ty in program.args:
+        for slot, _ in program.args:
             if type(env[slot]) is tuple:
                 env[slot] = self._descriptor(*env[slot][1:])
         plan = self.static.plans.get(tuple(key))
         if plan is None:
             if len(self.static.plans) > 256:
                 self.static.plans.clear()
-            plan = make_plan(program, self, env)
+            plan = make_plan(program, self, env, lane_args)
             self.static.plans[tuple(key)] = plan
+        for slot, numbers in lane_args:
+            value = per_rank(numbers, len(plan.shape))
+            ty = program.types[slot]
+            env[slot] = value.to(ty.dtype) if type(value) is Tensor else value
         self.plan = plan
         self._env = env
         self._pending = list(plan.chunks) if only is None else [_first_programs(plan, only)]
-        self._sampled = prod(b - a for a, b in self._pending[0].ranges) if only is not None else None
+        if only is not None:
+            self._sampled = prod(b - a for a, b in self._pending[0].ranges)
 
     def _root(self, value: Any, arg: int, rank: int) -> tuple[Allocation, int]:
         if isinstance(value, Tensor):
             tensor = value
-            storage = tensor.untyped_storage()
-            base = storage.data_ptr()
-            allocation = self._known.get(base)
-            if allocation is None:
-                launch = self.launches[rank]
-                name = launch.arg_names[arg] if arg < len(launch.arg_names) else f"argument {arg}"
-                allocation = Allocation(tensor, name, launch.rank)
-                self._known[base] = allocation
-            return allocation, tensor.data_ptr() - base
+            launch = self.launches[rank]
+            name = launch.arg_names[arg] if arg < len(launch.arg_names) else f"argument {arg}"
+            allocation = allocation_of(tensor, name, launch.rank)
+            allocation = self._known.setdefault(allocation.base, allocation)
+            return allocation, tensor.data_ptr() - allocation.base
         address = value if isinstance(value, int) else value.data_ptr()
         inner = getattr(value, "base", None)  # triton's TensorWrapper (reinterpret)
         if isinstance(inner, Tensor):
@@ -344,8 +373,6 @@ class Execution:
         if found is None and self.memory is not registry:
             found = registry.find(address)
         if found is None:
-            from .memory import find_live
-
             found = find_live(address)
         if found is not None:
             self._known[found.base] = found
@@ -354,7 +381,7 @@ class Execution:
     def offsets(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Tensor:
         """Byte offsets from the root as an int64 tensor broadcastable to lanes + tile."""
         off = dense_int(p.off, b.lanes, tile, torch.int64)
-        if type(off) is not Tensor:
+        if not isinstance(off, Tensor):
             off = torch.full((1,) * (len(b.lanes) + len(tile)), off, dtype=torch.int64)
         return off if p.den is None else off + p.den
 
@@ -375,7 +402,9 @@ class Execution:
         if p.root is None:
             return p
         if self.n_ranks > 1:
-            raise KernbenchError(f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch")
+            raise KernbenchError(
+                f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch"
+            )
         from .ops.arith_int import aff_add
 
         allocation, start = self.roots[p.root][0]
@@ -446,9 +475,7 @@ class Execution:
         rank_index = None
         lanes = sizes
         if self._rank_axis:
-            lanes = (self.n_ranks, *sizes)
-            ids = ids[None]
-            rank_index = np.arange(self.n_ranks).reshape((self.n_ranks,) + (1,) * len(sizes))
+            rank_index = np.arange(self.n_ranks).reshape((self.n_ranks,) + (1,) * (len(sizes) - 1))
         batch = Batch(self, env, lanes, ids, rank_index, 0)
         n = len(lanes)
         for slot in self._constant_tiles:
@@ -482,12 +509,8 @@ class Execution:
         for k, (start, stop) in enumerate(chunk.ranges):
             v = lane_ops.cut(v, k, start, stop)
         if kind is Tensor:
-            return v.unsqueeze(0) if self._rank_axis else v  # type: ignore[union-attr]
-        ls, arr = v.ls, v.arr  # type: ignore[union-attr]
-        if self._rank_axis:
-            ls = (0, *ls)
-            arr = None if arr is None else arr[None]
-        out = Aff(v.c, ls, v.ts, 0, 0, arr)  # type: ignore[union-attr]
+            return v
+        out = Aff(v.c, v.ls, v.ts, 0, 0, v.arr)  # type: ignore[union-attr]
         out.lo, out.hi = exact_bounds(out, lanes, ())
         if out.lo == out.hi:
             return out.lo
@@ -711,9 +734,10 @@ class Execution:
         ids = np.take(b.ids, index, axis=axis) if b.ids.shape[axis] > 1 else b.ids
         rank_index, rank = b.rank_index, b.rank
         if rank_index is not None and rank_index.shape[axis] > 1:
-            rank_index = np.take(rank_index, index, axis=axis)
-            if rank_index.size == 1:
-                rank_index, rank = None, int(rank_index.reshape(-1)[0])
+            chosen = np.take(rank_index, index, axis=axis)
+            rank_index = chosen
+            if chosen.size == 1:
+                rank_index, rank = None, int(chosen.reshape(-1)[0])
         lanes = (*b.lanes[:axis], len(index), *b.lanes[axis + 1 :])
         batch = Batch(self, out, lanes, ids, rank_index, rank)
         batch.written = b.written
@@ -721,14 +745,14 @@ class Execution:
 
     def _flat(self, b: Batch, which: tuple[np.ndarray, ...]) -> Batch:
         """The lanes at given coordinates as a batch with a single lane axis."""
-        env = [
-            v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which) for v in b.env
-        ]
+        env = [v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which) for v in b.env]
         count = len(which[0])
         ids = b.ids[tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, b.ids.shape, strict=True))]
         rank_index = b.rank_index
         if rank_index is not None:
-            rank_index = rank_index[tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, rank_index.shape, strict=True))]
+            rank_index = rank_index[
+                tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, rank_index.shape, strict=True))
+            ]
         batch = Batch(self, env, (count,), ids, rank_index, b.rank)
         batch.written = b.written
         return batch
@@ -764,7 +788,9 @@ class Execution:
         rank_index = None
         if any(p.rank_index is not None for p in parts) or len({p.rank for p in parts}) > 1:
             full = [
-                np.broadcast_to(p.rank_index if p.rank_index is not None else np.full((1,) * len(p.lanes), p.rank), p.lanes)
+                np.broadcast_to(
+                    p.rank_index if p.rank_index is not None else np.full((1,) * len(p.lanes), p.rank), p.lanes
+                )
                 for p in parts
             ]
             rank_index = _squeeze(np.concatenate(full, axis=axis))
@@ -794,7 +820,7 @@ class Execution:
 
     def counts(self) -> Counts:
         """What the execution did so far, for all its launches together."""
-        out = Counts(programs=self._programs * self.n_ranks if self._sampled_programs() is None else self._sampled_programs())  # type: ignore[arg-type]
+        out = Counts(programs=self._programs * self.n_ranks if self._sampled is None else self._sampled)
         for index, n in enumerate(self.block_lanes):
             if not n:
                 continue
@@ -832,9 +858,6 @@ class Execution:
                     had = out.by_line.get(where, (0, 0))
                     out.by_line[where] = (had[0], had[1] + amount * n)
         return out
-
-    def _sampled_programs(self) -> int | None:
-        return getattr(self, "_sampled", None)
 
 
 _NULL = Allocation(torch.empty(0), "null pointer")

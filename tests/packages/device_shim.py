@@ -52,7 +52,9 @@ class _NoContext(contextlib.nullcontext):
 @contextlib.contextmanager
 def cuda_questions_answered() -> Iterator[None]:
     """While this lasts, torch says that there is one CUDA device and that our tensors are on it."""
-    stream = SimpleNamespace(cuda_stream=0, device=torch.device("cpu"), synchronize=lambda: None, wait_stream=lambda _: None)
+    stream = SimpleNamespace(
+        cuda_stream=0, device=torch.device("cpu"), synchronize=lambda: None, wait_stream=lambda _: None
+    )
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

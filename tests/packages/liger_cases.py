@@ -181,7 +181,6 @@ def experts(x, gate_up, down, index, weight):
 
 
 F32 = (torch.float32,)
-SCALAR = torch.tensor
 
 CASES = [
     Case("geglu", lambda: (randn(4, 7, 100), randn(4, 7, 100)), liger.liger_geglu,
@@ -212,7 +211,8 @@ CASES = [
          lambda: (randn(2, 4, 9, 32), randn(2, 2, 9, 32), *(randn(3, 2, 9, 16).repeat(1, 1, 1, 2) for _ in "cs")),
          lambda q, k, c, s: liger.liger_qwen2vl_mrope(q, k, c, s, [4, 6, 6]),
          lambda q, k, c, s: mrope(q, k, c, s, [4, 6, 6])),
-    Case("complex rope", lambda: (randn(2, 9, 4, 32), randn(2, 9, 2, 32), torch.polar(torch.ones(9, 16), torch.rand(9, 16))),
+    Case("complex rope",
+         lambda: (randn(2, 9, 4, 32), randn(2, 9, 2, 32), torch.polar(torch.ones(9, 16), torch.rand(9, 16))),
          LigerLlama4RopeFunction.apply, complex_rope),
     Case("softmax", lambda: (randn(5, 9, 100),), liger.liger_softmax, lambda x: x.softmax(-1)),
     Case("softmax, wide", lambda: (randn(2, 40000),), liger.liger_softmax, lambda x: x.softmax(-1), F32),
@@ -223,7 +223,8 @@ CASES = [
     Case("embedding", lambda: (randn(50, 100), torch.randint(0, 50, (3, 8))), LigerEmbeddingFunction.apply,
          lambda table, index: F.embedding(index, table), F32),
     Case("cross entropy", lambda: (randn(20, 300), labels(20, 300)), liger.liger_cross_entropy, cross_entropy),
-    Case("cross entropy, wide", lambda: (randn(6, 70000), labels(6, 70000)), liger.liger_cross_entropy, cross_entropy, F32),
+    Case("cross entropy, wide", lambda: (randn(6, 70000), labels(6, 70000)), liger.liger_cross_entropy, cross_entropy,
+         F32),
     Case("cross entropy, smoothed, z loss, capped", lambda: (randn(20, 300) * 5, labels(20, 300)),
          lambda x, t: liger.liger_cross_entropy(x, t, label_smoothing=0.1, lse_square_scale=1e-3, softcap=9.0),
          lambda x, t: cross_entropy(x, t, 0.1, 1e-3, 9.0)),
@@ -255,14 +256,16 @@ CASES = [
     Case("cross entropy and total variation", lambda: (randn(20, 300), randn(20, 300), labels(20, 300)),
          lambda s, t, y: LigerFusedCETVDFunction.apply(s, t.detach(), y, -100),
          lambda s, t, y: ce_tvd(s, t.detach(), y), F32),
-    Case("attention residuals", lambda: (randn(4, 2, 5, 64), randn(64), randn(64)), liger.liger_attn_res, attn_res, F32),
+    Case("attention residuals", lambda: (randn(4, 2, 5, 64), randn(64), randn(64)), liger.liger_attn_res, attn_res,
+         F32),
     Case("multi-token attention", lambda: (randn(2, 3, 20, 20), randn(3, 3, 3, 3), randn(3)),
          lambda s, w, b: liger.liger_multi_token_attention(s, w, b, 1, 1), multi_token_attention, F32),
     Case("neighborhood attention", lambda: tuple(randn(2, 2, 40, 32) for _ in "qkv"),
          lambda q, k, v: liger.liger_fused_neighborhood_attention(q, k, v, 7, 2),
          lambda q, k, v: neighborhood_attention(q, k, v, 7, 2), F32, loosen=200),
     Case("hyper-connection coefficients",
-         lambda: (randn(6, 4, 32), randn(128, 24) * 0.1, randn(24), *(SCALAR(a, dtype=torch.float64) for a in (0.5, 0.7, 0.9))),
+         lambda: (randn(6, 4, 32), randn(128, 24) * 0.1, randn(24),
+                  *(torch.tensor(a, dtype=torch.float64) for a in (0.5, 0.7, 0.9))),
          lambda *a: liger.liger_mhc_coeffs(*a, allow_fp32=True), mhc_coeffs, F32, loosen=200),
     Case("hyper-connection input", lambda: (randn(6, 4, 100), randn(6, 4)), liger.liger_mhc_pre,
          lambda x, h: (h[..., None] * x).sum(-2), F32),

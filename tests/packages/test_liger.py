@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("liger_kernel")
 
-from tests.packages.liger_cases import CASES, Case  # noqa: E402
+from tests.packages.liger_cases import CASES, Case
 
 
 def prepared(values: tuple, dtype: torch.dtype) -> list:

@@ -107,7 +107,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
     assembly = parse(str(info.attrs["string"]))
     pack = int(info.attrs.get("packed_element", 1))
     constraints = [c.strip() for c in str(info.attrs["constraints"]).split(",") if not c.strip().startswith("~")]
-    outputs = [c.lstrip("=&+") for c in constraints if c.startswith("=") or c.startswith("+")]
+    outputs = [c.lstrip("=&+") for c in constraints if c.startswith(("=", "+"))]
     inputs = [c for c in constraints if not c.startswith("=")]
     types, results = info.operand_types, info.result_types
     tile = next((t.shape for t in (*results, *types) if t.shape), ())
@@ -151,7 +151,8 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         out = []
         for k, ty in enumerate(results):
             raw = [
-                frame.registers.get(f"${k * per_result + r}", np.zeros(frame.n, dtype=np.uint64)) for r in range(per_result)
+                frame.registers.get(f"${k * per_result + r}", np.zeros(frame.n, dtype=np.uint64))
+                for r in range(per_result)
             ]
             value = _from_registers(raw, pack, bits_of(outputs[k * per_result]), ty).reshape(b.lanes + tile)
             out.append(settle(value, b, ty.shape, ty.is_int and ty.elem != "i1"))

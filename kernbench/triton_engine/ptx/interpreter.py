@@ -47,7 +47,7 @@ class Frame:
         )
 
 
-class Stuck(Exception):  # noqa: N818
+class Stuck(Exception):
     """Every unfinished invocation waits for memory to change. ``frame`` is where to go on."""
 
     def __init__(self, frame: Frame, end: int, address: np.ndarray | None = None) -> None:
@@ -101,7 +101,9 @@ def encode(value: np.ndarray, kind: str) -> np.ndarray:
     if kind[0] == "f":
         out = np.ascontiguousarray(value, dtype=np.float32 if bits == 32 else np.float64)
         return out.view(_UNSIGNED[bits]).astype(U64)
-    return np.asarray(value).astype(_SIGNED[bits] if kind[0] == "s" else _UNSIGNED[bits]).view(_UNSIGNED[bits]).astype(U64)
+    return (
+        np.asarray(value).astype(_SIGNED[bits] if kind[0] == "s" else _UNSIGNED[bits]).view(_UNSIGNED[bits]).astype(U64)
+    )
 
 
 def _trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -217,7 +219,7 @@ class _Run:
 
     def address(self, text: str) -> np.ndarray:
         inner = text.strip()[1:-1].strip()
-        base, sign, offset = (re.split(r"\s*([+])\s*", inner, maxsplit=1) + ["", "0"])[:3]
+        base, sign, offset = ([*re.split(r"\s*([+])\s*", inner, maxsplit=1), "", "0"])[:3]
         out = self.raw(base)
         return out + U64(int(offset, 0) & 0xFFFFFFFFFFFFFFFF) if sign else out
 
@@ -403,7 +405,12 @@ class _Run:
         d, *sources = i.operands
         if len(sources) == 2:
             half = to.removesuffix("x2")
-            high, low = (encode(decode(self.raw(s), source), half) if half in ("f16", "bf16") else _fp8(decode(self.raw(s), source), half) for s in sources)
+            high, low = (
+                encode(decode(self.raw(s), source), half)
+                if half in ("f16", "bf16")
+                else _fp8(decode(self.raw(s), source), half)
+                for s in sources
+            )
             size = 16 if half in ("f16", "bf16") else 8
             self.assign(d, low | (high << U64(size)))
             return
@@ -499,7 +506,9 @@ class _Run:
             self.memory.store(address + U64(k * size), self.raw(name), size)
         self.changed = True
 
-    def _update(self, i: Instruction, address: np.ndarray, operands: list[np.ndarray], kind: str, name: str) -> np.ndarray:
+    def _update(
+        self, i: Instruction, address: np.ndarray, operands: list[np.ndarray], kind: str, name: str
+    ) -> np.ndarray:
         """Read-modify-write, one invocation after the other."""
         size = max(width(kind) // 8, 1)
         old = np.zeros(len(address), dtype=U64)
