@@ -58,12 +58,6 @@ def run_all_reduce(
         run_blocks(schedule, chains, inputs, outputs, op)
 
 
-def run_copies(schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Run a schedule that only copies (a broadcast)."""
-    if inputs[0].numel():
-        run_rounds(schedule, inputs, outputs, ReduceOp.SUM)
-
-
 def run_rounds(
     schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
 ) -> None:
@@ -74,14 +68,15 @@ def run_rounds(
             target.copy_(source)
     columns = list(
         zip(
-            schedule.src.tolist(), schedule.dst.tolist(), schedule.cell.tolist(), schedule.reduces.tolist(), strict=True
+            schedule.src.tolist(), schedule.dst.tolist(), schedule.cell.tolist(), schedule.to_cell.tolist(),
+            schedule.reduces.tolist(), strict=True,
         )
-    )
+    )  # fmt: skip
     for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
         rows = columns[begin:end]
         # everything that a round sends is read before anything is written
-        sent = [outputs[src][bounds[cell] : bounds[cell + 1]].clone() for src, _, cell, _ in rows]
-        for arriving, (_, dst, cell, reduces) in zip(sent, rows, strict=True):
+        sent = [outputs[src][bounds[cell] : bounds[cell + 1]].clone() for src, _, cell, _, _ in rows]
+        for arriving, (_, dst, _, cell, reduces) in zip(sent, rows, strict=True):
             local = outputs[dst][bounds[cell] : bounds[cell + 1]]
             if reduces:
                 op.combine(arriving, local, local)

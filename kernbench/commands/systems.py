@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def show(system: str, nodes: int | None, fabric: str | None, svg: Path | None, a
         click.echo(json.dumps({**as_data(topology), "path": str(handle.path)}, indent=2))
         return
     title = f"[bold]{handle.name}[/bold]  {topology.system.description}"
-    _print(title, f"[dim]{handle.path}[/dim]", _sections(report(topology)))
+    _print(title, f"[dim]{handle.path}[/dim]", *_sections(list(report(topology))))
     if svg is not None:
         _print(f"\ndrawn into {svg}")
 
@@ -55,7 +55,7 @@ def _list(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_summary(topology) for topology in topologies], indent=2))
         return
-    table = _table("system", "device", "SIPs", "joined", "link", "HBM per SIP", "fabric")
+    table = _table("system", "device", "SIPs", "joined", "link", "HBM", "", "fabric")
     table.columns[2].justify = "right"
     for topology in topologies:
         system, device = topology.system, topology.device
@@ -65,8 +65,9 @@ def _list(as_json: bool) -> None:
             device.name,
             str(system.sips.count) if topology.nodes == 1 else f"{topology.nodes} x {system.sips.count}",
             joined_text(topology),
-            BANDWIDTH.format(link.payload_bandwidth) if link else "",
-            f"{size_text(device.hbm.size)} {BANDWIDTH.format(device.hbm.bandwidth)}",
+            BANDWIDTH.format(link.payload_bandwidth, digits=3) if link else "",
+            size_text(device.hbm.size),
+            BANDWIDTH.format(device.hbm.bandwidth, digits=3),
             system.fabric.name if system.fabric else "",
         )
     _print(table)
@@ -89,19 +90,23 @@ def _summary(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _sections(sections: Iterable[Section]) -> Table:
-    """All sections in one table, so that their columns line up."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+def _sections(sections: list[Section]) -> Iterator[RenderableType]:
+    """Each section as a heading and a table; the columns of all tables line up."""
+    rows = [row for section in sections for row in section.rows]
+    labels, values = (max(len(row[at]) for row in rows) for at in (0, 1))
     for section in sections:
-        table.add_row()
-        table.add_row(f"[bold]{section.title}[/bold]")
+        yield f"\n[bold]{section.title}[/bold]"
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(min_width=labels + 2, no_wrap=True)
+        table.add_column(min_width=values, no_wrap=True)
+        table.add_column(style="dim")
         for label, value, remark in section.rows:
-            table.add_row(f"  {label}", value, f"[dim]{remark}[/dim]" if remark else "")
-    return table
+            table.add_row(f"  {label}", value, remark)
+        yield table
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table

@@ -6,12 +6,12 @@ the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from greenlet import getcurrent
@@ -20,8 +20,9 @@ from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.torch_ops import Work as OpWork
 from kernbench.cost.torch_ops import gemm_flops
 from kernbench.errors import DeadlockError, KernbenchError
-from kernbench.runtime_api import current
+from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
+from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
@@ -35,6 +36,9 @@ from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
+if TYPE_CHECKING:
+    from kernbench.torch_backend.environment import Environment
+
 COMPUTE_STREAM = "compute"
 COPY_STREAM = "copy"
 
@@ -42,14 +46,6 @@ POLL_SECONDS = 1e-6
 """Virtual time that one look at an unfinished operation costs the host."""
 
 _IDLE_POLLS = 10_000
-
-Launcher = Callable[["RuntimeContext", Any, Any, tuple[Any, ...], dict[str, Any], str | None], Handle]
-_launchers: list[tuple[Callable[[Any], bool], Launcher]] = []
-
-
-def register_launcher(accepts: Callable[[Any], bool], launcher: Launcher) -> None:
-    """Teach ``ctx.launch`` a kind of kernel: ``launcher(ctx, kernel, grid, args, kwargs, name)`` for those accepted."""
-    _launchers.append((accepts, launcher))
 
 
 @dataclass(eq=False)
@@ -86,22 +82,30 @@ class RuntimeContext(Factories):
         self.storages = StorageTable(self.engine.memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
         self._pending_collectives: list[Collective] = []
+        self.deadlines = Deadlines()
+        self._environment: Environment | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
         self._polls: list[tuple[Operation, RankState]] = []
         self._polls_in_flight = 0
         self._inside_kernel = False
+        self.last_launch: Operation | None = None
+        self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
         self.distributed = Distributed(self)
         self.accelerator = Accelerator(self)
-        current.activate(self)
+        self._activate()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> RuntimeContext:
-        current.activate(self)
+        self._activate()
         return self
+
+    def _activate(self) -> None:
+        current.activate(self)
+        triton_launch.follow_active_context()
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         try:
@@ -120,10 +124,12 @@ class RuntimeContext(Factories):
             self._clear_queues()
             self.distributed._reset()
             current.deactivate(self)
+            triton_launch.follow_active_context()
 
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
         self._pending_collectives.clear()
+        self.deadlines.clear()
         self._polls.clear()
         self.executor.clear()
 
@@ -145,6 +151,10 @@ class RuntimeContext(Factories):
         if self._ccl_loaded is None:
             self._ccl_loaded = load_ccl_config(system=self.topology.system)
         return self._ccl_loaded
+
+    def _activity(self) -> tuple[int, int]:
+        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
+        return self.engine.progress, self.scheduler.resumed
 
     def _me(self) -> RankState:
         """State of whoever runs: a rank's, or main's."""
@@ -180,9 +190,8 @@ class RuntimeContext(Factories):
             name: what reports and traces call it.
             kwargs: the kernel's keyword arguments, Triton only.
         """
-        for accepts, launcher in _launchers:
-            if accepts(kernel):
-                return launcher(self, kernel, grid, args, kwargs, name)
+        if triton_launch.is_kernel(kernel):
+            return triton_launch.launch(self, kernel, grid, args, kwargs, name)
         if not callable(kernel):
             raise KernbenchError(f"cannot launch {kernel!r}: expected a @triton.jit kernel or a Python function")
         if kwargs:
@@ -198,16 +207,19 @@ class RuntimeContext(Factories):
                 self._flush_values()  # nobody tells us when the host looks at a plain tensor
         return op
 
-    def _enqueue(self, name: str, kind: str, work: OpWork, tensors: Iterable[Any]) -> Operation:
-        """Put an operation on this rank's compute stream; the host pays the launch and goes on."""
+    def _enqueue(self, name: str, kind: str, work: OpWork | None, tensors: Iterable[Any]) -> Operation:
+        """Put an operation on this rank's compute stream; the host pays the launch and goes on.
+
+        ``work`` None: its duration will be told once it has been executed.
+        """
         me = self._me()
         launch = self.topology.device.launch
         me.clock += launch.overhead
         op = Operation(
             name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
-            duration=work.seconds(self.topology.device),
+            duration=None if work is None else work.seconds(self.topology.device),
         )  # fmt: skip
-        op.nbytes = work.nbytes
+        op.nbytes = 0 if work is None else work.nbytes
         self._touch(op, tensors, me)
         self.engine.submit(op)
         me.last = me.tails[COMPUTE_STREAM] = op
@@ -236,8 +248,12 @@ class RuntimeContext(Factories):
             self._block_on(op)
         if op.error is not None:
             raise op.error
-        me = self._me()
+        self._host_waited(self._me(), op)
+
+    def _host_waited(self, me: RankState, op: Operation) -> None:
+        """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
+            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:

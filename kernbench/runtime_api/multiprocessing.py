@@ -15,13 +15,13 @@ import torch.multiprocessing
 from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, DeadlockError, KernbenchError
-from kernbench.runtime_api.current import activate
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.scheduler import Rank
 from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.torch_backend.environment import Environment
 
 ISOLATIONS = ("carrier", "greenlet")
 _MOST_TRACEBACKS = 8
@@ -100,6 +100,7 @@ class Multiprocessing:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
+        self._configure: Callable[[Environment], None] | None = None
         self._daemon = False
 
     def spawn(
@@ -150,13 +151,23 @@ class Multiprocessing:
                 f"{ctx.scheduler.live_count} ranks of an earlier spawn(join=False) have not ended: join them first"
             )
         self._require_fit(nprocs)
-        activate(ctx)
+        ctx._activate()
         _drain_pending(ctx)
         begin = ctx.now()
         ctx._ranks = {rank: RankState(rank, ctx.sips[rank], ctx.seed, begin) for rank in range(nprocs)}
         ctx.distributed._open_world(nprocs)
-        bodies = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
-        ctx.scheduler.start(bodies, isolation=isolation)
+        bodies: list[Callable[[], Any]] = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
+        if isolation == "carrier":
+            from kernbench.torch_backend.environment import Environment  # it builds on this room
+
+            ctx._environment = environment = Environment(ctx, nprocs, per_rank_modules)
+            if self._configure is not None:
+                self._configure(environment)
+            environment.open()
+            bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
+            ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
+        else:
+            ctx.scheduler.start(bodies, isolation=isolation)
         self._daemon = daemon
         if not join:
             return ProcessContext(ctx, nprocs)
@@ -216,7 +227,9 @@ def _drain_once(ctx: RuntimeContext) -> bool:
     if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
         return True
     ctx._schedule_polls()
-    return ctx.engine.advance()
+    if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
+        return True
+    return ctx.engine.advance() or ctx.deadlines.expire_asked_for()
 
 
 def _resume_done(ctx: RuntimeContext) -> bool:
@@ -312,6 +325,9 @@ def _abort(ctx: RuntimeContext) -> None:
 def _close_world(ctx: RuntimeContext) -> None:
     clocks = [state.clock for state in ctx._ranks.values()]
     ctx._main.clock = max([ctx._main.clock, *clocks])
+    environment, ctx._environment = ctx._environment, None
+    if environment is not None:
+        environment.close()
     ctx.distributed._reset()
 
 

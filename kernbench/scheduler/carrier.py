@@ -50,12 +50,16 @@ class Carrier:
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
         self.root: Any = None
         """The thread's own greenlet, which is what ``greenlet.getcurrent()`` returns inside the rank."""
+        self.before_run: Callable[[], None] | None = None
+        """Called before each time that the thread gets the baton."""
         self.on_bound: Callable[[Any], None] | None = None
 
     def front(self) -> None:
         """Body of the fronting greenlet: lend the baton to the thread until it has finished."""
         self.thread.start()
         while True:
+            if self.before_run is not None:
+                self.before_run()
             self._to_thread.release()
             try:
                 self._to_front.acquire()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import functools
 import signal
 import threading
 import traceback
@@ -75,13 +76,26 @@ class RankScheduler:
         self.failed: list[Rank] = []
         self.live_count = 0
         self.aborting = False
+        self.resumed = 0
+        """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
         self._refusals = 0
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
-    def start(self, bodies: Sequence[Callable[[], None]], *, isolation: str) -> None:
-        """Create one rank per body, all ready to run. ``isolation``: ``"carrier"`` or ``"greenlet"``."""
+    def start(
+        self,
+        bodies: Sequence[Callable[[], None]],
+        *,
+        isolation: str,
+        before_run: Callable[[int], None] | None = None,
+    ) -> None:
+        """Create one rank per body, all ready to run.
+
+        Args:
+            isolation: ``"carrier"`` or ``"greenlet"``.
+            before_run: with carriers, called with the rank's index whenever that rank is about to run.
+        """
         if self.live_count:
             raise KernbenchError("ranks are already running in this context: join them before starting more")
         self.ranks = [Rank(index) for index in range(len(bodies))]
@@ -90,6 +104,8 @@ class RankScheduler:
         for rank, body in zip(self.ranks, bodies, strict=True):
             if isolation == "carrier":
                 self._start_carrier(rank, body)
+                if before_run is not None and rank.carrier is not None:
+                    rank.carrier.before_run = functools.partial(before_run, rank.index)
             else:
                 rank.greenlet = greenlet(self._body_of(rank, body), self.main)
                 self.rank_by_greenlet[rank.greenlet] = rank.index
@@ -214,6 +230,7 @@ class RankScheduler:
                 target.throw(error)
             if failed:
                 break
+        self.resumed += resumed
         return resumed
 
     # -- ending ------------------------------------------------------------------------------------------------------

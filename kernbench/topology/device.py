@@ -1,7 +1,7 @@
 """The schema of a device description: one SIP, its PEs, its memories, its rates.
 
 All figures are SI (bytes, bytes/s, seconds, operations/s, hertz). Rates are dense peaks, as on the data sheet; what
-real kernels reach is the cost models' business, except for ``hbm.copy_efficiency``, which is measured.
+real kernels reach is the cost models' business, except for ``hbm.copy_efficiency``, which is measured, and ``matrix_efficiency``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share
+from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share, Side
 
 MemoryKind = Literal["tcm", "sram", "hbm"]
 
@@ -129,8 +129,8 @@ class IoDie(Spec):
 class Cubes(Spec):
     """The level inside a SIP: a mesh of ``w`` x ``h`` cubes of ``pes`` PEs each."""
 
-    w: Count = Field(description="columns of the mesh")
-    h: Count = Field(description="rows of the mesh")
+    w: Side = Field(description="columns of the mesh")
+    h: Side = Field(description="rows of the mesh")
     pes: Count = Field(description="PEs of one cube")
     sram: Memory = Field(description="memory shared by the PEs of one cube; bandwidth of the whole cube")
     noc: Noc = Field(description="network on chip: latency")
@@ -172,6 +172,9 @@ class DeviceSpec(Spec):
     llc: Memory | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
     hbm: Hbm = Field(description="device memory: size, bandwidth, copy_efficiency, latency, channels")
     matrix: Rates = Field(description="matrix engines")
+    matrix_efficiency: Share | None = Field(
+        default=None, description="share of the 16-bit matrix peak that the inner loop of a large product sustains"
+    )
     vector: Rates = Field(description="vector (plain ALU) units")
     launch: Launch = Field(description="what a kernel start costs: overhead, latency")
     host_link: HostLink = Field(description="link to the host: bandwidth, latency")

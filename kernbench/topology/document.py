@@ -24,6 +24,8 @@ except ImportError:  # pragma: no cover - a PyYAML built without libyaml
 
 Loc: TypeAlias = tuple[str | int, ...]
 
+_MAPPING, _SEQUENCE, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "merge"))
+
 
 @dataclass
 class Document:
@@ -133,6 +135,9 @@ class _Walker:
         self.marks.setdefault(loc, Mark(self.file, node.start_mark.line + 1, loc))
         if isinstance(node, yaml.ScalarNode):
             return self.loader.construct_object(node)
+        if node.tag not in (_MAPPING, _SEQUENCE):
+            self.problems.append(Problem(self.marks[loc], f"tag {node.tag}", "plain data"))
+            return None
         if any(node is outer for outer in self._open):
             self.problems.append(Problem(self.marks[loc], "an alias that contains itself", "a finite value"))
             return None
@@ -148,6 +153,8 @@ class _Walker:
         """Keys and values of a mapping: repeated keys reported, merge keys (``<<``) resolved, keys' lines noted."""
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             line = key_node.start_mark.line + 1
             key = self.loader.construct_object(key_node, deep=True)
             if not isinstance(key, str):

@@ -20,7 +20,7 @@ from kernbench.topology.device import DeviceSpec
 from kernbench.topology.links import Direction, Link, LinkTable, Route
 from kernbench.topology.node import LocalLink, NodePlan, Vertex
 from kernbench.topology.system import SystemSpec
-from kernbench.topology.units import BANDWIDTH, DURATION
+from kernbench.topology.units import BANDWIDTH, DURATION, MAX_NODES
 
 _ROUTE_CACHE = 1 << 16  # routes kept; an all-to-all of 4096 SIPs has 256 times as many
 
@@ -35,8 +35,8 @@ class Topology:
     def __init__(self, system: SystemSpec, *, nodes: int | None = None, spec: Mapping[str, Any] | None = None) -> None:
         """``nodes``: instead of the system's own number; ``spec``: the mapping that the system was read from."""
         count = system.nodes if nodes is None else nodes
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"nodes is {count!r}; expected a whole number of at least 1")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NODES:
+            raise ConfigError(f"nodes is {count!r}; expected a whole number from 1 to {MAX_NODES}")
         self.system = system
         self.spec: Mapping[str, Any] = {"system": system.model_dump()} if spec is None else spec
         self.nodes = count

@@ -201,10 +201,6 @@ def _translate(root: type[BaseModel], document: Document, error: Any) -> Problem
     return Problem(mark, found, error["msg"])
 
 
-# What the neighbouring configuration file holds, for hints.
-_CCL_KEYS = ("algorithm", "module", "buffer_kind", "backpressure", "n_slots", "slot_size", "vc_chunk_size", "n_elem")
-
-
 def _unknown_key(root: type[BaseModel], document: Document, loc: Loc) -> Problem:
     """An unknown key: the nearest known one beside it, or the place where a key of that name belongs."""
     key, parent = str(loc[-1]), _model_at(root, loc[:-1])
@@ -215,8 +211,6 @@ def _unknown_key(root: type[BaseModel], document: Document, loc: Loc) -> Problem
     else:
         elsewhere = sorted(".".join(path) for path in _paths(root) if path[-1] == key)
         hint = f"it belongs at {' or '.join(elsewhere[:3])}" if elsewhere else ""
-    if key in _CCL_KEYS:
-        hint = "a choice of the algorithm: it belongs in ccl.yaml"
     return Problem(document.mark(loc), "unknown key", f"one of {', '.join(known)}", hint)
 
 

@@ -67,5 +67,8 @@ def describe(value: Any) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was probably meant to be."""
     by_fold = {name.casefold(): name for name in known}
+    longer = [name for name in by_fold if word and name.startswith(word.casefold())]
+    if len(longer) == 1:
+        return by_fold[longer[0]]
     matches = get_close_matches(word.casefold(), by_fold, n=1, cutoff=0.6)
     return by_fold[matches[0]] if matches else None

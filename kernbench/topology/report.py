@@ -156,6 +156,8 @@ def _queues(topology: Topology) -> Rows:
     yield "credit latency", DURATION.format(ipcq.credit_latency), "beside the links"
     yield "wake-up latency", DURATION.format(ipcq.wakeup_latency), "backpressure `sleep`"
     yield "poll interval", DURATION.format(ipcq.poll_interval), "backpressure `poll`"
+    if given := dict(topology.system.ccl):
+        yield "ccl.yaml defaults", "", ", ".join(f"{key} {value}" for key, value in given.items())
 
 
 def _derived(topology: Topology, figures: SystemFigures) -> Rows:

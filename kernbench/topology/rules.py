@@ -12,7 +12,7 @@ from typing import Any
 from kernbench.topology.document import Document, Loc
 from kernbench.topology.problems import Problem
 from kernbench.topology.system import GRID_TOPOLOGIES, SIP_TOPOLOGIES, IpcqSpec
-from kernbench.topology.units import SIZE, QuantityError
+from kernbench.topology.units import MAX_SIPS_PER_NODE, SIZE, QuantityError
 
 Rule = Callable[[Document, Loc], Iterator[Problem]]
 
@@ -41,7 +41,8 @@ def _grid(document: Document, at: Loc) -> Iterator[Problem]:
                 yield Problem(
                     document.mark((*sips, side)), "missing", f"the grid's `{side}`: topology {kind} needs w and h"
                 )
-        count, w, h = _count(document, (*sips, "count")), *(_positive(value) for value in given.values())
+        numbers = (document.get((*sips, "count")), *given.values())
+        count, w, h = (_positive(number, MAX_SIPS_PER_NODE) for number in numbers)
         if count and w and h and w * h != count:
             fits = ", ".join(f"{d} x {count // d}" for d in range(1, count + 1) if count % d == 0)
             found = f"w x h = {w} x {h} = {w * h}"
@@ -120,8 +121,8 @@ _SYSTEM_RULES: tuple[Rule, ...] = (_grid, _link, _nodes, _ipcq)
 _DEVICE_RULES: tuple[Rule, ...] = (_cubes, _block)
 
 
-def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+def _positive(value: Any, most: int = 2**31) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most else None
 
 
 def _count(document: Document, loc: Loc) -> int | None:

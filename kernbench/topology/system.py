@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from kernbench.topology.device import DeviceSpec, Spec
-from kernbench.topology.units import Bandwidth, Count, Loss, Seconds, Share
+from kernbench.topology.device import DeviceSpec, MemoryKind, Spec
+from kernbench.topology.units import Bandwidth, Bytes, Count, Loss, NodeCount, Seconds, Share, SipCount
 
 SipTopology = Literal["ring_1d", "torus_2d", "mesh_2d_no_wrap", "full", "switch"]
 SIP_TOPOLOGIES: tuple[str, ...] = get_args(SipTopology)
@@ -49,11 +49,11 @@ class SwitchSpec(Spec):
 class SipsSpec(Spec):
     """The SIPs of one node."""
 
-    count: Count = Field(description="SIPs per node")
+    count: SipCount = Field(description="SIPs per node")
     device: DeviceSpec = Field(description="name of a shipped device, path of a device file, or the device itself")
     topology: SipTopology = Field(default="ring_1d", description="how the SIPs of a node are joined")
-    w: Count | None = Field(default=None, description="columns, for torus_2d and mesh_2d_no_wrap")
-    h: Count | None = Field(default=None, description="rows, for torus_2d and mesh_2d_no_wrap")
+    w: SipCount | None = Field(default=None, description="columns, for torus_2d and mesh_2d_no_wrap")
+    h: SipCount | None = Field(default=None, description="rows, for torus_2d and mesh_2d_no_wrap")
     link: SipLink | None = Field(default=None, description="the joint; needed when there is more than one SIP")
     switch: SwitchSpec | None = Field(default=None, description="the switch, for topology `switch`")
 
@@ -84,6 +84,32 @@ class IpcqSpec(Spec):
     )
 
 
+class CclDefaults(Spec):
+    """What the ``defaults`` of ``ccl.yaml`` are on this system; the keys have the meaning that they have there.
+
+    Reads as a mapping of the keys that the description gives: ``dict(system.ccl)``.
+    """
+
+    algorithm: str | None = Field(default=None, description="name of an algorithm")
+    buffer_kind: MemoryKind | None = Field(default=None, description="memory of the slots")
+    backpressure: Literal["sleep", "poll"] | None = Field(default=None, description="what a blocked sender does")
+    n_slots: Count | None = Field(default=None, description="slots of a queue")
+    slot_size: Bytes | None = Field(default=None, description="size of a slot")
+    vc_chunk_size: Bytes | None = Field(default=None, description="bytes that a hop forwards at a time")
+    ipcq_credit_size_bytes: Bytes | None = Field(default=None, description="size of a returned credit")
+
+    def keys(self) -> list[str]:
+        """The keys that were given."""
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    def __getitem__(self, key: str) -> str | int:
+        value: str | int = getattr(self, key)
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(self.keys())
+
+
 class NicsSpec(Spec):
     """The NICs of one node, dealt to its SIPs by local index (rail-aligned)."""
 
@@ -95,6 +121,9 @@ class FabricSpec(Spec):
 
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
+    transport: Literal["verbs", "libfabric", "tcp"] = Field(
+        default="verbs", description="how a collective library drives it: queue pairs, libfabric messages or sockets"
+    )
     latency: Seconds = Field(description="one way, from NIC to NIC, switches and software of the transport included")
     bandwidth: Bandwidth = Field(description="bytes per second of one NIC in one direction, as on the data sheet")
     protocol_overhead: Loss = Field(
@@ -118,11 +147,12 @@ class SystemSpec(Spec):
 
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
-    nodes: Count = Field(default=1, description="nodes, unless the user asks for another number")
+    nodes: NodeCount = Field(default=1, description="nodes, unless the user asks for another number")
     sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
     ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
-    ccl: dict[str, str | int] = Field(
-        default_factory=dict, description="what `defaults` of ccl.yaml are on this system; a user's ccl.yaml still wins"
+    ccl: CclDefaults = Field(
+        default=CclDefaults(),
+        description="what `defaults` of ccl.yaml are on this system; a user's ccl.yaml still wins",
     )
     nics: NicsSpec | None = Field(default=None, description="NICs per node; needed for more than one node")
     fabric: FabricSpec | None = Field(

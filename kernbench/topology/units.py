@@ -22,7 +22,7 @@ from kernbench.topology.problems import describe
 # Exact factors: "524.3 TFLOP/s" is the float nearest to 524.3e12, not a product of two rounded ones.
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*\Z", re.DOTALL)
 
 
 class QuantityError(ValueError):
@@ -56,6 +56,7 @@ class Quantity:
         """``value`` in SI units. Raises QuantityError when it is no such quantity."""
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise QuantityError(describe(value), self.expected)
+        shown = describe(value)
         if isinstance(value, str):
             match = _NUMBER.match(value)
             if match is None:
@@ -65,10 +66,14 @@ class Quantity:
                 raise QuantityError(
                     f"{describe(value)}, whose unit is not one of {', '.join(self.display)}", self.expected
                 )
-            value = float(Fraction(match[1].replace("_", "")) * (self.factors[unit] if unit else 1))
-        if not math.isfinite(value):
-            raise QuantityError(describe(value), f"{self.expected}, finite")
-        return float(value)
+            value = Fraction(match[1].replace("_", "")) * (self.factors[unit] if unit else 1)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise QuantityError(shown, f"{self.expected}, finite")
+        return number
 
     def format(self, value: float, digits: int = 4) -> str:
         """``value`` (SI) in the largest unit that is not more than it: ``format(4.5e11) == '450 GB/s'``."""
@@ -131,5 +136,10 @@ OpsPerSecond = Annotated[float, Field(gt=0), _validator(RATE)]
 Hertz = Annotated[float, Field(gt=0), _validator(FREQUENCY)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Loss = Annotated[float, Field(ge=0, lt=1, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=2**31, strict=True)]
+MAX_SIPS_PER_NODE = 1024  # a node is held link by link
+MAX_NODES = 2**16
+SipCount = Annotated[int, Field(ge=1, le=MAX_SIPS_PER_NODE, strict=True)]
+NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES, strict=True)]
+Side = Annotated[int, Field(ge=1, le=64, strict=True)]  # of a mesh of cubes
 Position = Annotated[int, Field(ge=0, strict=True)]

@@ -1,0 +1,268 @@
+"""Triton kernels inside a context: ``kernel[grid](...)`` and ``ctx.launch`` become launches of the rank.
+
+While a context is active, :mod:`kernbench.triton_engine` hands every launch to the sink of this module. It is enqueued on
+the rank's stream and kept, so that the same kernel of several ranks runs as one batch. Its duration is known once it has
+been executed, from what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench import triton_engine
+from kernbench.cost.torch_ops import Work
+from kernbench.errors import KernbenchError
+from kernbench.runtime_api.current import current_context
+from kernbench.runtime_api.tensor import Tensor, plain, storage_of
+from kernbench.sim_engine.data_executor import Deferred
+from kernbench.sim_engine.memory_store import MemoryStore
+from kernbench.sim_engine.operation import Operation
+from kernbench.topology import DeviceSpec
+from kernbench.triton_engine.counts import Counts
+from kernbench.triton_engine.duration import Device, estimate
+from kernbench.triton_engine.launching import run_alone, set_launch_sink
+from kernbench.triton_engine.machine import Execution, Launch
+from kernbench.triton_engine.memory import Allocation, write_epoch
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+_MOST_YIELDS = 1000
+"""Turns in a row that a kernel may give way without anything changing, before it counts as waiting for somebody."""
+
+
+class SiblingFailedError(KernbenchError):
+    """The launch ran as one batch with another rank's, which failed: its values are incomplete."""
+
+
+class Sink:
+    """Receives every launch of the process while a context is active."""
+
+    def submit(self, launch: Launch) -> None:
+        ctx = current_context()
+        if ctx is None:
+            run_alone(launch)
+        else:
+            submit(ctx, launch)
+
+
+class KernelMemory:
+    """Finds what a kernel's pointers point to: the context's tensors, by their address in this process."""
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self._memory = memory
+
+    def find(self, address: int) -> Allocation | None:
+        """The live allocation that contains ``address``, if any."""
+        found = self._memory.find_host(address)
+        if found is None or found.backing is None:
+            return None
+        return Allocation(torch.from_numpy(found.backing), found.name, found.rank)
+
+
+_installed = False
+
+
+def follow_active_context() -> None:
+    """Make Triton launch kernels here, for the device of the active context; undo that once there is none.
+
+    Without Triton nothing happens: a program that uses no kernels needs none.
+    """
+    global _installed
+    ctx = current_context()
+    if ctx is None and not _installed:
+        return
+    try:
+        from triton.backends.compiler import GPUTarget
+    except ImportError:
+        return
+    if not _installed:
+        triton_engine.activate()
+        set_launch_sink(Sink())
+        _installed = True
+    if ctx is not None:
+        target = ctx.topology.device.target
+        triton_engine.set_target(GPUTarget(target.backend, target.arch, target.warp_size))
+    else:
+        set_launch_sink(None)
+        triton_engine.set_target(None)
+        triton_engine.deactivate()
+        _installed = False
+
+
+def is_kernel(kernel: Any) -> bool:
+    """Whether ``kernel`` is Triton's: a ``@triton.jit`` function, or one wrapped by autotune or heuristics."""
+    return hasattr(kernel, "run") and hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")
+
+
+def launch(
+    ctx: RuntimeContext, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+) -> Operation:
+    """``kernel[grid](*args, **kwargs)`` for ``ctx.launch``."""
+    ctx.last_launch = None
+    kernel[(grid,) if isinstance(grid, int) else grid](*args, **kwargs)
+    op = ctx.last_launch
+    if op is None:
+        raise KernbenchError(
+            f"{kernel!r} was launched, but not through kernbench: another Triton driver is active in this process"
+        )
+    if name:
+        op.name = name
+    return op
+
+
+def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
+    """Enqueue a launch on the stream of whoever runs."""
+    if ctx._inside_kernel:
+        raise KernbenchError(
+            f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
+        )
+    tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
+    launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
+    launch.rank = ctx._me().rank
+    op = ctx._enqueue(launch.name, "kernel", None, tensors)
+    op.detail = {"grid": list(launch.grid), "at": launch.where}
+    ctx.last_launch = op
+    if not ctx.enable_data:
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        ctx.engine.set_duration(op, Work(nbytes).seconds(ctx.topology.device))
+        return op
+    deferred = TritonLaunch(ctx, op, launch)
+    ctx.executor.submit(deferred)
+    if any(type(tensor) is not Tensor for tensor in tensors):
+        # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
+        ctx._block_on(deferred.attempt)
+        if op.error is not None:
+            op.observed = True
+            raise op.error
+    return op
+
+
+class TritonLaunch:
+    """One launch of a Triton kernel by one rank."""
+
+    def __init__(self, ctx: RuntimeContext, op: Operation, launch: Launch) -> None:
+        self.ctx = ctx
+        self.op = op
+        self.rank = op.rank
+        self.launch = launch
+        self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
+        self.batch_key: Hashable = (id(launch.program), launch.grid, tuple(map(_key, launch.args)))
+        self.attempt = Operation("attempt", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
+        self.attempt.resolve(op.enqueue, op.enqueue)
+        self.attempt.executed = False
+
+    def start_batch(self, batch: Sequence[Deferred]) -> RunningBatch:
+        """Run the same kernel of several ranks as lanes of one execution."""
+        launches = [launch for launch in batch if isinstance(launch, TritonLaunch)]
+        running = RunningBatch(launches)
+        running.run()
+        for launch in launches:
+            launch.attempt.executed = True
+        return running
+
+
+def _key(arg: Any) -> Hashable:
+    """What launches of one batch must agree in: numbers; tensors and what wraps them may differ by rank."""
+    if isinstance(arg, torch.Tensor):
+        return torch.Tensor
+    if isinstance(arg, int | float | bool):
+        return type(arg), repr(arg)
+    return id(arg)
+
+
+class RunningBatch:
+    """An execution, and whose launches it is made of."""
+
+    def __init__(self, launches: Sequence[TritonLaunch]) -> None:
+        self._launches = launches
+        self._execution: Execution | None = None
+        self._yields = 0
+        self._seen: Hashable = None
+        self.errors: Sequence[BaseException | None] | None = None
+
+    def run(self) -> bool:
+        """Go on until the end, or until every lane waits for somebody else."""
+        ctx = self._launches[0].ctx
+        activity = ctx._activity()
+        if activity != self._seen:  # a rank, a collective or a copy may have written memory meanwhile
+            self._seen = activity
+            self._yields = 0
+            write_epoch.bump()
+        before = write_epoch.count
+        try:
+            if self._execution is None:
+                self._execution = Execution([launch.launch for launch in self._launches], ctx.kernel_memory)
+            status = self._execution.run()
+        except Exception as error:
+            self.errors = self._blame(error)
+            return True
+        if status == "done":
+            self._finish()
+            return True
+        wrote = write_epoch.count != before
+        self._yields = 0 if wrote else self._yields + 1
+        return wrote or (status == "yielded" and self._yields < _MOST_YIELDS)
+
+    def describe_wait(self) -> str:
+        """Kernel, line, programs, ranks, address, values seen and wanted."""
+        return "it has not started" if self._execution is None else self._execution.describe_wait()
+
+    def _finish(self) -> None:
+        assert self._execution is not None
+        counts = self._execution.counts()
+        share = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
+        for launch in self._launches:
+            engine = launch.ctx.engine
+            device = device_model(launch.ctx.topology.device)
+            launch.op.nbytes = share.unique_bytes_read + share.unique_bytes_written
+            launch.op.detail = {**(launch.op.detail or {}), **summary(share)}
+            engine.set_duration(launch.op, estimate(share, None, device))
+        self.errors = [None] * len(self._launches)
+
+    def _blame(self, error: Exception) -> Sequence[BaseException | None]:
+        """The error for the ranks that it names, an incomplete result for the others of the batch."""
+        culprits = set(getattr(error, "ranks", ())) or {launch.rank for launch in self._launches}
+        errors: list[BaseException | None] = []
+        for launch in self._launches:
+            if launch.rank in culprits:
+                errors.append(error)
+            else:
+                errors.append(
+                    SiblingFailedError(f"{launch.launch.name} ran as one batch with a rank that failed: {error}")
+                )
+            launch.ctx.engine.set_duration(launch.op, 0.0)
+        return errors
+
+
+def summary(counts: Counts) -> dict[str, Any]:
+    """What the op log keeps of a launch's counts."""
+    return {
+        "programs": counts.programs,
+        "flops": {f"{dtype} {unit}": number for (dtype, unit), number in sorted(counts.flops.items())},
+        "bytes_read": counts.bytes_read,
+        "bytes_written": counts.bytes_written,
+        "transcendentals": counts.transcendentals,
+        "atomics": counts.atomics,
+    }
+
+
+@lru_cache(maxsize=64)
+def device_model(device: DeviceSpec) -> Device:
+    """A described device as the kernel time model wants it. The stream model pays the launch, so here it is free."""
+    return Device(
+        name=device.name,
+        processors=device.pes,
+        tensor_flops=device.matrix_rate("fp16"),
+        vector_flops=device.vector_rate("fp32"),
+        special_ops=device.pe.special_rate * device.pes,
+        bandwidth=device.hbm_copy_bandwidth,
+        launch_overhead=0.0,
+        shared_memory=device.pe.tcm_per_block,
+        registers=device.pe.registers // 4,
+        max_threads=device.pe.max_threads,
+    )

@@ -1,0 +1,48 @@
+"""Unmodified ``@triton.jit`` kernels on CPU: all programs, and all ranks, of a launch at once.
+
+Triton's own front end compiles a kernel to TTIR; this package runs that. See ``docs/triton.md``.
+
+Nothing of torch or Triton is imported until a name of this package is used: Triton itself imports
+``kernbench.triton_engine.driver`` when it looks for backends.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "activate": "driver.activation",
+    "active": "driver.activation",
+    "deactivate": "driver.activation",
+    "set_target": "driver.activation",
+    "get_target": "driver.activation",
+    "resources": "driver.resources",
+    "Resources": "driver.resources",
+    "set_launch_sink": "launching",
+    "LaunchSink": "launching",
+    "record_launches": "launching",
+    "LaunchRecord": "launching",
+    "execute": "launching",
+    "run_alone": "launching",
+    "Execution": "machine",
+    "Launch": "machine",
+    "Counts": "counts",
+    "Allocation": "memory",
+    "AllocationMap": "memory",
+    "registry": "memory",
+    "write_epoch": "memory",
+    "estimate": "duration",
+    "set_duration_model": "duration",
+    "lift": "lift.lower",
+    "UnsupportedOpError": "ops.registry",
+    "DeviceAssertionError": "ops.debug",
+}
+
+__all__ = [*_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f"kernbench.triton_engine.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'kernbench.triton_engine' has no attribute {name!r}")

@@ -1,0 +1,82 @@
+"""What a launch did: bytes, operations, trips. The input of the time model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TensorTraffic:
+    """Bytes of one tensor (allocation) that a launch moved.
+
+    ``read``/``written``: all bytes that programs asked for. ``unique``: bytes between the lowest and highest address
+    touched, at most the total: an upper bound of what must come from device memory once.
+    """
+
+    name: str
+    read: int = 0
+    written: int = 0
+    low: int = 1 << 62
+    high: int = 0
+    read_low: int = 1 << 62
+    read_high: int = 0
+    write_low: int = 1 << 62
+    write_high: int = 0
+
+    @property
+    def unique_read(self) -> int:
+        return min(self.read, max(0, self.read_high - self.read_low))
+
+    @property
+    def unique_written(self) -> int:
+        return min(self.written, max(0, self.write_high - self.write_low))
+
+
+@dataclass
+class Counts:
+    """Counts of one launch (one rank). Bytes; floating-point operations; numbers of programs and trips.
+
+    Attributes:
+        bytes_read: bytes that programs loaded, each load of each program counted.
+        bytes_written: bytes stored.
+        unique_bytes_read: bytes loaded, overlaps between programs counted once (bounded by the range touched).
+        unique_bytes_written: the same for stores.
+        flops: floating-point operations by ``(dtype, unit)``; unit is ``tensor`` (dot), ``vector`` or ``special``.
+        transcendentals: elements that went through a special function.
+        atomics: elements updated atomically.
+        trips: iterations of each loop summed over programs, by ``file:line``.
+        programs: programs run.
+        by_tensor: traffic per tensor.
+        by_line: ``{file:line: (bytes, flops)}`` of the kernel's own lines.
+    """
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    unique_bytes_read: int = 0
+    unique_bytes_written: int = 0
+    flops: dict[tuple[str, str], int] = field(default_factory=dict)
+    transcendentals: int = 0
+    atomics: int = 0
+    trips: dict[str, int] = field(default_factory=dict)
+    programs: int = 0
+    by_tensor: dict[str, TensorTraffic] = field(default_factory=dict)
+    by_line: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+    def scaled(self, factor: float) -> Counts:
+        """Counts of ``factor`` times the programs; unique bytes are scaled too (an estimate)."""
+        grow = lambda n: int(n * factor)  # noqa: E731
+        return Counts(
+            grow(self.bytes_read),
+            grow(self.bytes_written),
+            grow(self.unique_bytes_read),
+            grow(self.unique_bytes_written),
+            {k: grow(v) for k, v in self.flops.items()},
+            grow(self.transcendentals),
+            grow(self.atomics),
+            {k: grow(v) for k, v in self.trips.items()},
+            grow(self.programs),
+        )

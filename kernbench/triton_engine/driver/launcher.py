@@ -1,0 +1,123 @@
+"""What Triton calls to launch a compiled kernel."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kernbench.triton_engine.lift.lower import lift
+from kernbench.triton_engine.lift.program import Program
+from kernbench.triton_engine.machine import Launch
+
+_programs: dict[str, Program] = {}
+
+
+def program_of(src: Any, metadata: Any) -> Program:
+    """The lifted program of a compiled kernel, cached by the compiler's hash."""
+    program = _programs.get(metadata.hash)
+    if program is None:
+        ttir = getattr(metadata, "kernbench_ttir", None)
+        if ttir is None:
+            from .pipeline import values_kernel
+
+            ttir = values_kernel(src, metadata).metadata.kernbench_ttir
+        program = _programs[metadata.hash] = lift(ttir)
+    return program
+
+
+def _positions(signature: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """Paths into the bound arguments that are run-time arguments; tuples are flattened as Triton does."""
+    out: list[tuple[int, ...]] = []
+    for i, kind in enumerate(signature):
+        if isinstance(kind, tuple):
+            out += _positions(kind, (*path, i))
+        elif kind != "constexpr":
+            out.append((*path, i))
+    return out
+
+
+class Launcher:
+    """Made once per compiled kernel; called for every launch with Triton's launcher arguments."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self.src = src
+        self.metadata = metadata
+        self.program = program_of(src, metadata)
+        kinds = tuple(src.signature.values())
+        paths = _positions(kinds)
+        names = list(src.signature)
+        self.paths = paths
+        self.descriptors = [str(_follow(kinds, p)).startswith("tensordesc") for p in paths]
+        self.flat = all(len(p) == 1 for p in paths) and not any(self.descriptors)
+        self.positions = tuple(p[0] for p in paths) if self.flat else ()
+        self.names: list[str] = []
+        for path, descriptor in zip(paths, self.descriptors, strict=True):
+            name = ".".join([str(names[path[0]]), *map(str, path[1:])])
+            self.names.append(name)
+            if descriptor:  # a descriptor is followed by its shape and strides
+                rank = len(self.program.args[len(self.names) - 1][1].shape)
+                self.names += [f"{name}.shape[{i}]" for i in range(rank)] + [
+                    f"{name}.strides[{i}]" for i in range(rank)
+                ]
+        if len(self.names) != len(self.program.args):
+            raise RuntimeError(
+                f"{self.program.name}: {len(self.names)} arguments bound, {len(self.program.args)} expected"
+            )
+
+    def _arguments(self, bound: tuple[Any, ...]) -> list[Any]:
+        out: list[Any] = []
+        for path, descriptor in zip(self.paths, self.descriptors, strict=True):
+            value = _follow(bound, path)
+            out.append(value)
+            if descriptor:
+                out += [*value.shape, *value.strides]
+        return out
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: Any,
+        function: Any,
+        packed_metadata: Any,
+        launch_metadata: Any,
+        enter_hook: Any,
+        exit_hook: Any,
+        *bound: Any,
+    ) -> None:
+        from kernbench.triton_engine import launching
+
+        args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)
+        if enter_hook is not None and getattr(enter_hook, "calls", True):
+            enter_hook(launch_metadata)
+        launch = Launch(
+            self.program,
+            (int(grid_x), int(grid_y), int(grid_z)),
+            args,
+            None,
+            self.metadata.name,
+            _user_frame() if launching._sink is not None else "",
+            self.names,
+            self,
+        )
+        launching.submit(launch)
+        if exit_hook is not None and getattr(exit_hook, "calls", True):
+            exit_hook(launch_metadata)
+
+
+def _follow(bound: Any, path: tuple[int, ...]) -> Any:
+    for i in path:
+        bound = bound[i]
+    return bound
+
+
+def _user_frame() -> str:
+    """``file:line`` of the innermost frame outside of Triton and kernbench."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("triton.", "kernbench.")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

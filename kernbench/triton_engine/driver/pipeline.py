@@ -1,0 +1,106 @@
+"""Compilation: Triton's front end and its machine-independent passes; the rest only when somebody asks for it.
+
+Values need TTIR alone, which takes a tenth of a full compilation. A full one happens for ``warmup`` (whose callers
+look at registers and shared memory), for a direct ``triton.compile``, and for :func:`..resources.resources`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+#: Part of the compile cache key of kernels compiled for values; change it when the passes below change.
+_PIPELINE = "kernbench-values-2"
+
+_forced: list[str] = []
+
+
+@contextmanager
+def compile_for(mode: str) -> Any:
+    """Force ``"values"`` or ``"full"`` inside the ``with`` block."""
+    _forced.append(mode)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def _mode() -> str:
+    """Values for launches; full for ``warmup`` and for whoever calls the compiler directly."""
+    if _forced:
+        return _forced[-1]
+    if os.environ.get("KERNBENCH_TRITON_COMPILE") == "full":
+        return "full"
+    frame = sys._getframe(2)
+    for _ in range(8):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "_do_compile":
+            return "full" if frame.f_locals.get("warmup") else "values"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "full"
+
+
+def lower_to_ttir(module: Any, metadata: dict[str, Any]) -> Any:
+    """Inline, simplify and hoist, but keep tensor descriptors: they run faster as such."""
+    from triton._C.libtriton import ir, passes
+
+    pm = ir.pass_manager(module.context)
+    pm.enable_debug()
+    passes.common.add_inliner(pm)
+    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # block pointers, gone after Triton 3.7
+        passes.ttir.add_rewrite_tensor_pointer(pm)
+    passes.common.add_canonicalizer(pm)
+    passes.ttir.add_combine(pm)
+    passes.ttir.add_reorder_broadcast(pm)
+    passes.common.add_cse(pm)
+    passes.ttir.add_triton_licm(pm)
+    passes.common.add_symbol_dce(pm)
+    passes.ttir.add_loop_unroll(pm)
+    try:
+        pm.run(module, "kernbench_ttir")
+    except TypeError:
+        pm.run(module)
+    metadata["kernbench_ttir"] = str(module)
+    return module
+
+
+def _finish(module: Any, metadata: dict[str, Any]) -> bytes:
+    metadata["name"] = module.get_entry_func_name()
+    metadata.setdefault("shared", 0)
+    return b""
+
+
+@lru_cache(maxsize=8)
+def values_only(base: type) -> type:
+    """A subclass of one of Triton's compilers that stops after TTIR when only values are wanted."""
+
+    class Compiler(base):
+        kernbench = True
+
+        def hash(self) -> str:
+            return str(super().hash()) if _mode() == "full" else f"{_PIPELINE}-{self.target}"
+
+        def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
+            if _mode() == "full":
+                super().add_stages(stages, options, language)
+                return
+            stages["ttir"] = lower_to_ttir
+            stages[self.binary_ext] = _finish
+
+    Compiler.__name__ = base.__name__
+    Compiler.__qualname__ = base.__qualname__
+    return Compiler
+
+
+def values_kernel(src: Any, metadata: Any) -> Any:
+    """The same source compiled for values, for a kernel that was compiled in full."""
+    from triton.compiler import compile as compile_
+
+    names = ("num_warps", "num_stages", "num_ctas", "debug", "sanitize_overflow", "maxnreg")
+    options = {n: getattr(metadata, n) for n in names if getattr(metadata, n, None) is not None}
+    with compile_for("values"):
+        return compile_(src, target=metadata.target, options=options)

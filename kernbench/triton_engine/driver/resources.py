@@ -1,0 +1,115 @@
+"""What a kernel needs of a processor, as the real compiler says: registers, shared memory, warps, stages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from kernbench.triton_engine.duration import Device, device_of
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Per program: registers per thread, spilled bytes per thread, shared memory in bytes, warps, stages, CTAs."""
+
+    registers: int
+    spills: int
+    shared: int
+    num_warps: int
+    num_stages: int
+    num_ctas: int = 1
+
+
+def current_device() -> Device:
+    from .activation import get_target
+
+    target = get_target()
+    return device_of(target.backend, str(target.arch))
+
+
+class Utils:
+    """The ``utils`` object that Triton expects of a driver."""
+
+    @staticmethod
+    def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
+        """(module, function, registers, spills, max threads per block)."""
+        registers, spills = binary_usage(binary) if binary else (0, 0)
+        return _Handle(name), _Handle(name), registers, spills, 1024
+
+    @staticmethod
+    def unload_module(module: Any) -> None:
+        pass
+
+    @staticmethod
+    def get_device_properties(device: int) -> dict[str, int]:
+        d = current_device()
+        return {
+            "max_shared_mem": d.shared_memory,
+            "max_num_regs": d.registers,
+            "multiprocessor_count": d.processors,
+            "warpSize": 64 if d.name.startswith("MI") else 32,
+            "sm_clock_rate": 1_700_000,
+            "mem_clock_rate": int(d.bandwidth / 1024 / 2 * 8 / 1000),
+            "mem_bus_width": 8192,
+        }
+
+    @staticmethod
+    def set_printf_fifo_size(size: int) -> None:
+        pass
+
+
+class _Handle:
+    """Stands for a loaded module or function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def binary_usage(binary: bytes) -> tuple[int, int]:
+    """Registers per thread and spilled bytes of a cubin, by the bundled ``cuobjdump``; zeros if it cannot tell."""
+    from triton import knobs
+
+    try:
+        tool = knobs.nvidia.cuobjdump.path
+    except (AttributeError, RuntimeError):
+        return 0, 0
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        try:
+            text = subprocess.run(
+                [tool, "-res-usage", file.name], capture_output=True, text=True, timeout=20, check=False
+            ).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return 0, 0
+    registers = re.search(r"REG:(\d+)", text)
+    local = re.search(r"(?:LOCAL|STACK):(\d+)", text)
+    return int(registers[1]) if registers else 0, int(local[1]) if local else 0
+
+
+def resources(kernel: Any) -> Resources:
+    """Resources of a compiled kernel (what ``kernel[grid](...)`` returns), compiling it in full if needed.
+
+    Takes 0.1-0.8 s the first time; Triton's cache keeps the result.
+    """
+    from triton.compiler import compile as compile_
+
+    from .pipeline import compile_for
+
+    metadata, src = kernel.metadata, kernel.src
+    names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+    options = {n: getattr(metadata, n) for n in names if getattr(metadata, n, None) is not None}
+    with compile_for("full"):
+        full = compile_(src, target=metadata.target, options=options)
+    m = full.metadata
+    amd = full.asm.get("amdgcn")
+    if amd:
+        vgprs = re.search(r"\.vgpr_count:\s*(\d+)", amd)
+        spilled = re.search(r"\.vgpr_spill_count:\s*(\d+)", amd)
+        registers, spills = int(vgprs[1]) if vgprs else 0, 4 * int(spilled[1]) if spilled else 0
+    else:
+        registers, spills = binary_usage(full.asm["cubin"])
+    return Resources(registers, spills, m.shared, m.num_warps, m.num_stages, getattr(m, "num_ctas", 1) or 1)

@@ -1,0 +1,137 @@
+"""From ``kernel[grid](...)`` to execution: at once, through a runtime's sink, or only to be counted.
+
+A runtime installs a sink with :func:`set_launch_sink` and gets every launch as an object; without one, a launch runs
+before ``kernel[grid](...)`` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kernbench.errors import DeadlockError
+
+from .counts import Counts
+from .machine import Execution, Launch
+from .memory import AllocationMap
+
+
+class LaunchSink(Protocol):
+    """Receives launches instead of their being run at once."""
+
+    def submit(self, launch: Launch) -> None: ...
+
+
+_sink: LaunchSink | None = None
+
+
+def set_launch_sink(sink: LaunchSink | None) -> LaunchSink | None:
+    """Install ``sink`` (None: run launches at once); returns the one before."""
+    global _sink
+    before, _sink = _sink, sink
+    return before
+
+
+@dataclass
+class LaunchRecord:
+    """One launch that ran while :func:`record_launches` was open."""
+
+    name: str
+    grid: tuple[int, int, int]
+    counts: Counts
+    kernel: Any
+    rank: int | None = None
+    #: The execution, if it was profiled.
+    execution: Execution | None = None
+
+
+@dataclass
+class _Recorder:
+    #: Programs to run per launch; None runs all of them for real.
+    sample: int | None = None
+    #: Time every operation.
+    profile: bool = False
+    records: list[LaunchRecord] = field(default_factory=list)
+
+
+_recorders: list[_Recorder] = []
+
+
+@contextmanager
+def record_launches(profile: bool = False) -> Iterator[list[LaunchRecord]]:
+    """Collect a :class:`LaunchRecord` of every launch that executes inside the ``with`` block.
+
+    ``profile``: time every operation too (see :mod:`kernbench.triton_engine.introspect`).
+    """
+    recorder = _Recorder(profile=profile)
+    _recorders.append(recorder)
+    try:
+        yield recorder.records
+    finally:
+        _recorders.remove(recorder)
+
+
+@contextmanager
+def sampled_launches(programs: int = 2) -> Iterator[list[LaunchRecord]]:
+    """Launches inside the ``with`` block change nothing: a few programs run without storing, and are scaled up."""
+    recorder = _Recorder(programs)
+    _recorders.append(recorder)
+    try:
+        yield recorder.records
+    finally:
+        _recorders.remove(recorder)
+
+
+def submit(launch: Launch) -> None:
+    """Run a launch, or hand it to whoever collects launches."""
+    if _recorders and _recorders[-1].sample is not None:
+        _sample(launch, _recorders[-1])
+        return
+    if _sink is not None:
+        _sink.submit(launch)
+        return
+    run_alone(launch)
+
+
+def _sample(launch: Launch, recorder: _Recorder) -> None:
+    execution = Execution([launch], dry=True, only=recorder.sample)
+    if not execution.static or not launch.grid or 0 in launch.grid:
+        return
+    execution.run()
+    counts = execution.counts()
+    total = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    counts = counts.scaled(total / max(counts.programs, 1))
+    recorder.records.append(LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank))
+
+
+def run_alone(launch: Launch, memory: AllocationMap | None = None) -> Execution:
+    """Run one launch to its end with nobody else to wait for.
+
+    Raises:
+        DeadlockError: its programs wait for memory that nothing will write.
+    """
+    return execute([launch], memory)
+
+
+def execute(launches: Sequence[Launch], memory: AllocationMap | None = None) -> Execution:
+    """Run launches of one program on one grid (one per rank) as one batch, to the end.
+
+    Returns the finished execution: ``.counts()`` are those of all launches together.
+
+    Raises:
+        DeadlockError: every lane waits for memory, and nobody else runs who could write it.
+    """
+    execution = Execution(launches, memory, profile=any(r.profile for r in _recorders))
+    status = execution.run()
+    while status == "yielded":
+        status = execution.run()
+    if status == "waiting":
+        raise DeadlockError(execution.describe_wait())
+    for recorder in _recorders:
+        counts = execution.counts()
+        first = launches[0]
+        kept = execution if recorder.profile else None
+        recorder.records.append(LaunchRecord(first.name, first.grid, counts, first.kernel, first.rank, kept))
+    return execution

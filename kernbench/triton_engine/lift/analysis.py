@@ -1,0 +1,379 @@
+"""What the machine wants to know of a program before it runs: lifetimes, launch-invariant code, safe aliasing.
+
+Sets of slots are Python integers used as bit sets: kernels with a sort have thousands of slots.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from kernbench.triton_engine.ops.registry import OpDef, lookup
+
+from .program import Branch, Code, ForBack, ForHead, Instr, Jump, Program, Return, SubProgram
+from .types import Ty
+
+#: Tile operations worth evaluating once per launch: index arithmetic stays symbolic there.
+_INVARIANT_TILE_OPS = frozenset(
+    [
+        "tt.splat",
+        "tt.broadcast",
+        "tt.expand_dims",
+        "tt.make_range",
+        "tt.reshape",
+        "tt.trans",
+        "tt.addptr",
+        "tt.unsplat",
+        "tt.bitcast",
+        "arith.addi",
+        "arith.subi",
+        "arith.muli",
+        "arith.extsi",
+        "arith.extui",
+        "arith.trunci",
+        "arith.divsi",
+        "arith.divui",
+        "arith.remsi",
+        "arith.remui",
+        "arith.cmpi",
+        "arith.andi",
+        "arith.ori",
+        "arith.xori",
+        "arith.minsi",
+        "arith.maxsi",
+        "arith.minui",
+        "arith.maxui",
+        "arith.select",
+        "arith.index_cast",
+    ]
+)
+#: Operations whose integer, pointer and mask operands make it worth it.
+_ADDRESSING = frozenset(
+    [
+        "tt.addptr",
+        "tt.load",
+        "tt.store",
+        "tt.atomic_rmw",
+        "tt.atomic_cas",
+        "tt.descriptor_load",
+        "tt.descriptor_store",
+        "tt.descriptor_reduce",
+        "tt.descriptor_gather",
+        "tt.descriptor_scatter",
+        "tt.make_tensor_descriptor",
+        "arith.cmpi",
+        "arith.select",
+        "arith.addi",
+        "arith.subi",
+        "arith.muli",
+        "arith.andi",
+        "arith.ori",
+        "tt.splat",
+        "tt.broadcast",
+        "tt.expand_dims",
+        "arith.extsi",
+    ]
+)
+#: Consumers that turn per-program scalars into addresses: the lanes are laid out so that these scalars are affine.
+_FRONTIER = frozenset(
+    ["tt.splat", "tt.addptr", "tt.load", "tt.store", "tt.atomic_rmw", "tt.descriptor_load", "tt.descriptor_store"]
+)
+
+
+def term_uses(code: Code) -> list[int]:
+    """Slots that the terminator of a block reads."""
+    match code.term:
+        case Jump(moves=moves):
+            return [s for _, s in moves]
+        case Branch(cond=cond, then=then, other=other):
+            return [cond, *(s for _, s in then.moves), *(s for _, s in other.moves)]
+        case ForHead(iv=iv, upper=upper, step=step):
+            return [iv, upper, step]
+        case ForBack(iv=iv, step=step, moves=moves):
+            return [iv, step, *(s for _, s in moves)]
+    return []
+
+
+def term_defs(code: Code) -> list[int]:
+    match code.term:
+        case Jump(moves=moves):
+            return [d for d, _ in moves]
+        case ForBack(iv=iv, moves=moves):
+            return [iv, *(d for d, _ in moves)]
+    return []
+
+
+def edges(code: Code) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+    """Successors and the moves on each edge."""
+    match code.term:
+        case Jump(target=target, moves=moves):
+            return [(target, moves)]
+        case Branch(then=then, other=other):
+            return [(then.target, then.moves), (other.target, other.moves)]
+        case ForHead(body=body, exit=exit_):
+            return [(body, ()), (exit_, ())]
+        case ForBack(head=head, moves=moves):
+            return [(head, moves)]
+    return []
+
+
+def region_uses(instr: Instr) -> list[int]:
+    """Slots of the enclosing program that the regions of an instruction read."""
+    out: list[int] = []
+    for sub in instr.info.regions:
+        inner = set(sub.args)
+        for i in sub.code:
+            out += [a for a in (*i.args, *region_uses(i)) if a not in inner]
+            inner.update(i.results)
+        out += [r for r in sub.results if r not in inner]
+    return out
+
+
+def uses(instr: Instr) -> list[int]:
+    return [*instr.args, *region_uses(instr)] if instr.info.regions else list(instr.args)
+
+
+def bits(slots: object) -> int:
+    out = 0
+    for s in slots:  # type: ignore[attr-defined]
+        out |= 1 << s
+    return out
+
+
+def members(mask: int) -> list[int]:
+    out = []
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return out
+
+
+def liveness(program: Program) -> tuple[list[int], list[int]]:
+    """Slots live on entry of each block, and at its end just before the terminator reads."""
+    blocks = program.blocks
+    n = len(blocks)
+    gen, kill = [0] * n, [0] * n
+    for code in blocks:
+        g = k = 0
+        for instr in code.instrs:
+            g |= bits(uses(instr)) & ~k
+            k |= bits(instr.results)
+        g |= bits(term_uses(code)) & ~k
+        gen[code.index], kill[code.index] = g, k
+    live_in = [0] * n
+    at_end = [0] * n
+    changed = True
+    while changed:
+        changed = False
+        for code in reversed(blocks):
+            i = code.index
+            end = bits(term_uses(code))
+            for target, moves in edges(code):
+                defined = bits(d for d, _ in moves)
+                if isinstance(code.term, ForBack):
+                    defined |= 1 << code.term.iv
+                end |= live_in[target] & ~defined
+            new = gen[i] | (end & ~kill[i])
+            if new != live_in[i] or end != at_end[i]:
+                live_in[i], at_end[i] = new, end
+                changed = True
+    return live_in, at_end
+
+
+def _definition(instr: Instr) -> OpDef:
+    found = lookup(instr.info.name)
+    assert found is not None
+    return found
+
+
+def _invariants(program: Program, types: list[Ty | None]) -> tuple[list[Instr], set[int]]:
+    """Pure integer and pointer instructions that depend only on the grid and on integer or pointer arguments."""
+    known = set(program.constants)
+    known.update(slot for slot, ty in program.args if ty.is_int or ty.is_ptr)
+    candidates: list[Instr] = []
+    for code in program.blocks:
+        for instr in code.instrs:
+            info = instr.info
+            if not _definition(instr).pure or info.regions or not all(a in known for a in instr.args):
+                continue
+            if not all(t.is_int or t.is_ptr for t in info.result_types):
+                continue
+            if any(t.shape for t in (*info.operand_types, *info.result_types)) and info.name not in _INVARIANT_TILE_OPS:
+                continue
+            candidates.append(instr)
+            known.update(instr.results)
+    inside = {id(i) for i in candidates}
+    wanted: set[int] = set()
+    for code in program.blocks:
+        wanted.update(term_uses(code))
+        for instr in code.instrs:
+            if id(instr) not in inside and instr.info.name in _ADDRESSING:
+                wanted.update(instr.args)
+    kept: list[Instr] = []
+    for instr in reversed(candidates):
+        if any(r in wanted for r in instr.results):
+            kept.append(instr)
+            wanted.update(instr.args)
+    kept.reverse()
+    return kept, {r for i in kept for r in i.results}
+
+
+def _frontier(program: Program, invariant: set[int], types: list[Ty | None]) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for code in program.blocks:
+        for instr in code.instrs:
+            if instr.info.name in _FRONTIER:
+                for a in instr.args:
+                    ty = types[a]
+                    if a in invariant and ty is not None and not ty.shape and ty.is_int:
+                        found[a] = None
+    return tuple(found)
+
+
+def _key_args(program: Program, invariant: list[Instr]) -> tuple[int, ...]:
+    needed = {a for i in invariant for a in i.args}
+    return tuple(i for i, (slot, ty) in enumerate(program.args) if ty.is_int and slot in needed)
+
+
+def _loops(program: Program) -> bool:
+    """Mark loops that read memory; true if the program may wait for memory to change."""
+    waits = False
+    for code in program.blocks:
+        jump = code.term
+        if not isinstance(jump, Jump) or jump.loop is None:
+            continue
+        body = program.blocks[jump.target : code.index + 1]
+        reads = any(_definition(i).reads for c in body for i in c.instrs)
+        # A loop over branches that its own lane's arithmetic ends is no wait, but reading memory in a `while` may be.
+        jump.loop.reads_memory = reads
+        waits |= reads
+    return waits
+
+
+def _views(program: Program, use_sites: dict[int, list[tuple[int, int]]]) -> None:
+    """Loads whose result may be a view of memory: it dies before anything writes."""
+    for code in program.blocks:
+        for at, instr in enumerate(code.instrs):
+            definition = _definition(instr)
+            if not definition.reads or definition.writes or not instr.results:
+                continue
+            limit = len(code.instrs)
+            for j in range(at + 1, len(code.instrs)):
+                if _definition(code.instrs[j]).writes:
+                    limit = j
+                    break
+            names = set(instr.results)
+            for j in range(at + 1, limit):
+                other = code.instrs[j]
+                if _definition(other).alias and any(a in names for a in other.args):
+                    names.update(other.results)
+            last_ok = limit if limit < len(code.instrs) and code.instrs[limit].info.name == "tt.store" else limit - 1
+            instr.info.view_ok = all(b == code.index and j <= last_ok for s in names for b, j in use_sites[s])
+
+
+def _ownership(
+    program: Program, types: list[Ty | None], live_in: list[int], use_sites: dict[int, list[tuple[int, int]]]
+) -> set[int]:
+    """Slots whose tensor nobody else can see: their memory may be reused by the operation that uses them last."""
+    aliased: set[int] = set()
+    fresh: set[int] = set()
+    sources: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+    for code in program.blocks:
+        for instr in code.instrs:
+            definition = _definition(instr)
+            if definition.alias:
+                aliased.update(instr.args)
+            if definition.inplace:
+                fresh.update(instr.results)
+        for target, moves in edges(code):
+            counts: dict[int, int] = defaultdict(int)
+            for _, s in moves:
+                counts[s] += 1
+            for d, s in moves:
+                dies = counts[s] == 1 and not bool((live_in[target] >> s) & 1)
+                sources[d].append((s, dies))
+    owned = {s for s in (*fresh, *sources) if s not in aliased and types[s] is not None and types[s].is_float}  # type: ignore[union-attr]
+    changed = True
+    while changed:
+        changed = False
+        for slot, origins in sources.items():
+            if slot not in owned:
+                continue
+            for origin, dies in origins:
+                scalar = origin in program.constants and not hasattr(program.constants[origin], "shape")
+                if not scalar and not (dies and origin in owned):
+                    owned.discard(slot)
+                    changed = True
+                    break
+    return owned
+
+
+def finish(program: Program, types: list[Ty | None]) -> Program:
+    """Fill in lifetimes and properties, then build every instruction."""
+    invariant, invariant_slots = _invariants(program, types)
+    hoisted = {id(i) for i in invariant}
+    for instr in invariant:
+        instr.info.hoisted = True
+    program.frontier = _frontier(program, invariant_slots, types)
+    program.key_args = _key_args(program, invariant)
+    program.invariant = invariant
+    for code in program.blocks:
+        code.instrs = [i for i in code.instrs if id(i) not in hoisted]
+    program.waits = _loops(program)
+
+    use_sites: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for code in program.blocks:
+        for at, instr in enumerate(code.instrs):
+            for a in uses(instr):
+                use_sites[a].append((code.index, at))
+        for a in term_uses(code):
+            use_sites[a].append((code.index, len(code.instrs) + 1))
+    _views(program, use_sites)
+
+    live_in, at_end = liveness(program)
+    owned = _ownership(program, types, live_in, use_sites)
+    program.owned = frozenset(owned)
+    program.types = list(types)
+    lasting = bits(program.constants) | bits(s for s, _ in program.args) | bits(invariant_slots)
+    preds: dict[int, int] = defaultdict(int)
+    for code in program.blocks:
+        live = at_end[code.index]
+        for target, _ in edges(code):
+            preds[target] |= live
+        live |= bits(term_uses(code))
+        for instr in reversed(code.instrs):
+            used = bits(uses(instr))
+            dead = (used | bits(instr.results)) & ~live & ~lasting
+            instr.kills = tuple(members(dead))
+            instr.info.result_used = any((live >> r) & 1 for r in instr.results)
+            if _definition(instr).inplace and len(instr.results) == 1:
+                ty = instr.info.ty
+                instr.info.reusable = tuple(
+                    k
+                    for k, a in enumerate(instr.args)
+                    if a in owned and (dead >> a) & 1 and instr.args.count(a) == 1 and types[a] == ty
+                )
+            live = (live & ~bits(instr.results)) | used
+    for code in program.blocks:
+        code.live_in = tuple(members(live_in[code.index]))
+        code.kills = tuple(members(preds[code.index] & ~live_in[code.index] & ~lasting))
+    _build(program, invariant)
+    return program
+
+
+def _build(program: Program, invariant: list[Instr]) -> None:
+    def build(code: list[Instr]) -> None:
+        for instr in code:
+            for sub in instr.info.regions:
+                build_sub(sub)
+            instr.fn = _definition(instr).build(instr.info)
+
+    def build_sub(sub: SubProgram) -> None:
+        build(sub.code)
+
+    build(invariant)
+    for code in program.blocks:
+        build(code.instrs)
+
+
+__all__ = ["Return", "finish"]

@@ -1,0 +1,347 @@
+"""The tree of operations -> a flat :class:`Program`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernbench.triton_engine.ops.registry import UnsupportedOpError, lookup
+
+from . import analysis
+from .parse import Block, Function, Loc, Op, Region, parse_module
+from .program import (
+    Branch,
+    Code,
+    ForBack,
+    ForHead,
+    Instr,
+    Jump,
+    LoopInfo,
+    OpInfo,
+    Program,
+    Return,
+    SubProgram,
+)
+from .types import Ty
+
+#: Operations that mean nothing here: lanes of a batch move in step.
+_NO_EFFECT = {"ttg.barrier", "gpu.barrier", "llvm.intr.assume", "ttg.local_barrier", "nvvm.barrier0"}
+
+
+class _Lowering:
+    def __init__(self, functions: dict[str, Function], ttir: str) -> None:
+        self.functions = functions
+        self.kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
+        self.blocks: list[Code] = []
+        self.types: list[Ty | None] = []
+        self.constants: dict[int, Any] = {}
+        self.ops: list[OpInfo] = []
+        self.loops: list[LoopInfo] = []
+        self.names: dict[str, int] = {}
+        self.ttir = ttir
+        self.depth = 0
+
+    # Slots and blocks
+
+    def slot(self, ty: Ty | None) -> int:
+        self.types.append(ty)
+        return len(self.types) - 1
+
+    def define(self, name: str, ty: Ty) -> int:
+        self.names[name] = slot = self.slot(ty)
+        return slot
+
+    def use(self, name: str) -> int:
+        return self.names[name]
+
+    def block(self) -> Code:
+        code = Code(len(self.blocks))
+        self.blocks.append(code)
+        return code
+
+    # Lowering
+
+    def run(self) -> Program:
+        args = [(self.define(name, ty), ty) for name, ty in self.kernel.args]
+        first = self.block()
+        end = self.region_blocks(self.kernel.body, first, on_return=None)
+        end.term = Return()
+        return analysis.finish(
+            Program(
+                name=self.kernel.name,
+                blocks=self.blocks,
+                n_slots=len(self.types),
+                args=args,
+                constants=self.constants,
+                ops=self.ops,
+                loops=self.loops,
+                loc=self.kernel.loc,
+                invariant=[],
+                frontier=(),
+                key_args=(),
+                waits=False,
+                widest=max((t.numel for t in self.types if t is not None), default=1),
+                ttir=self.ttir,
+            ),
+            self.types,
+        )
+
+    def region_blocks(self, region: Region, code: Code, on_return: list[tuple[Jump, list[int]]] | None) -> Code:
+        """Lower the blocks of a region into ``code`` and after; returns the block where control ends.
+
+        ``on_return`` collects the jumps of ``tt.return`` in an inlined function; None means the kernel itself.
+        """
+        entries: dict[str, Code] = {}
+        pending: list[tuple[str, Jump]] = []
+        arg_slots = {}
+        for block in region.blocks[1:]:
+            arg_slots[block.label] = [self.define(name, ty) for name, ty in block.args]
+        last = code
+        for i, block in enumerate(region.blocks):
+            if i:
+                code = self.block()
+            entries[block.label] = code
+            last = self.block_ops(block, code, on_return, pending, arg_slots)
+        for label, jump in pending:
+            jump.target = entries[label].index
+        return last
+
+    def block_ops(
+        self, block: Block, code: Code, on_return: Any, pending: list[tuple[str, Jump]], arg_slots: dict[str, list[int]]
+    ) -> Code:
+        for op in block.ops:
+            name = op.name
+            if name == "arith.constant":
+                self.constant(op)
+            elif name in _NO_EFFECT:
+                continue
+            elif name == "scf.for":
+                code = self.scf_for(op, code, on_return)
+            elif name == "scf.if":
+                code = self.scf_if(op, code, on_return)
+            elif name == "scf.while":
+                code = self.scf_while(op, code, on_return)
+            elif name == "tt.call":
+                code = self.call(op, code)
+            elif name == "cf.br":
+                code.term = self.branch_to(op.successors[0], pending, arg_slots)
+            elif name == "cf.cond_br":
+                then, other = (self.branch_to(s, pending, arg_slots) for s in op.successors)
+                code.term = Branch(self.use(op.operands[0]), then, other, op.loc)
+            elif name == "tt.return":
+                if on_return is None:
+                    code.term = Return()
+                else:
+                    jump = Jump(-1)
+                    on_return.append((jump, [self.use(o) for o in op.operands]))
+                    code.term = jump
+            elif name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"):
+                continue  # read by whoever lowers the region
+            elif name == "ub.poison":
+                for r, ty in zip(op.results, op.result_types, strict=True):
+                    self.constants[self.define(r, ty)] = 0
+            else:
+                code.instrs.append(self.instr(op))
+        return code
+
+    def branch_to(
+        self, successor: tuple[str, list[str]], pending: list[tuple[str, Jump]], arg_slots: dict[str, list[int]]
+    ) -> Jump:
+        label, values = successor
+        jump = Jump(-1, tuple(zip(arg_slots.get(label, []), (self.use(v) for v in values), strict=True)))
+        pending.append((label, jump))
+        return jump
+
+    def constant(self, op: Op) -> None:
+        ty = op.result_types[0]
+        value = op.attrs["value"]
+        if isinstance(value, np.ndarray):
+            value = torch.tensor(value.tolist()).to(ty.dtype)
+        elif ty.is_float and not isinstance(value, torch.Tensor):
+            value = float(value) if ty.elem == "f64" else float(torch.tensor(value, dtype=ty.dtype).to(torch.float64))
+        elif ty.elem == "i1":
+            value = bool(value)
+        self.constants[self.define(op.results[0], ty)] = value
+
+    def info(self, op: Op) -> OpInfo:
+        info = OpInfo(
+            index=len(self.ops),
+            name=op.name,
+            attrs=op.attrs,
+            words=op.words,
+            groups=[len(g) for g in op.groups],
+            symbol=op.symbol,
+            operand_types=[t for t in (self.types[self.use(o)] for o in op.operands) if t is not None],
+            result_types=op.result_types,
+            loc=op.loc,
+            text=op.text,
+            kernel=self.kernel.name,
+        )
+        self.ops.append(info)
+        return info
+
+    def instr(self, op: Op) -> Instr:
+        definition = lookup(op.name)
+        if definition is None:
+            raise UnsupportedOpError(
+                f"kernel {self.kernel.name}: operation {op.name} is not supported\n  at {op.loc}\n  {op.text}"
+            )
+        info = self.info(op)
+        info.regions = [self.sub_program(r) for r in op.regions]
+        args = tuple(self.use(o) for o in op.operands)
+        results = tuple(self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True))
+        info.arg_slots, info.result_slots = args, results
+        return Instr(info, definition.build, args, results)
+
+    def sub_program(self, region: Region) -> SubProgram:
+        if len(region.blocks) != 1:
+            raise UnsupportedOpError(f"kernel {self.kernel.name}: a combine function with branches is not supported")
+        block = region.blocks[0]
+        args = tuple(self.define(name, ty) for name, ty in block.args)
+        code: list[Instr] = []
+        results: tuple[int, ...] = ()
+        first = len(self.ops)
+        self.straight_line(block, code)
+        for op in block.ops:
+            if op.name.endswith(".return") or op.name == "scf.yield":
+                results = tuple(self.use(o) for o in op.operands)
+        return SubProgram(args, code, results, tuple(self.ops[first:]))
+
+    def straight_line(self, block: Block, code: list[Instr]) -> None:
+        """Lower a block that must not jump: ``scf.if`` becomes both sides and a select, calls are inlined."""
+        for op in block.ops:
+            if op.name == "arith.constant":
+                self.constant(op)
+            elif op.name in _NO_EFFECT or op.name.endswith(".return") or op.name == "scf.yield":
+                continue
+            elif op.name == "scf.if":
+                sides = []
+                for region in op.regions:
+                    self.straight_line(region.blocks[0], code)
+                    sides.append(region.blocks[0].ops[-1].operands)
+                for i, (name, ty) in enumerate(zip(op.results, op.result_types, strict=True)):
+                    select = Op(
+                        "arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc
+                    )
+                    code.append(self.instr(select))
+            elif op.name == "tt.call":
+                callee = self.functions[op.symbol]
+                if len(callee.body.blocks) != 1:
+                    raise UnsupportedOpError(
+                        f"kernel {self.kernel.name}: {op.symbol} returns early inside a combine function ({op.loc})"
+                    )
+                saved = self.names
+                values = [self.use(o) for o in op.operands]
+                self.names = dict(zip((n for n, _ in callee.args), values, strict=True))
+                self.straight_line(callee.body.blocks[0], code)
+                returned = [self.use(o) for o in callee.body.blocks[0].ops[-1].operands]
+                self.names = saved
+                for name, slot in zip(op.results, returned, strict=True):
+                    self.names[name] = slot
+            else:
+                code.append(self.instr(op))
+
+    # Control flow
+
+    def scf_for(self, op: Op, code: Code, on_return: Any) -> Code:
+        loop = LoopInfo(len(self.loops), op.loc, "for")
+        self.loops.append(loop)
+        lower, upper, step = (self.use(o) for o in op.operands[:3])
+        inits = [self.use(o) for o in op.operands[3:]]
+        iv_ty = op.operand_types[0]
+        iv = self.define(op.attrs["iv"], iv_ty)
+        carried = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.result_types, strict=True)]
+        loop.carried = tuple(carried)
+        head = self.block()
+        code.term = Jump(head.index, ((iv, lower), *zip(carried, inits, strict=True)))
+        body = self.block()
+        last = self.region_blocks(op.regions[0], body, on_return)
+        yields = [self.use(o) for o in op.regions[0].blocks[-1].ops[-1].operands] if carried else []
+        last.term = ForBack(iv, step, iv_ty.bits, head.index, tuple(zip(carried, yields, strict=True)))
+        after = self.block()
+        head.term = ForHead(iv, upper, step, body.index, after.index, bool(op.attrs.get("unsigned")), loop)
+        for name, slot in zip(op.results, carried, strict=True):
+            self.names[name] = slot
+        return after
+
+    def scf_if(self, op: Op, code: Code, on_return: Any) -> Code:
+        results = [self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True)]
+        ends: list[Jump] = []
+        entries: list[Code] = []
+        for region in op.regions:
+            entry = self.block()
+            entries.append(entry)
+            last = self.region_blocks(region, entry, on_return)
+            yields = [self.use(o) for o in region.blocks[-1].ops[-1].operands] if results else []
+            jump = Jump(-1, tuple(zip(results, yields, strict=True)))
+            last.term = jump
+            ends.append(jump)
+        join = self.block()
+        for jump in ends:
+            jump.target = join.index
+        other = entries[1].index if len(entries) > 1 else join.index
+        code.term = Branch(self.use(op.operands[0]), Jump(entries[0].index), Jump(other), op.loc)
+        return join
+
+    def scf_while(self, op: Op, code: Code, on_return: Any) -> Code:
+        loop = LoopInfo(len(self.loops), op.loc, "while")
+        self.loops.append(loop)
+        inits = [self.use(o) for o in op.operands]
+        before_args = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True)]
+        loop.carried = tuple(before_args)
+        before = self.block()
+        code.term = Jump(before.index, tuple(zip(before_args, inits, strict=True)))
+        last = self.region_blocks(op.regions[0], before, on_return)
+        condition = op.regions[0].blocks[-1].ops[-1]
+        cond, *passed = (self.use(o) for o in condition.operands)
+        after_args = [self.define(n, t) for n, t in op.regions[1].blocks[0].args]
+        results = [self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True)]
+        body = self.block()
+        end = self.region_blocks(op.regions[1], body, on_return)
+        yields = [self.use(o) for o in op.regions[1].blocks[-1].ops[-1].operands]
+        end.term = Jump(before.index, tuple(zip(before_args, yields, strict=True)), loop)
+        exit_ = self.block()
+        last.term = Branch(
+            cond,
+            Jump(body.index, tuple(zip(after_args, passed, strict=True))),
+            Jump(exit_.index, tuple(zip(results, passed, strict=True))),
+            op.loc,
+        )
+        return exit_
+
+    def call(self, op: Op, code: Code) -> Code:
+        """Inline a call: Triton functions do not recurse."""
+        callee = self.functions.get(op.symbol)
+        if callee is None:
+            raise UnsupportedOpError(f"kernel {self.kernel.name}: call of unknown function {op.symbol}\n  at {op.loc}")
+        results = [self.slot(t) for t in op.result_types]
+        values = [self.use(o) for o in op.operands]
+        saved, self.names = self.names, {}
+        self.names.update({name: slot for (name, _), slot in zip(callee.args, values, strict=True)})
+        returns: list[tuple[Jump, list[int]]] = []
+        entry = self.block()
+        code.term = Jump(entry.index)
+        self.region_blocks(callee.body, entry, returns)
+        after = self.block()
+        for jump, slots in returns:
+            jump.target = after.index
+            jump.moves = tuple(zip(results, slots, strict=True))
+        self.names = saved
+        for name, slot in zip(op.results, results, strict=True):
+            self.names[name] = slot
+        return after
+
+
+def lift(ttir: str) -> Program:
+    """Lift printed TTIR to a program.
+
+    Raises:
+        UnsupportedOpError: an operation is not implemented; names it and its source line.
+    """
+    functions = parse_module(ttir)
+    return _Lowering(functions, ttir).run()
+
+
+__all__ = ["Loc", "lift"]

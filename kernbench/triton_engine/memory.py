@@ -1,0 +1,157 @@
+"""Memory as kernels see it: addresses, the allocations they fall into, and typed views of those.
+
+Pointers are real host addresses. Every access is resolved to one allocation and checked against its bounds before a
+single byte moves, so that a wrong kernel is an error with a name, never a crash.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import weakref
+from typing import Protocol
+
+import torch
+
+
+class Allocation:
+    """A live block of host memory: ``[base, base + nbytes)``, and the tensor that names it in messages."""
+
+    __slots__ = ("_flat", "base", "name", "nbytes", "rank", "shape", "storage")
+
+    def __init__(self, tensor: torch.Tensor, name: str = "", rank: int | None = None) -> None:
+        self.storage = tensor.untyped_storage()
+        self.base = self.storage.data_ptr()
+        self.nbytes = self.storage.nbytes()
+        self.name = name
+        self.rank = rank
+        self.shape = tuple(tensor.shape)
+        self._flat: dict[torch.dtype, torch.Tensor] = {}
+
+    def flat(self, dtype: torch.dtype) -> torch.Tensor:
+        """The whole block as a one-dimensional tensor of ``dtype``, sharing memory."""
+        view = self._flat.get(dtype)
+        if view is None:
+            view = torch.empty(0, dtype=dtype)
+            view.set_(self.storage, 0, (self.nbytes // dtype.itemsize,), (1,))
+            self._flat[dtype] = view
+        return view
+
+    def describe(self) -> str:
+        owner = "" if self.rank is None else f" of rank {self.rank}"
+        return f"{self.name or 'tensor'}{owner} (shape {self.shape}, {self.nbytes} bytes)"
+
+
+_by_tensor: dict[int, tuple[weakref.ref[torch.Tensor], Allocation]] = {}
+
+
+def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None) -> Allocation:
+    """The allocation under a tensor, kept as long as the tensor object lives and keeps its storage."""
+    key = id(tensor)
+    found = _by_tensor.get(key)
+    if found is not None and found[0]() is tensor:
+        allocation = found[1]
+        storage = tensor.untyped_storage()
+        if (
+            allocation.base == storage.data_ptr()
+            and allocation.nbytes == storage.nbytes()
+            and allocation.name == name
+            and allocation.rank == rank
+        ):
+            return allocation
+    allocation = Allocation(tensor, name, rank)
+    _by_tensor[key] = (weakref.ref(tensor, lambda _: _by_tensor.pop(key, None)), allocation)
+    return allocation
+
+
+class AllocationMap(Protocol):
+    """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""
+
+    def find(self, address: int) -> Allocation | None:
+        """The allocation whose bytes include ``address``, or None."""
+
+
+class RegisteredAllocations:
+    """Allocations by address: the tensors of launches, and whatever :meth:`register` was given.
+
+    Tensors are held weakly, so that the registry does not keep a program's memory alive; an entry whose tensor is gone
+    is dropped when it is met.
+    """
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._entries: dict[int, tuple[weakref.ref[torch.Tensor], int, str, int | None]] = {}
+
+    def register(self, tensor: torch.Tensor, name: str = "", rank: int | None = None) -> None:
+        """Make ``tensor``'s storage known, so that pointers to it that come from memory (tables of peers' buffers)
+        resolve."""
+        storage = tensor.untyped_storage()
+        base = storage.data_ptr()
+        if base == 0:
+            return
+        if base not in self._entries:
+            bisect.insort(self._bases, base)
+        self._entries[base] = (weakref.ref(tensor), storage.nbytes(), name, rank)
+
+    def unregister(self, tensor: torch.Tensor) -> None:
+        self._drop(tensor.untyped_storage().data_ptr())
+
+    def _drop(self, base: int) -> None:
+        if self._entries.pop(base, None) is not None:
+            self._bases.remove(base)
+
+    def find(self, address: int) -> Allocation | None:
+        at = bisect.bisect_right(self._bases, address) - 1
+        while at >= 0:
+            base = self._bases[at]
+            ref, nbytes, name, rank = self._entries[base]
+            tensor = ref()
+            if tensor is None:
+                self._drop(base)
+                at = bisect.bisect_right(self._bases, address) - 1
+                continue
+            if address < base + nbytes:
+                return Allocation(tensor, name, rank)
+            return None
+        return None
+
+    def clear(self) -> None:
+        self._bases.clear()
+        self._entries.clear()
+
+
+#: Allocations known beyond the arguments of a launch.
+registry = RegisteredAllocations()
+
+
+def find_live(address: int) -> Allocation | None:
+    """The storage of any live tensor of this process that includes ``address``.
+
+    The last resort for pointers that a plain script put into a table itself; what is found is registered.
+    """
+    for obj in gc.get_objects():
+        if type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter:
+            if obj.device.type != "cpu" or obj.layout is not torch.strided:
+                continue
+            storage = obj.untyped_storage()
+            base = storage.data_ptr()
+            if base <= address < base + storage.nbytes():
+                registry.register(obj)
+                return Allocation(obj)
+    return None
+
+
+class WriteEpoch:
+    """Counts effective writes to memory. A parked kernel resumes when the count has moved."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def bump(self) -> None:
+        self.count += 1
+
+
+#: Bumped by kernels' stores and atomics; whoever else writes memory that kernels may wait for calls ``bump`` too.
+write_epoch = WriteEpoch()

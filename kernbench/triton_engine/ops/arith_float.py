@@ -1,0 +1,305 @@
+"""Floating-point arithmetic and elementary functions.
+
+Every operation rounds to its type, as on hardware: torch computes fp16 and bf16 elementwise operations in fp32 and
+rounds once. Uniform scalars are Python floats already rounded to their type.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.values import Value
+
+from .registry import op
+
+
+def round_to(value: float, dtype: torch.dtype) -> float:
+    """A Python float rounded to ``dtype``."""
+    if dtype is torch.float64:
+        return value
+    return float(torch.tensor(value, dtype=torch.float64).to(dtype).to(torch.float64))
+
+
+def tensor(value: Any, dtype: torch.dtype) -> Tensor:
+    return value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
+
+
+def _python_division(a: float, b: float) -> float:
+    if b == 0.0:
+        if a == 0.0 or math.isnan(a):
+            return math.nan
+        return math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+def _arithmetic(
+    python: Callable[[float, float], float], dense: Callable[..., Tensor], scalar_first: bool
+) -> Callable[[OpInfo], Callable[..., Value]]:
+    """Binary arithmetic; ``scalar_first``: torch takes a Python number as the first operand without loss."""
+
+    def build(info: OpInfo) -> Callable[..., Value]:
+        dtype = info.ty.dtype
+        reuse = info.reusable
+
+        def run(b: Any, x: Any, y: Any) -> Value:
+            if type(x) is Tensor:
+                if type(y) is Tensor:
+                    xs, ys = x.shape, y.shape
+                    if 0 in reuse and (xs == ys or _covers(xs, ys)):
+                        return dense(x, y, out=x)
+                    if 1 in reuse and (xs == ys or _covers(ys, xs)):
+                        return dense(x, y, out=y)
+                    return dense(x, y)
+                if 0 in reuse:
+                    return dense(x, y, out=x)
+                return dense(x, y)
+            if type(y) is Tensor:
+                x = torch.tensor(x, dtype=dtype)
+                return dense(x, y, out=y) if 1 in reuse else dense(x, y)
+            try:
+                return round_to(python(x, y), dtype)
+            except OverflowError:
+                return math.inf
+
+        return run
+
+    return build
+
+
+def _covers(big: torch.Size, small: torch.Size) -> bool:
+    return all(m == 1 or m == n for n, m in zip(big, small, strict=True))
+
+
+op("arith.addf", flops=1, unit="vector", inplace=True)(_arithmetic(operator.add, torch.add, True))
+op("arith.subf", flops=1, unit="vector", inplace=True)(_arithmetic(operator.sub, torch.sub, False))
+op("arith.mulf", flops=1, unit="vector", inplace=True)(_arithmetic(operator.mul, torch.mul, True))
+op("arith.divf", "tt.precise_divf", flops=1, unit="vector", inplace=True)(
+    _arithmetic(_python_division, torch.div, False)
+)
+
+
+def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
+    def build(info: OpInfo) -> Callable[..., Value]:
+        dtype = info.ty.dtype
+        reuse = info.reusable
+
+        def run(b: Any, x: Any, y: Any) -> Value:
+            if type(x) is not Tensor and type(y) is not Tensor:
+                return float(dense(tensor(x, torch.float64), tensor(y, torch.float64)))
+            if reuse:
+                k = reuse[0]
+                mine, other = (x, y) if k == 0 else (y, x)
+                if type(mine) is Tensor and (type(other) is not Tensor or _covers(mine.shape, other.shape)):
+                    return dense(tensor(x, dtype), tensor(y, dtype), out=mine)  # type: ignore[call-arg]
+            return dense(tensor(x, dtype), tensor(y, dtype))
+
+        return run
+
+    return build
+
+
+#: ``maxnumf`` returns the number when one side is NaN, ``maximumf`` returns NaN.
+op("arith.maxnumf", flops=1, unit="vector", inplace=True)(_extremum(torch.fmax))
+op("arith.minnumf", flops=1, unit="vector", inplace=True)(_extremum(torch.fmin))
+op("arith.maximumf", flops=1, unit="vector", inplace=True)(_extremum(torch.maximum))
+op("arith.minimumf", flops=1, unit="vector", inplace=True)(_extremum(torch.minimum))
+
+
+@op("arith.remf", flops=1, unit="vector")
+def _remf(info: OpInfo) -> Callable[..., Value]:
+    dtype = info.ty.dtype
+
+    def run(b: Any, x: Any, y: Any) -> Value:
+        out = torch.fmod(tensor(x, dtype), tensor(y, dtype))
+        return out if type(x) is Tensor or type(y) is Tensor else float(out)
+
+    return run
+
+
+@op("tt.clampf", flops=2, unit="vector")
+def _clampf(info: OpInfo) -> Callable[..., Value]:
+    dtype = info.ty.dtype
+    keep_nan = info.attrs.get("propagateNan") == "all"
+
+    def run(b: Any, x: Any, lo: Any, hi: Any) -> Value:
+        tensors = type(x) is Tensor or type(lo) is Tensor or type(hi) is Tensor
+        x, lo, hi = tensor(x, dtype), tensor(lo, dtype), tensor(hi, dtype)
+        out = torch.minimum(torch.maximum(x, lo), hi) if keep_nan else torch.fmin(torch.fmax(x, lo), hi)
+        return out if tensors else float(out)
+
+    return run
+
+
+def elementwise(
+    f: Callable[[Tensor], Tensor], widen: bool = False, takes_out: bool = False
+) -> Callable[[OpInfo], Callable[..., Value]]:
+    """A builder from a torch function of one tensor; ``widen``: compute sub-fp32 types in fp32."""
+
+    def build(info: OpInfo) -> Callable[..., Value]:
+        dtype = info.ty.dtype
+        wide = widen and dtype.itemsize < 4
+        reuse = takes_out and bool(info.reusable)
+
+        def run(b: Any, x: Any) -> Value:
+            if type(x) is Tensor:
+                if reuse:
+                    return f(x, out=x)  # type: ignore[call-arg]
+                return f(x.to(torch.float32)).to(dtype) if wide else f(x)
+            return float(f(torch.tensor(x, dtype=dtype)).to(torch.float64))
+
+        return run
+
+    return build
+
+
+@op("math.fma", flops=2, unit="vector")
+def _fma(info: OpInfo) -> Callable[..., Value]:
+    """Fused: the product is not rounded. For fp32 the double product is exact, and the sum is rounded twice at worst
+    in a case (a tie of the double sum) that does not occur for operands of 24 bits except at halfway points."""
+    dtype = info.ty.dtype
+    wide = torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+    def run(b: Any, x: Any, y: Any, z: Any) -> Value:
+        tensors = type(x) is Tensor or type(y) is Tensor or type(z) is Tensor
+        parts = [v.to(wide) if type(v) is Tensor else torch.tensor(v, dtype=wide) for v in (x, y, z)]
+        out = (
+            torch.addcmul(parts[2], parts[0], parts[1])
+            if dtype is not torch.float64
+            else parts[0] * parts[1] + parts[2]
+        )
+        out = out.to(dtype)
+        return out if tensors else float(out)
+
+    return run
+
+
+_UNARY: dict[str, Any] = {
+    "math.exp": torch.exp,
+    "math.exp2": torch.exp2,
+    "math.expm1": torch.expm1,
+    "math.log": torch.log,
+    "math.log2": torch.log2,
+    "math.log10": torch.log10,
+    "math.log1p": torch.log1p,
+    "math.sin": torch.sin,
+    "math.cos": torch.cos,
+    "math.tan": torch.tan,
+    "math.sinh": torch.sinh,
+    "math.cosh": torch.cosh,
+    "math.tanh": torch.tanh,
+    "math.asin": torch.asin,
+    "math.acos": torch.acos,
+    "math.atan": torch.atan,
+    "math.asinh": torch.asinh,
+    "math.acosh": torch.acosh,
+    "math.atanh": torch.atanh,
+    "math.sqrt": torch.sqrt,
+    "math.rsqrt": torch.rsqrt,
+    "math.erf": torch.erf,
+    "math.erfc": torch.erfc,
+}
+for _name, _function in _UNARY.items():
+    op(_name, flops=1, unit="special", inplace=True)(elementwise(_function, takes_out=True))
+
+#: torch's vector sqrt is within one ulp; through fp64 it is correctly rounded.
+op("tt.precise_sqrt", flops=1, unit="special")(elementwise(lambda x: torch.sqrt(x.to(torch.float64)).to(x.dtype)))
+
+for _name, _function in {
+    "math.floor": torch.floor,
+    "math.ceil": torch.ceil,
+    "math.trunc": torch.trunc,
+    "math.roundeven": torch.round,
+    "arith.negf": torch.neg,
+    "math.absf": torch.abs,
+}.items():
+    op(_name, flops=1, unit="vector", inplace=True)(elementwise(_function, takes_out=True))
+
+_COMPARE: dict[str, Any] = {
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+}
+_PY_COMPARE: dict[str, Any] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+
+@op("arith.cmpf", flops=1, unit="vector")
+def _cmpf(info: OpInfo) -> Callable[..., Value]:
+    """``o..``: ordered, false if an operand is NaN; ``u..``: true then. ``une`` and ordered others are IEEE's own."""
+    predicate = info.words[0]
+    dtype = info.operand_types[0].dtype
+    if predicate in ("true", "false"):
+        value = predicate == "true"
+        return lambda b, x, y: value
+    kind, rest = predicate[0], predicate[1:]
+    if predicate in ("ord", "uno"):
+        want = predicate == "uno"
+
+        def nan_test(b: Any, x: Any, y: Any) -> Value:
+            tensors = type(x) is Tensor or type(y) is Tensor
+            out = torch.isnan(tensor(x, dtype)) | torch.isnan(tensor(y, dtype))
+            out = out if want else ~out
+            return out if tensors else bool(out)
+
+        return nan_test
+    # unordered x < y is not (x >= y); ordered != is (x < y) | (x > y)
+    negate = kind == "u" and rest != "ne"
+    name = _NEGATED[rest] if negate else rest
+    one = kind == "o" and rest == "ne"
+
+    def run(b: Any, x: Any, y: Any) -> Value:
+        tx, ty = type(x) is Tensor, type(y) is Tensor
+        if not tx and not ty:
+            if one:
+                return x < y or x > y
+            out = _PY_COMPARE[name](x, y)
+            return not out if negate else out
+        if not tx:
+            result = _COMPARE[_SWAPPED[name]](y, torch.tensor(x, dtype=dtype))
+        else:
+            result = _COMPARE[name](x, y if ty else torch.tensor(y, dtype=dtype))
+        if one:
+            return result & ~torch.isnan(tensor(x, dtype)) & ~torch.isnan(tensor(y, dtype))
+        return ~result if negate else result
+
+    return run
+
+
+@op("math.copysign", flops=1, unit="vector")
+def _copysign(info: OpInfo) -> Callable[..., Value]:
+    dtype = info.ty.dtype
+
+    def run(b: Any, x: Any, y: Any) -> Value:
+        out = torch.copysign(tensor(x, dtype), tensor(y, dtype))
+        return out if type(x) is Tensor or type(y) is Tensor else float(out)
+
+    return run
+
+
+@op("math.powf", flops=1, unit="special")
+def _powf(info: OpInfo) -> Callable[..., Value]:
+    dtype = info.ty.dtype
+
+    def run(b: Any, x: Any, y: Any) -> Value:
+        out = torch.pow(tensor(x, dtype), tensor(y, dtype))
+        return out if type(x) is Tensor or type(y) is Tensor else float(out)
+
+    return run

@@ -1,0 +1,241 @@
+"""``tt.atomic_rmw`` and ``tt.atomic_cas``: lanes in order, one element after the other.
+
+Semantics (``sem``) and scope change nothing here: lanes run in step and memory is sequentially consistent, which every
+weaker order allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.access import Access
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.values import Ptr, Value, from_lane_array
+
+from .memory import operand_dtype
+from .registry import op
+from .shape import materialise
+
+
+def _views(dtype: torch.dtype) -> tuple[torch.dtype, Callable[[Tensor], np.ndarray]]:
+    """The dtype to look at memory with, and how to get a numpy array of it (numpy has no bfloat16)."""
+    if dtype is torch.bfloat16:
+        return torch.int16, lambda t: t.numpy()
+    return dtype, lambda t: t.numpy()
+
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def _unsigned(f: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        kind = _UNSIGNED[a.dtype.itemsize]
+        return f(a.view(kind), b.view(kind)).view(a.dtype)
+
+    return run
+
+
+#: old, operand -> new, on numpy arrays.
+_RMW: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add,
+    "fadd": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "max": np.maximum,
+    "min": np.minimum,
+    "umax": _unsigned(np.maximum),
+    "umin": _unsigned(np.minimum),
+    "exch": lambda old, new: new,
+}
+
+
+_BF16: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "fadd": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+def _apply(kind: str, old: np.ndarray, value: np.ndarray, bf16: bool) -> np.ndarray:
+    if bf16:  # numpy holds the bits
+        a = torch.from_numpy(np.ascontiguousarray(old)).view(torch.bfloat16)
+        b = torch.from_numpy(np.ascontiguousarray(value)).view(torch.bfloat16)
+        if kind == "exch":
+            return value
+        return _BF16[kind](a, b).view(torch.int16).numpy()
+    with np.errstate(over="ignore"):
+        return _RMW[kind](old, value)
+
+
+def update(
+    kind: str, flat: np.ndarray, index: np.ndarray, value: np.ndarray, want_old: bool, bf16: bool
+) -> np.ndarray | None:
+    """Read-modify-write ``flat[index]``; elements that share an address take turns in order. Returns old values."""
+    if index.size == 1:
+        old = flat[index]
+        flat[index] = _apply(kind, old, value, bf16)
+        return old if want_old else None
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    starts = np.empty(len(ordered), dtype=bool)
+    starts[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=starts[1:])
+    if starts.all():
+        old = flat[index]
+        flat[index] = _apply(kind, old, value, bf16)
+        return old if want_old else None
+    # turn k: the k-th element of every address
+    first = np.maximum.accumulate(np.where(starts, np.arange(len(ordered)), 0))
+    turn = np.arange(len(ordered)) - first
+    turns = int(turn.max()) + 1
+    if not want_old and not bf16 and turns > 8:
+        if kind in ("add", "fadd") and flat.dtype.itemsize >= 4:
+            np.add.at(flat, index, value)
+            return None
+        if kind in ("max", "min", "and", "or", "xor"):
+            _RMW[kind].at(flat, index, value)  # type: ignore[attr-defined]
+            return None
+    result = np.empty_like(value)
+    by_turn = np.argsort(turn, kind="stable")
+    edges = np.searchsorted(turn[by_turn], np.arange(turns + 1))
+    for k in range(turns):
+        which = order[by_turn[edges[k] : edges[k + 1]]]
+        at = index[which]
+        old = flat[at]
+        result[which] = old
+        flat[at] = _apply(kind, old, value[which], bf16)
+    return result if want_old else None
+
+
+def _flat_elements(
+    b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
+) -> list[tuple[Allocation, np.ndarray, np.ndarray | None]]:
+    """Element indices of every lane and element, row-major, per allocation, with the selection of active ones."""
+    access = Access(b, info, p, tile, dtype.itemsize)
+    shape = b.lanes + tile
+    active: Tensor | None = None
+    if mask is not True:
+        full = materialise(mask, b, Ty("i1", tile))
+        active = full.expand(shape)
+    out = []
+    for allocation, index, here in access.flat_index(active):
+        flat = index.expand(shape).reshape(-1).numpy()
+        keep = None if here is None else np.nonzero(here.expand(shape).reshape(-1).numpy())[0]
+        out.append((allocation, flat if keep is None else flat[keep], keep))
+    return out
+
+
+def _operand(b: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
+    full = materialise(v, b, ty).expand(b.lanes + ty.shape).reshape(-1)
+    if full.dtype is torch.bool:
+        full = full.to(torch.int8)
+    return np.ascontiguousarray(full.contiguous().view(raw).numpy())
+
+
+def _give_back(old: np.ndarray, b: Any, ty: Ty, dtype: torch.dtype, raw: torch.dtype) -> Value:
+    if ty.is_int and not ty.shape:
+        return from_lane_array(old.astype(np.int64).reshape(b.lanes))
+    return torch.from_numpy(old).view(dtype).reshape(b.lanes + ty.shape)
+
+
+@op("tt.atomic_rmw", pure=False, reads=True, writes=True)
+def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
+    kind = info.words[0]
+    pointer, ty = info.operand_types[0], info.operand_types[1]
+    dtype = operand_dtype(pointer.pointee)
+    raw, _ = _views(dtype)
+    tile = ty.shape
+    bf16 = dtype is torch.bfloat16
+    want_old = info.result_used
+
+    def run(b: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
+        count = prod(b.lanes) * prod(tile)
+        if mask is False or (type(mask) is int and not mask):
+            return 0 if ty.is_int else 0.0
+        old = np.zeros(count, dtype=torch.empty(0, dtype=raw).numpy().dtype)
+        values = _operand(b, value, ty, raw)
+        for allocation, index, keep in _flat_elements(b, info, p, tile, dtype, mask):
+            flat = allocation.flat(raw).numpy()
+            mine = values if keep is None else values[keep]
+            b.x.atomics += len(index)
+            if b.x.dry:
+                got: np.ndarray | None = flat[index]
+                changed = False
+            else:
+                before = flat[index]
+                got = update(kind, flat, index, mine, want_old, bf16)
+                changed = not np.array_equal(before, flat[index])
+            if want_old and got is not None:
+                if keep is None:
+                    old = np.ascontiguousarray(got)
+                else:
+                    old[keep] = got
+            if changed:
+                b.wrote()
+        return _give_back(old, b, ty, dtype, raw)
+
+    return run
+
+
+@op("tt.atomic_cas", pure=False, reads=True, writes=True)
+def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
+    pointer, ty = info.operand_types[0], info.operand_types[1]
+    dtype = operand_dtype(pointer.pointee)
+    raw = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    tile = ty.shape
+
+    def run(b: Any, p: Ptr, compare: Any, value: Any) -> Value:
+        wanted, new = _operand(b, compare, ty, raw), _operand(b, value, ty, raw)
+        old = np.empty_like(wanted)
+        for allocation, index, keep in _flat_elements(b, info, p, tile, dtype, True):
+            flat = allocation.flat(raw).numpy()
+            which = np.arange(len(index)) if keep is None else keep
+            b.x.atomics += len(index)
+            changed = compare_and_swap(flat, index, which, wanted, new, old, b.x.dry)
+            if changed:
+                b.wrote()
+        return _give_back(old, b, ty, dtype, raw)
+
+    return run
+
+
+def compare_and_swap(
+    flat: np.ndarray,
+    index: np.ndarray,
+    which: np.ndarray,
+    wanted: np.ndarray,
+    new: np.ndarray,
+    old: np.ndarray,
+    dry: bool = False,
+) -> bool:
+    """In order: ``old[w] = flat[i]``; where it equals ``wanted[w]``, store ``new[w]``. True if memory changed."""
+    unique = len(np.unique(index)) == len(index)
+    if unique or dry:
+        seen = flat[index]
+        old[which] = seen
+        hit = seen == wanted[which]
+        if dry or not hit.any():
+            return False
+        before = flat[index[hit]]
+        flat[index[hit]] = new[which][hit]
+        return bool((before != flat[index[hit]]).any())
+    changed = False
+    for i, w in zip(index.tolist(), which.tolist(), strict=True):
+        seen = flat[i]
+        old[w] = seen
+        if seen == wanted[w] and seen != new[w]:
+            flat[i] = new[w]
+            changed = True
+    return changed
+
+
+__all__ = ["compare_and_swap", "update"]

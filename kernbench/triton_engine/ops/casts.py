@@ -1,0 +1,228 @@
+"""Conversions between types.
+
+fp16 and bf16 round to nearest even; ``fp_to_fp`` may ask for truncation (``rtz``). fp8 conversions saturate nothing:
+``float8_e4m3fn`` has no infinity, and hardware's conversion used by Triton saturates to the largest finite value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.values import Aff, Box, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
+
+from .arith_float import round_to
+from .arith_int import fits
+from .registry import op
+
+_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+
+
+def convert_float(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to nearest even, saturating to the largest finite value for fp8 (NaN stays NaN)."""
+    if dtype in _FP8:
+        if x.dtype in _FP8 or x.dtype is torch.float64:
+            x = x.to(torch.float32)
+        top = torch.finfo(dtype).max
+        return torch.clamp(x, -top, top).to(dtype)
+    return x.to(dtype)
+
+
+def truncate_float(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round toward zero: step back where rounding to nearest went away from zero."""
+    near = convert_float(x, dtype)
+    back = near.to(x.dtype)
+    bits = near.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.itemsize])
+    away = (back.abs() > x.abs()) & torch.isfinite(x)
+    return torch.where(away, bits - 1, bits).view(dtype)
+
+
+@op("arith.extf", "arith.truncf", "tt.fp_to_fp", inplace=True)
+def _float_to_float(info: OpInfo) -> Callable[..., Value]:
+    dtype = info.ty.dtype
+    toward_zero = info.attrs.get("rounding") == "rtz"
+    plain = not toward_zero and dtype not in _FP8
+    same = dtype == info.operand_types[0].dtype
+
+    def run(b: Any, x: Any) -> Value:
+        if type(x) is Tensor:
+            if plain:
+                return x.to(dtype, copy=same)
+            return truncate_float(x, dtype) if toward_zero else convert_float(x, dtype)
+        if plain:
+            return round_to(x, dtype)
+        value = torch.tensor([x], dtype=torch.float32)
+        out = truncate_float(value, dtype) if toward_zero else convert_float(value, dtype)
+        return float(out.to(torch.float32))
+
+    return run
+
+
+@op("arith.sitofp", "arith.uitofp")
+def _int_to_float(info: OpInfo) -> Callable[..., Value]:
+    dtype, source = info.ty.dtype, info.operand_types[0]
+    tile = source.shape
+    unsigned = info.name.endswith("uitofp")
+    is_mask = source.elem == "i1"
+    mask = (1 << source.bits) - 1
+
+    def run(b: Any, x: Any) -> Value:
+        if is_mask:
+            x = dense_mask(x, b.lanes, tile)
+            if type(x) is not Tensor:
+                return float(bool(x)) if unsigned else -float(bool(x))
+            out = x.to(dtype)
+            return out if unsigned else -out
+        x = dense_int(x, b.lanes, tile, source.dtype)
+        if type(x) is not Tensor:
+            return round_to(float(x & mask if unsigned else x), dtype)
+        if unsigned:
+            if source.bits == 64:
+                low = (x & 0xFFFFFFFF).to(torch.float64)
+                high = ((x >> 32) & 0xFFFFFFFF).to(torch.float64)
+                return (high * 4294967296.0 + low).to(dtype)
+            x = x.to(torch.int64) & mask
+        if dtype.itemsize < 4:  # one rounding: integers above 2**24 would round twice by way of fp32
+            return convert_float(x.to(torch.float64 if source.bits > 16 else torch.float32), dtype)
+        return x.to(dtype)
+
+    return run
+
+
+@op("arith.fptosi", "arith.fptoui")
+def _float_to_int(info: OpInfo) -> Callable[..., Value]:
+    """Toward zero. Out-of-range values saturate and NaN gives 0, as the hardware conversion does."""
+    ty = info.ty
+    unsigned = info.name.endswith("fptoui")
+    if ty.elem == "i1":
+        return lambda b, x: (x != 0) if type(x) is Tensor else x != 0.0
+    lo, hi = (0, (1 << ty.bits) - 1) if unsigned else (-(1 << (ty.bits - 1)), (1 << (ty.bits - 1)) - 1)
+
+    def run(b: Any, x: Any) -> Value:
+        scalar = type(x) is not Tensor
+        wide = torch.tensor(x, dtype=torch.float64) if scalar else x.to(torch.float64)
+        wide = torch.nan_to_num(torch.trunc(wide), nan=0.0, posinf=float(hi), neginf=float(lo))
+        if ty.bits < 64:
+            out = wide.clamp(lo, hi).to(torch.int64).to(ty.dtype)
+        elif unsigned:
+            big = wide >= 2.0**63
+            shifted = torch.where(big, wide - 2.0**64, wide).clamp(-(2.0**63), 2.0**63 - 1024)
+            out = shifted.to(torch.int64)
+        else:
+            out = wide.clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)
+            out = torch.where(wide >= 2.0**63, torch.tensor(hi), out)
+        return int(out) if scalar else out
+
+    return run
+
+
+@op("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
+def _int_to_int(info: OpInfo) -> Callable[..., Value]:
+    source, ty = info.operand_types[0], info.ty
+    tile, bits, dtype = ty.shape, ty.bits, ty.dtype
+    unsigned = info.name.endswith("extui")
+    mask = (1 << source.bits) - 1
+    if source.elem == "i1":
+        return _mask_to_int(info, 1 if unsigned else -1)
+    if ty.elem == "i1":
+
+        def low_bit(b: Any, x: Any) -> Value:
+            x = dense_int(x, b.lanes, tile, source.dtype)
+            return (x & 1) != 0
+
+        return low_bit
+
+    def run(b: Any, x: Any) -> Value:
+        if type(x) is int:
+            return wrap(x & mask if unsigned else x, bits)
+        if type(x) is Aff:
+            if (not unsigned or x.lo >= 0) and (v := fits(x, bits, b, tile)) is not None:
+                return v
+            if not any(x.ts):
+                lanes = dense_int(x, b.lanes, tile, source.dtype)
+                out = _tensor(lanes)
+                return from_lane_array(out.to(torch.int64).reshape(out.shape[: len(b.lanes)]).numpy(), len(tile))
+            x = dense_int(x, b.lanes, tile, source.dtype)
+        return _tensor(x)
+
+    def _tensor(x: Any) -> Tensor:
+        if unsigned and source.bits < 64:
+            return (x.to(torch.int64) & mask).to(dtype)
+        return x.to(dtype)
+
+    return run
+
+
+def _mask_to_int(info: OpInfo, one: int) -> Callable[..., Value]:
+    tile, dtype = info.ty.shape, info.ty.dtype
+
+    def run(b: Any, x: Any) -> Value:
+        x = dense_mask(x, b.lanes, tile)
+        if type(x) is not Tensor:
+            return one if x else 0
+        out = x.to(dtype)
+        return out if one == 1 else -out
+
+    return run
+
+
+@op("tt.bitcast", "arith.bitcast")
+def _bitcast(info: OpInfo) -> Callable[..., Value]:
+    source, ty = info.operand_types[0], info.ty
+    if ty.is_ptr or source.elem == ty.elem:
+        return lambda b, x: x
+    if source.elem == "i1" and ty.elem == "i8":
+        return _mask_to_int(info, 1)
+    if source.elem == "i8" and ty.elem == "i1":
+        return lambda b, x: dense_int(x, b.lanes, source.shape, source.dtype) != 0
+
+    def run(b: Any, x: Any) -> Value:
+        if source.is_int:
+            x = dense_int(x, b.lanes, source.shape, source.dtype)
+        if type(x) is Tensor:
+            return x.view(ty.dtype)
+        value = torch.tensor([x], dtype=source.dtype if source.is_int or source.dtype.itemsize > 1 else torch.float32)
+        out = value.to(source.dtype).view(ty.dtype)
+        return int(out) if ty.is_int else float(out.to(torch.float64))
+
+    return run
+
+
+@op("tt.ptr_to_int")
+def _ptr_to_int(info: OpInfo) -> Callable[..., Value]:
+    tile = info.ty.shape
+
+    def run(b: Any, p: Ptr) -> Value:
+        address = b.x.addresses(b, p, tile)
+        if not tile:
+            return from_lane_array(address.numpy())
+        return address
+
+    return run
+
+
+@op("tt.int_to_ptr")
+def _int_to_ptr(info: OpInfo) -> Callable[..., Value]:
+    tile = info.ty.shape
+
+    def run(b: Any, x: Any) -> Value:
+        return pointer_from_int(x, len(b.lanes), tile)
+
+    return run
+
+
+def pointer_from_int(x: Any, n_lanes: int, tile: tuple[int, ...]) -> Ptr:
+    """A pointer from an absolute address held as an integer value."""
+    if type(x) is Tensor:
+        if not tile:
+            return Ptr(None, from_lane_array(x.to(torch.int64).numpy()))
+        return Ptr(None, 0, x.to(torch.int64))
+    return Ptr(None, x)
+
+
+__all__ = ["Box", "convert_float", "np", "pointer_from_int"]

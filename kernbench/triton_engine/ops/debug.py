@@ -1,0 +1,93 @@
+"""``tl.device_print`` and ``tl.device_assert``: they name the rank and the program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.errors import KernbenchError
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.values import Value
+
+from .registry import op
+from .shape import materialise
+
+
+class DeviceAssertionError(KernbenchError, AssertionError):
+    """A ``tl.device_assert`` failed. The message names rank, program, source line and the user's text."""
+
+
+def _lane_names(b: Any) -> list[tuple[int | None, tuple[int, int, int]]]:
+    ids = np.broadcast_to(b.ids, b.lanes).reshape(-1)
+    if b.rank_index is None:
+        ranks = [b.rank] * len(ids)
+    else:
+        ranks = np.broadcast_to(b.rank_index, b.lanes).reshape(-1).tolist()
+    return [(b.x.launches[r].rank, b.x.program_of(int(i))) for r, i in zip(ranks, ids, strict=True)]
+
+
+def _name(rank: int | None, program: tuple[int, int, int]) -> str:
+    text = f"pid {program}"
+    return text if rank is None else f"rank {rank} {text}"
+
+
+@op("tt.print", pure=False)
+def _print(info: OpInfo) -> Callable[..., Value]:
+    """One line per program and element, as on a device: ``pid (0, 0, 0) idx (3) prefix value``."""
+    prefix = str(info.attrs.get("string", ""))
+    as_hex = bool(info.attrs.get("hex"))
+    types = info.operand_types
+
+    def run(b: Any, *xs: Any) -> Value:
+        if b.x.dry:
+            return None
+        names = _lane_names(b)
+        if not xs:
+            for name in names:
+                print(f"{_name(*name)}{prefix}", file=sys.stdout)
+        for x, ty in zip(xs, types, strict=True):
+            full = materialise(x, b, ty).expand(b.lanes + ty.shape).reshape(len(names), *ty.shape)
+            for name, tile in zip(names, full, strict=True):
+                for index in np.ndindex(*ty.shape):
+                    v = tile[index].item()
+                    text = hex(v & ((1 << ty.bits) - 1)) if as_hex and ty.is_int else str(v)
+                    where = f" idx ({', '.join(map(str, index))})" if index else ""
+                    print(f"{_name(*name)}{where}{prefix}{text}", file=sys.stdout)
+        return None
+
+    return run
+
+
+@op("tt.assert", pure=False)
+def _assert(info: OpInfo) -> Callable[..., Value]:
+    message = str(info.attrs.get("string", ""))
+    ty = info.operand_types[0]
+
+    def run(b: Any, x: Any) -> Value:
+        if type(x) is Tensor and bool(x.all()):
+            return None
+        if type(x) in (bool, int) and x:
+            return None
+        full = materialise(x, b, Ty("i1", ty.shape) if ty.elem == "i1" else ty).expand(b.lanes + ty.shape)
+        if full.dtype is not torch.bool:
+            full = full != 0
+        if bool(full.all()):
+            return None
+        names = _lane_names(b)
+        flat = full.reshape(len(names), -1)
+        lane = int((~flat.all(dim=1)).nonzero()[0])
+        at = (~flat[lane]).nonzero().reshape(-1)[:4].tolist()
+        where = f", elements {at}" if ty.shape else ""
+        error = DeviceAssertionError(
+            f"kernel {info.kernel}: device_assert failed: {message}\n  {_name(*names[lane])}{where}\n  at {info.loc}"
+        )
+        error.ranks = () if names[lane][0] is None else (names[lane][0],)  # type: ignore[attr-defined]
+        raise error
+
+    return run

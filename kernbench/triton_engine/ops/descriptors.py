@@ -1,0 +1,253 @@
+"""Tensor descriptors: a base pointer with shape and strides; out-of-bounds elements read as padding and are not
+written. Built on the device (``tl.make_tensor_descriptor``) or on the host (``TensorDescriptor`` arguments)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine import access
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
+from kernbench.triton_engine.values import Aff, Box, Desc, Ptr, Value, dense_int, from_lane_array, lane_array
+
+from .arith_int import aff_add, aff_scale, mask_and
+from .atomics import _flat_elements, _operand, update
+from .registry import op
+from .shape import materialise
+
+
+def host_descriptor(value: Any, arg: int, ty: Ty) -> Desc:
+    """A descriptor value from ``triton.tools.tensor_descriptor.TensorDescriptor``."""
+    padding = math.nan if str(getattr(value, "padding", "zero")) == "nan" else 0.0
+    return Desc(Ptr(arg, 0), list(value.shape), list(value.strides), tuple(value.block_shape), ty.pointee, padding)
+
+
+@op("tt.make_tensor_descriptor", pure=False)
+def _make(info: OpInfo) -> Callable[..., Value]:
+    ty = info.ty
+    rank = info.groups[0] if info.groups else (len(info.operand_types) - 1) // 2
+    padding = math.nan if "nan" in str(info.attrs.get("padding", "")).lower() or "padding = 2" in info.text else 0.0
+    block = ty.shape
+
+    def run(b: Any, base: Ptr, *rest: Any) -> Value:
+        shape, strides = list(rest[:rank]), list(rest[rank : 2 * rank])
+        return Desc(base, shape, strides, block, ty.pointee, padding)
+
+    return run
+
+
+def _scale(x: Any, y: Any, lanes: tuple[int, ...]) -> Any:
+    """Product of two per-lane integers."""
+    if type(x) is not Aff:
+        return aff_scale(y, x)
+    if type(y) is not Aff:
+        return aff_scale(x, y)
+    return from_lane_array(lane_array(x, lanes) * lane_array(y, lanes))
+
+
+def _as_lane_int(v: Any) -> Any:
+    return from_lane_array(v.to(torch.int64).numpy()) if type(v) is Tensor else v
+
+
+def _spread(v: Any, rank: int) -> Any:
+    return Aff(v.c, v.ls, (0,) * rank, v.lo, v.hi, v.arr) if type(v) is Aff else v
+
+
+def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+    """Pointer tile and bounds mask of the block at ``index``. ``tile`` is the block without its leading ones."""
+    lanes: tuple[int, ...] = b.lanes
+    rank = len(tile)
+    lead = len(d.block) - rank
+    off: Any = _spread(d.base.off, rank)
+    bounds: list[Any] = [None] * rank
+    outside: Any = True
+    for j, (start, size, stride) in enumerate(zip(index, d.shape, d.strides, strict=True)):
+        start, size, stride = _as_lane_int(start), _as_lane_int(size), _as_lane_int(stride)
+        off = aff_add(off, aff_scale(_spread(_scale(start, stride, lanes), rank), item))
+        lo, hi = aff_scale(start, -1), aff_add(size, aff_scale(start, -1))
+        if j < lead:
+            inside = _positive(lo, lanes, strict=False) & _positive(hi, lanes, strict=True)
+            if not inside.all():
+                flags = torch.from_numpy(np.ascontiguousarray(inside)).reshape(inside.shape + (1,) * rank)
+                outside = mask_and(b, outside, bool(inside.reshape(-1)[0]) if inside.size == 1 else flags, tile)
+            continue
+        k = j - lead
+        step = _uniform(stride)
+        ts = tuple(step * item if i == k else 0 for i in range(rank))
+        if any(ts):
+            span = step * item * (tile[k] - 1)
+            off = aff_add(off, Aff(0, (0,) * len(lanes), ts, min(0, span), max(0, span)))
+        low, high = _bound(lo, lanes), _bound(hi, lanes)
+        if _least(high) < tile[k] or _most(low) > 0:
+            bounds[k] = (low, high)
+    mask: Any = True if all(p is None for p in bounds) else Box(tuple(bounds))
+    return Ptr(d.base.root, off, None), mask_and(b, mask, outside, tile)
+
+
+def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
+    """For a leading dimension of block size one: ``0 < v`` or, not strict, ``v <= 0`` (``v`` is minus the index)."""
+    arr = lane_array(v, lanes)
+    return arr > 0 if strict else arr <= 0
+
+
+def _uniform(stride: Any) -> int:
+    if type(stride) is Aff:
+        raise NotImplementedError("descriptor strides that differ between programs")
+    return int(stride)
+
+
+def _bound(v: Any, lanes: tuple[int, ...]) -> Any:
+    return lane_array(v, lanes) if type(v) is Aff else v
+
+
+def _least(v: Any) -> int:
+    return int(v.min()) if isinstance(v, np.ndarray) else v
+
+
+def _most(v: Any) -> int:
+    return int(v.max()) if isinstance(v, np.ndarray) else v
+
+
+def _block(tile: tuple[int, ...], d: Desc) -> tuple[int, ...]:
+    """The block of the descriptor without the leading ones that the result dropped."""
+    return tuple(d.block[len(d.block) - len(tile) :]) if len(d.block) > len(tile) else tile
+
+
+def _fill(d: Desc, is_int: bool) -> Any:
+    return 0 if is_int else d.padding
+
+
+@op("tt.descriptor_load", "tt.experimental_descriptor_load", pure=False, reads=True)
+def _load(info: OpInfo) -> Callable[..., Value]:
+    ty = info.ty
+    tile, dtype = ty.shape, ty.dtype
+    is_int = ty.is_int
+
+    def run(b: Any, d: Desc, *index: Any) -> Value:
+        inner, reshaped = _inner(tile, d)
+        p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        fill = _fill(d, is_int)
+        value = access.load(b, info, p, inner, dtype, mask, fill)
+        if value is None:
+            return fill
+        return (
+            value.reshape(value.shape[: len(b.lanes)] + _keep_ones(value.shape[len(b.lanes) :], inner, tile))
+            if reshaped
+            else value
+        )
+
+    return run
+
+
+def _inner(tile: tuple[int, ...], d: Desc) -> tuple[tuple[int, ...], bool]:
+    """The tile to access: the descriptor's block when it has the same number of elements in another shape."""
+    block = tuple(d.block)
+    if len(block) >= len(tile) and block[len(block) - len(tile) :] == tile:
+        return tile, False
+    return block, True
+
+
+def _keep_ones(have: tuple[int, ...], inner: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, ...]:
+    return tile if tuple(have) == inner else tuple(1 for _ in tile)
+
+
+@op("tt.descriptor_store", "tt.experimental_descriptor_store", pure=False, writes=True)
+def _store(info: OpInfo) -> Callable[..., Value]:
+    value_ty = info.operand_types[-1]
+    tile, dtype = value_ty.shape, value_ty.dtype
+
+    def run(b: Any, d: Desc, *rest: Any) -> Value:
+        if b.x.dry:
+            return None
+        *index, value = rest
+        inner, reshaped = _inner(tile, d)
+        p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        if type(value) is Aff:
+            value = dense_int(value, b.lanes, tile, dtype)
+        if reshaped and type(value) is Tensor:
+            full = materialise(value, b, value_ty)
+            value = full.reshape(full.shape[: len(b.lanes)] + inner)
+        access.store(b, info, p, inner, dtype, value, mask)
+        b.wrote()
+        return None
+
+    return run
+
+
+@op("tt.descriptor_reduce", pure=False, reads=True, writes=True)
+def _reduce(info: OpInfo) -> Callable[..., Value]:
+    value_ty = info.operand_types[-1]
+    tile, dtype = value_ty.shape, value_ty.dtype
+    kind = info.words[0].lower()
+    if kind == "add" and value_ty.is_float:
+        kind = "fadd"
+    raw = torch.int16 if dtype is torch.bfloat16 else dtype
+
+    def run(b: Any, d: Desc, *rest: Any) -> Value:
+        if b.x.dry:
+            return None
+        *index, value = rest
+        inner, _ = _inner(tile, d)
+        p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        values = _operand(b, value, value_ty, raw)
+        for allocation, at, keep in _flat_elements(b, info, p, inner, dtype, mask):
+            flat = allocation.flat(raw).numpy()
+            update(kind, flat, at, values if keep is None else values[keep], False, dtype is torch.bfloat16)
+            b.x.atomics += len(at)
+        b.wrote()
+        return None
+
+    return run
+
+
+def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+    """Pointer and mask of a gather or scatter of whole rows."""
+    nl = len(b.lanes)
+    index = materialise(rows, b, row_ty).to(torch.int64)
+    column = _as_lane_int(column)
+    stride0, stride1 = _uniform(_as_lane_int(d.strides[0])), _uniform(_as_lane_int(d.strides[1]))
+    size0, size1 = (dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in d.shape)
+    wide = lambda s: s.reshape((*s.shape, 1)) if type(s) is Tensor else s  # noqa: E731
+    inside = ((index >= 0) & (index < wide(size0))).unsqueeze(-1)
+    cols: Any = dense_int(
+        aff_add(_spread(column, 1), Aff(0, (0,) * nl, (1,), 0, tile[1] - 1)), b.lanes, (tile[1],), torch.int64
+    )
+    fits = (cols >= 0) & (cols < wide(size1))
+    mask = inside & fits.unsqueeze(nl)
+    den = index.unsqueeze(-1) * (stride0 * item) + cols.unsqueeze(nl) * (stride1 * item)
+    return Ptr(d.base.root, _spread(d.base.off, 2), den), True if bool(mask.all()) else mask
+
+
+@op("tt.descriptor_gather", "tt.experimental_descriptor_gather", pure=False, reads=True)
+def _gather(info: OpInfo) -> Callable[..., Value]:
+    ty = info.ty
+    row_ty = info.operand_types[1]
+
+    def run(b: Any, d: Desc, rows: Any, column: Any) -> Value:
+        p, mask = _rows(b, d, rows, row_ty, column, ty.shape, ty.itemsize)
+        value = access.load(b, info, p, ty.shape, ty.dtype, mask, 0 if ty.is_int else d.padding)
+        return (0 if ty.is_int else d.padding) if value is None else value
+
+    return run
+
+
+@op("tt.descriptor_scatter", "tt.experimental_descriptor_scatter", pure=False, writes=True)
+def _scatter(info: OpInfo) -> Callable[..., Value]:
+    row_ty = info.operand_types[1]
+    value_ty = info.operand_types[-1]
+
+    def run(b: Any, d: Desc, rows: Any, column: Any, value: Any) -> Value:
+        if b.x.dry:
+            return None
+        p, mask = _rows(b, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
+        access.store(b, info, p, value_ty.shape, TORCH_DTYPE[value_ty.elem], materialise(value, b, value_ty), mask)
+        b.wrote()
+        return None
+
+    return run

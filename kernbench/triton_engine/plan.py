@@ -1,0 +1,246 @@
+"""How the programs of a launch are laid out as lanes, and in which chunks they run.
+
+A plan depends on the program, the grid and the integer arguments, so it is made once and kept. It
+
+- evaluates the launch-invariant scalar integers of every program (program ids and what is computed from them);
+- *factors* the grid: a one-dimensional grid whose programs decode their id into ``(pid_m, pid_n)`` becomes a
+  rectangle of lane axes in which those coordinates are affine, so that what depends on one of them only is computed
+  once per row or column (this is what turns many small dots into one large matrix product);
+- cuts the lanes into rectangular chunks whose tiles fit into the cache, unless programs wait for one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from .lift.program import Instr, Program
+from .values import Aff, Ptr, Value, from_lane_array, lane_array
+
+#: Elements of the widest tile value of a chunk. Measured: 0.5-4 MiB per value is flat, more leaves the cache.
+CHUNK_ELEMENTS = 1 << 19
+CHUNK_ELEMENTS_DOT = 1 << 20
+#: Axes longer than this are not searched for a factorisation.
+_LONGEST_FACTORED = 1 << 18
+#: Chunks whose launch-invariant values are kept between launches.
+_KEPT_CHUNKS = 64
+
+
+@dataclass
+class Chunk:
+    """A rectangle of lanes: one ``(start, stop)`` per axis. Ranks are never cut apart."""
+
+    ranges: tuple[tuple[int, int], ...]
+    env: list[tuple[int, Value]] | None = None
+
+
+@dataclass
+class Plan:
+    #: Sizes of the lane axes; the first is the rank axis if several ranks run together.
+    shape: tuple[int, ...]
+    #: Linear program id of each lane.
+    ids: np.ndarray
+    #: Launch-invariant scalars over ``shape``.
+    scalars: list[tuple[int, Value]]
+    #: Launch-invariant tile instructions, evaluated per chunk.
+    tiles: list[Instr]
+    chunks: list[Chunk] = field(default_factory=list)
+    keep: bool = True
+
+
+class _Grid:
+    """A stand-in for a batch while scalars are evaluated over the whole grid."""
+
+    def __init__(self, x: Any, shape: tuple[int, ...], axes: tuple[int | None, ...]) -> None:
+        self.x = x
+        self.lanes = shape
+        self.axes = axes
+        self.rank_index = None
+        self.rank = 0
+
+    def program_id(self, axis: int) -> int | Aff:
+        n = len(self.lanes)
+        if axis not in self.axes:
+            return 0
+        k = self.axes.index(axis)
+        return Aff(0, tuple(int(i == k) for i in range(n)), (), 0, self.lanes[k] - 1)
+
+
+def _affine(v: np.ndarray) -> bool:
+    return len(v) < 3 or bool((np.diff(v) == v[1] - v[0]).all())
+
+
+def _fit_score(vectors: list[np.ndarray], order: np.ndarray) -> int:
+    """How many of the vectors are affine over a candidate two-dimensional arrangement."""
+    return sum(not isinstance(a, Aff) or a.arr is None for a in (from_lane_array(v[order]) for v in vectors))
+
+
+def _factor(vectors: list[np.ndarray], index: np.ndarray, depth: int = 0) -> np.ndarray | None:
+    """Arrange ``index`` (positions along one axis) as a rectangle in which the vectors are affine, or None."""
+    n = len(index)
+    if n < 4 or depth > 2 or all(_affine(v) for v in vectors):
+        return None
+    distinct: list[tuple[np.ndarray, np.ndarray, int]] = []
+    for v in vectors:
+        values, inverse = np.unique(v, return_inverse=True)
+        if 1 < len(values) < n and not any(np.array_equal(inverse, other) for _, other, _ in distinct):
+            distinct.append((v, inverse, len(values)))
+    best: tuple[int, np.ndarray] | None = None
+    for i, (_, p, np_) in enumerate(distinct[:12]):
+        for _, q, nq in distinct[i + 1 : 12]:
+            if np_ * nq != n:
+                continue
+            code = p * nq + q
+            order = np.argsort(code, kind="stable")
+            if not np.array_equal(code[order], np.arange(n)):
+                continue
+            rectangle = order.reshape(np_, nq)
+            score = _fit_score(vectors, rectangle)
+            if best is None or score > best[0]:
+                best = (score, rectangle)
+    if best is None:
+        return None
+    rectangle = best[1]
+    # Each side may decode further.
+    for axis in (0, 1):
+        along = rectangle[:, 0] if axis == 0 else rectangle[0]
+        inner = _factor([v[along] for v in vectors], np.arange(len(along)), depth + 1)
+        if inner is not None:
+            moved = np.take(rectangle, inner.reshape(-1), axis=axis)
+            shape = (*inner.shape, rectangle.shape[1]) if axis == 0 else (rectangle.shape[0], *inner.shape)
+            return moved.reshape(shape)
+    return rectangle
+
+
+def per_rank(values: list[Any], n_axes: int) -> Value:
+    """An argument that differs between ranks, over the rank axis (the first of ``n_axes``)."""
+    shape = (len(values),) + (1,) * (n_axes - 1)
+    if isinstance(values[0], (bool, float)):
+        return torch.tensor(values, dtype=torch.bool if isinstance(values[0], bool) else torch.float64).reshape(shape)
+    return from_lane_array(np.array(values, dtype=np.int64).reshape(shape))
+
+
+def make_plan(program: Program, x: Any, env: list[Value], by_rank: list[tuple[int, list[Any]]]) -> Plan:
+    """Lay out a launch. ``env`` holds constants and arguments, ``by_rank`` the arguments that differ between ranks."""
+    grid = x.grid
+    axes: tuple[int | None, ...] = tuple(a for a in (2, 1, 0) if grid[a] > 1)
+    shape = tuple(grid[a] for a in axes if a is not None)
+    if x.n_ranks > 1:
+        axes, shape = (None, *axes), (x.n_ranks, *shape)
+    batch = _Grid(x, shape, axes)
+    values = list(env)
+    for slot, numbers in by_rank:
+        values[slot] = per_rank(numbers, len(shape))
+    tiles: list[Instr] = []
+    scalars: list[int] = []
+    for instr in program.invariant:
+        info = instr.info
+        if info.ty.shape or any(t.shape for t in info.operand_types):
+            tiles.append(instr)
+            continue
+        values[instr.results[0]] = instr.fn(batch, *[values[a] for a in instr.args])
+        scalars.append(instr.results[0])
+    linear = np.zeros((1,) * len(shape), dtype=np.int64)
+    weight = (1, grid[0], grid[0] * grid[1])
+    for k, grid_axis in enumerate(axes):
+        if grid_axis is None:
+            continue
+        size = [1] * len(shape)
+        size[k] = shape[k]
+        linear = linear + weight[grid_axis] * np.arange(shape[k], dtype=np.int64).reshape(size)
+    ids = np.broadcast_to(linear, shape) if shape else linear.reshape(())
+    arrange: list[np.ndarray | None] = []
+    for k, n in enumerate(shape):
+        arrange.append(None if axes[k] is None else _arrange_axis(values, program.frontier, shape, k, n))
+    kept = [(s, values[s]) for s in scalars]
+    if any(a is not None for a in arrange):
+        new_shape: tuple[int, ...] = ()
+        for n, a in zip(shape, arrange, strict=True):
+            new_shape += (n,) if a is None else a.shape
+        ids = _rearrange(np.ascontiguousarray(ids), arrange, new_shape)
+        kept = [(s, _rearranged(v, shape, arrange, new_shape)) for s, v in kept]
+        shape = new_shape
+    plan = Plan(shape, np.array(ids, dtype=np.int64), kept, tiles)
+    plan.chunks = [Chunk(r) for r in _chunks(program, shape, x.n_ranks)]
+    plan.keep = len(plan.chunks) <= _KEPT_CHUNKS
+    return plan
+
+
+def _arrange_axis(
+    values: list[Value], frontier: tuple[int, ...], shape: tuple[int, ...], k: int, n: int
+) -> np.ndarray | None:
+    if n < 4 or n > _LONGEST_FACTORED:
+        return None
+    vectors = []
+    for slot in frontier:
+        v = values[slot]
+        if type(v) is not Aff or (v.arr is None and not v.ls[k]):
+            continue
+        full = lane_array(v, shape)
+        if full.shape[k] == 1:
+            continue
+        vectors.append(full[tuple(slice(None) if i == k else 0 for i in range(len(shape)))])
+    return _factor(vectors, np.arange(n)) if vectors else None
+
+
+def _rearrange(arr: np.ndarray, arrange: list[np.ndarray | None], new_shape: tuple[int, ...]) -> np.ndarray:
+    for k, a in enumerate(arrange):
+        if a is not None and arr.shape[k] > 1:
+            arr = np.take(arr, a.reshape(-1), axis=k)
+    shape: list[int] = []
+    for k, a in enumerate(arrange):
+        if a is None:
+            shape.append(arr.shape[k])
+        elif arr.shape[k] > 1:
+            shape += a.shape
+        else:
+            shape += [1] * a.ndim
+    return arr.reshape(shape)
+
+
+def _rearranged(
+    v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]
+) -> Value:
+    if type(v) is Ptr:
+        off = _rearranged(v.off, shape, arrange, new_shape)
+        return Ptr(v.root, off, v.den)  # type: ignore[arg-type]
+    if type(v) is Aff:
+        return from_lane_array(_rearrange(lane_array(v, shape), arrange, new_shape))
+    if hasattr(v, "numpy"):
+        return torch.from_numpy(_rearrange(v.numpy(), arrange, new_shape))  # type: ignore[union-attr]
+    return v
+
+
+def _chunks(program: Program, shape: tuple[int, ...], n_ranks: int) -> list[tuple[tuple[int, int], ...]]:
+    """Rectangles covering the lanes, in row-major order."""
+    if not shape:
+        return [()]
+    has_dot = any(op.name in ("tt.dot", "tt.dot_scaled") for op in program.ops)
+    budget = CHUNK_ELEMENTS_DOT if has_dot else CHUNK_ELEMENTS
+    most = max(n_ranks, budget // max(1, program.widest))
+    fixed = 1 if n_ranks > 1 else 0  # the rank axis stays whole
+    if program.waits or prod(shape) <= most:
+        return [tuple((0, n) for n in shape)]
+    sizes = [*shape[:fixed], *[1] * (len(shape) - fixed)]
+    most = max(1, most)
+    if has_dot:  # near-square, so that rows and columns are shared
+        grown = True
+        while grown:
+            grown = False
+            for k in sorted(range(fixed, len(shape)), key=lambda i: sizes[i]):
+                if sizes[k] < shape[k] and prod(sizes) // sizes[k] * min(2 * sizes[k], shape[k]) <= most:
+                    sizes[k] = min(2 * sizes[k], shape[k])
+                    grown = True
+                    break
+    else:
+        left = max(1, most // prod(sizes[:fixed]))
+        for k in reversed(range(fixed, len(shape))):
+            sizes[k] = min(shape[k], max(1, left))
+            left //= sizes[k]
+    ranges = [[(s, min(s + c, n)) for s in range(0, n, c)] for n, c in zip(shape, sizes, strict=True)]
+    return list(product(*ranges))
