@@ -9,9 +9,9 @@ it, so that a busy machine slows both. Medians; times are of the host (not virtu
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -76,21 +76,26 @@ def spawns(isolation: str, ranks: int, repeats: int) -> float:
         return median(lambda: ctx.multiprocessing.spawn(idle, nprocs=ranks, isolation=isolation), repeats)
 
 
+def resident() -> int:
+    """Resident memory of this process, bytes (Linux)."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def bytes_per_idle_rank(ranks: int) -> float:
-    """Python memory of a rank that waits in its first barrier, bytes."""
+    """Resident memory of a rank that sleeps, stack and all, bytes."""
     with kernbench.simulate(nodes=-(-ranks // 8), enable_data=False) as ctx:
         held: list[int] = []
 
         def worker(rank: int) -> None:
             if rank == ranks - 1:
-                held.append(tracemalloc.get_traced_memory()[0])
+                held.append(resident())
             ctx.sleep(1.0)
 
-        ctx.multiprocessing.spawn(idle, nprocs=8, isolation="greenlet")
-        tracemalloc.start()
+        ctx.multiprocessing.spawn(worker, nprocs=8, isolation="greenlet")
+        before = resident()
         ctx.multiprocessing.spawn(worker, nprocs=ranks, isolation="greenlet")
-        tracemalloc.stop()
-        return held[0] / ranks
+        return (held[-1] - before) / ranks
 
 
 def small_all_reduce(isolation: str, calls: int = 50) -> float:

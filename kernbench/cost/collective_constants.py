@@ -238,7 +238,9 @@ RANK_LL_MAX = {
     "blackwell": (282 * GB, 22.5 * GB, 19 * GB),
     "cdna": (87.7 * GB, 22.5 * GB, 19 * GB),
 }
-RANK_LL_TREE = 0.63  # the caps are averages of rings and trees; what is left of them for trees of more than two nodes [M]
+RANK_LL_TREE = (
+    0.63  # the caps are averages of rings and trees; what is left of them for trees of more than two nodes [M]
+)
 RANK_TREE_CHANNEL = {  # cap of a tree's bus bandwidth per channel, by nodes (1, 2, more)
     "ampere": (24.0 * GB, 23.6 * GB, 17.8 * GB),
     "hopper": (38.7 * GB, 41.4 * GB, 36.0 * GB),

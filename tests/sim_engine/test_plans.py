@@ -20,7 +20,8 @@ TOPOLOGY = resolve_topology().topology_obj
 def plan_of(sips, count, schedule=None):
     schedule = schedule or ring_allreduce.build(len(sips))
     config = load_ccl_config().select("ring_allreduce")
-    return lower(schedule, TOPOLOGY, sips, config, count=count, itemsize=4, dtype="fp32")
+    counts = np.diff(schedule.cell_bounds(count))[schedule.cell]
+    return lower(schedule, TOPOLOGY, sips, config, counts=counts, itemsize=4, dtype="fp32")
 
 
 def submit(engine, plan, starts, stream="comm"):
