@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types suite test-triton-matrix clean
+.PHONY: help install bench test lint types suite docs test-triton-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ types: install
 
 suite: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+docs: install  ## run the examples of README and docs, and rewrite the output that they show
+	KERNBENCH_UPDATE_DOCS=1 $(BIN)/python -m pytest tests/docs
 
 # torch pins one Triton; the other supported versions are installed over it.
 TRITON_VERSIONS ?= 3.6.0 3.7.1 3.9.0

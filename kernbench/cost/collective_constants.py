@@ -29,6 +29,9 @@ class Generation:
         nvls_margin: how much faster than a ring NVLS must be before the library takes it.
         p2p_channel: bandwidth of one channel of send and receive inside a node.
         all_to_all_share: what all-to-all keeps of the payload bandwidth, all peers at once.
+        direct_base: of an all-reduce whose ranks read each other's buffers (one shot, two shots), and per peer.
+        direct_sync: between the two shots: a barrier, and the sums written and read again.
+        direct_share: what the few blocks of such a kernel pull of the payload bandwidth.
         slow_start: by kind of transfer, the share of time that is lost while a transfer is small, and the size at which
             half of that is left: pages, clocks and queues are not warm yet.
         pair_share: what a ring of two ranks keeps, whose sends and receives alternate.
@@ -47,6 +50,9 @@ class Generation:
     p2p_channel: float
     all_to_all_share: float
     slow_start: Mapping[str, tuple[float, float]]
+    direct_base: tuple[float, float] = (3.0 * US, 0.35 * US)
+    direct_sync: float = 7.2 * US
+    direct_share: float = 0.225
     pair_share: float = 0.85
     mesh_share: float = 1.0
 
@@ -112,14 +118,16 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(0.2, 1.0, 1.5),
         ring_share=0.93,
         tree_share=0.70,
-        ll_bandwidth=60 * GB,
+        ll_bandwidth=80 * GB,
         ll128_share=0.92,
         nvls_share=0.0,
         nvls_base=0.0,
         nvls_margin=1.0,
         p2p_channel=12 * GB,
         all_to_all_share=0.85,
+        direct_base=(7.0 * US, 0.35 * US),
         slow_start=_SLOW_START,
+        pair_share=1.07,  # one joint, 47.7 GB/s published
     ),
 }
 
@@ -139,6 +147,8 @@ class Transport:
         ll_bandwidth: bus bandwidth of LL over the network: lines are written to host memory and their flags checked
             by a CPU.
         ll_hop_bandwidth: rate at which a whole LL message passes one hop of a tree.
+        bulk: ring messages of at least so many bytes, and the least time of a step that sends them: they are fetched by
+            the receiver, a CPU's work for each. The same on 4 to 512 nodes of one machine [M].
         ll128: whether LL128 is allowed: it needs 128-byte stores to arrive whole.
         tree_share: what trees keep of the NICs' bandwidth, two nodes; more than two.
     """
@@ -152,6 +162,7 @@ class Transport:
     ll_bandwidth: float
     ll_hop_bandwidth: float
     ll128: bool
+    bulk: tuple[tuple[float, float], ...] = ()
     tree_share: tuple[float, float] = (1.0, 0.95)
 
 
@@ -191,6 +202,7 @@ TRANSPORTS: Mapping[str, Transport] = {
         ll_bandwidth=1.33 * GB,
         ll_hop_bandwidth=7 * GB,
         ll128=False,
+        bulk=((128 * KIB, 68 * US), (256 * KIB, 44 * US)),
     ),
 }
 TRANSPORTS = {**TRANSPORTS, "tcp": TRANSPORTS["libfabric"]}
@@ -233,6 +245,9 @@ RANK_LL_MAX = {
     "blackwell": (282 * GB, 22.5 * GB, 19 * GB),
     "cdna": (87.7 * GB, 22.5 * GB, 19 * GB),
 }
+RANK_LL_TREE = (
+    0.63  # the caps are averages of rings and trees; what is left of them for trees of more than two nodes [M]
+)
 RANK_TREE_CHANNEL = {  # cap of a tree's bus bandwidth per channel, by nodes (1, 2, more)
     "ampere": (24.0 * GB, 23.6 * GB, 17.8 * GB),
     "hopper": (38.7 * GB, 41.4 * GB, 36.0 * GB),

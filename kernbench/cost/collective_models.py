@@ -20,7 +20,7 @@ _LL128_SLOT = 120 * KIB
 _LL128_DATA = 120 / 128  # a flag of eight bytes in each line of 128
 _LINE_FRACTION = 2.0  # LL puts a flag beside each four bytes of data
 
-# Bytes that leave one rank of a ring, in units of S; and its steps, of which the second figure cross nodes.
+# Bytes that leave one rank of a ring, in units of S, and how often its chunks go around.
 VOLUME: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -76,7 +76,17 @@ def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
     if protocol == "simple":
         inside = bandwidth < world.net or world.nodes == 1
         moved = moved * slow_start(world, size, ("ring" if laps == 2 else "gather") if inside else "net")
+        if between:
+            moved = np.maximum(moved, steps * bulk_step(world, size / world.ranks / world.net_channels) - latency)
     return generation.base[protocol] + latency + moved
+
+
+def bulk_step(world: World, message: Floats) -> Floats:
+    """Least time of one step of a ring between nodes whose channels send messages of that size."""
+    least = np.zeros_like(message)
+    for size, seconds in world.transport.bulk:
+        least = np.where(message >= size, seconds, least)
+    return least
 
 
 def tree(world: World, protocol: str, size: Floats) -> Floats:
@@ -113,7 +123,7 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
     chunk = tree_chunk(world, size, channels=channels)
     chunks = size / (channels * chunk)
     fill = outer * chunk * channels / world.net
-    ask = np.where(size > channels * transport.eager, 2 * world.net_latency, 0.0)
+    ask = np.where(size > channels * transport.eager, world.net_latency, 0.0)
     waiting = chunks * transport.chunk * world.net_latency * (0.3 + np.log2(world.nodes))
     return latency + outer * (hop + ask) + fill + waiting + size / algbw
 
@@ -141,6 +151,22 @@ def nvls(world: World, size: Floats) -> Floats:
     generation = world.generation
     algbw = nvls_bandwidth(world)
     return generation.nvls_base + size / algbw * slow_start(world, size, "nvls")
+
+
+def one_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank reads all of every peer's buffer."""
+    return _direct_start(world) + size * (world.local - 1) / (world.link * world.generation.direct_share)
+
+
+def two_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank sums its part of all buffers, and then reads the other parts."""
+    moved = size * 2 * (world.local - 1) / world.local
+    return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
+
+
+def _direct_start(world: World) -> float:
+    base, peer = world.generation.direct_base
+    return base + peer * (world.local - 1)
 
 
 def nvls_tree(world: World, size: Floats) -> Floats:

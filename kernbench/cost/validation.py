@@ -14,7 +14,7 @@ from kernbench.cost.collectives import collective_time
 from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time, traffic_of
-from kernbench.cost.reference import Table, gemm_shape, operand_dtype, read_manifest, seconds_of, select_rows
+from kernbench.cost.reference import Table, gemm_shape, number, operand_dtype, read_manifest, seconds_of, select_rows
 from kernbench.errors import ConfigError
 from kernbench.topology import load_fabric
 from kernbench.topology.system import SystemSpec
@@ -107,7 +107,10 @@ def compare(table: Table, directory: Path, *, system: Any = None, device: Any = 
     if given is None:
         given = table_system(table, directory) if table.kind == "collective" else _beside(table.device or "", directory)
     found = _COMPARE[table.kind](table, path, rows, given)
-    keep = found.size >= table.min_bytes
+    timed = found.measured > 0  # below a timer's resolution there is nothing to compare with
+    if not timed.any():
+        raise ConfigError(f"table {path}: no row has a time of more than zero")
+    keep = (found.size >= table.min_bytes) & timed
     if not keep.any():
         raise ConfigError(f"table {path}: no rows of at least {table.min_bytes:g} bytes")
     parts = (value[keep] for value in (found.size, found.measured, found.seconds, found.low, found.high))
@@ -120,9 +123,7 @@ def compare_manifest(path: Path) -> list[Comparison]:
 
 
 def _collective(table: Table, path: Path, rows: list[dict[str, str]], system: Any) -> Comparison:
-    if "size_bytes" not in rows[0]:
-        raise ConfigError(f"table {path} has no column 'size_bytes'; it has {', '.join(rows[0])}")
-    size = np.array([float(row["size_bytes"]) for row in rows])
+    size = np.array([number(row, "size_bytes", path) for row in rows])
     measured = np.array([seconds_of(row, path, table.column, 0, 0) for row in rows])
     return compare_points(table, size, measured, system)
 
@@ -176,7 +177,7 @@ def _op(table: Table, row: dict[str, str]) -> str:
 def _shape(row: dict[str, str], path: Path) -> tuple[int, ...]:
     for columns in (("tokens", "dim"), ("M", "N"), ("elements",)):
         if all(column in row for column in columns):
-            return tuple(int(row[column]) for column in columns)
+            return tuple(int(number(row, column, path)) for column in columns)
     raise ConfigError(f"table {path} has no shape columns; expected tokens and dim, M and N, or elements")
 
 

@@ -233,7 +233,9 @@ class Matcher:
             request = self._prepare(collective, arrivals, algorithm, count, root, splits)
         except Exception as error:  # the members' own mistake, e.g. a ccl.yaml that names a wrong algorithm
             for arrival in arrivals:
-                arrival.op.fail(error, ctx.engine.now)
+                own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
+                arrival.op.fail(own, arrival.op.enqueue)
+                ctx.executor.failed.append(arrival.op)
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             return
@@ -244,6 +246,7 @@ class Matcher:
             "algorithm": request.config.name,
             "backpressure": request.config.backpressure,
             "steps": len(request.plan),
+            "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
         for arrival in arrivals:
             arrival.op.detail = {**(arrival.op.detail or {}), **detail}

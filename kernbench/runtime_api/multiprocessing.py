@@ -21,6 +21,7 @@ from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.torch_backend.environment import Environment
 
 ISOLATIONS = ("carrier", "greenlet")
 _MOST_TRACEBACKS = 8
@@ -99,6 +100,7 @@ class Multiprocessing:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
+        self._configure: Callable[[Environment], None] | None = None
         self._daemon = False
 
     def spawn(
@@ -159,6 +161,8 @@ class Multiprocessing:
             from kernbench.torch_backend.environment import Environment  # it builds on this room
 
             ctx._environment = environment = Environment(ctx, nprocs, per_rank_modules)
+            if self._configure is not None:
+                self._configure(environment)
             environment.open()
             bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
             ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
@@ -172,8 +176,11 @@ class Multiprocessing:
 
     def _join_at_exit(self) -> None:
         """What happens to ranks that nobody has joined when the context ends: as to processes when theirs ends."""
-        if self._ctx.scheduler.live_count and not self._daemon:
-            _run_ranks(self._ctx)
+        if self._ctx.scheduler.live_count:
+            if self._daemon:
+                _abort(self._ctx)
+            else:
+                _run_ranks(self._ctx)
 
     def _require_fit(self, nprocs: int) -> None:
         ctx = self._ctx

@@ -18,8 +18,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
-from kernbench.torch_backend import clocks, devices
+from kernbench.torch_backend import clocks
+from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
+from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
 from kernbench.torch_backend.process_state import ProcessState
@@ -46,8 +48,10 @@ class Environment:
         self._communicators: dict[Any, list[Communicator]] = {}
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
+        self._imports = StockImports(self._patches)
         self._threads = torch.get_num_threads()
         self._isolated = False
+        self.devices = Devices(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -61,16 +65,19 @@ class Environment:
             self._isolated = True
             self._replace_distributed()
             clocks.install(self._patches, self.ctx)
-            devices.install(self._patches, self.ctx)
+            self.devices.open(self._patches)
             self.state.open(self._patches)
+            self._imports.open()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Put everything back. Idempotent."""
+        self._imports.close()
         self.state.close()
         self._patches.undo()
+        self.devices.close()
         if self._isolated:
             self._isolated = False
             torch._C._distributed_c10d._set_thread_isolation_mode(False)
@@ -82,9 +89,12 @@ class Environment:
         return functools.partial(self._run_rank, rank, body)
 
     def _run_rank(self, rank: int, body: Callable[[], Any]) -> Any:
+        recorder = self.devices.of(rank).recorder
+        recorder.open()
         try:
             return body()
         finally:
+            recorder.close()
             # the C++ registry of group names belongs to this thread, which is about to end
             world = c10d._world
             if isinstance(world, RankWorld) and world.pg_map:
@@ -96,6 +106,7 @@ class Environment:
 
     def _replace_distributed(self) -> None:
         patch = self._patches.set
+        patch(sys, "excepthook", sys.excepthook)  # init_process_group of each rank wraps it once more
         patch(c10d, "_world", RankWorld())
         patch(c10d, "_new_process_group_helper", make_helper(self, c10d._new_process_group_helper))
         for name, cls in store_classes(StoreHost(self.ctx)).items():

@@ -31,6 +31,18 @@ class _Shared:
     states: dict[int | None, Any] = field(default_factory=dict)
 
 
+_PLAIN_FUNCTIONS = ("seed", "sample", "ranf")
+"""Functions of ``numpy.random`` that use its generator without being its methods."""
+
+
+def _uses(function: Any, owner: Any) -> bool:
+    return getattr(function, "__self__", None) is owner or (
+        owner is np.random.mtrand._rand
+        and getattr(function, "__name__", "") in _PLAIN_FUNCTIONS
+        and not isinstance(function, type)
+    )
+
+
 class LazyGenerators:
     """The generators of ``random`` and ``numpy.random`` for the ranks of one spawn.
 
@@ -51,7 +63,7 @@ class LazyGenerators:
         """Wrap every function of the two modules that belongs to the shared generator."""
         for shared in self._shared:
             for name, function in list(vars(shared.module).items()):
-                if getattr(function, "__self__", None) is shared.owner:
+                if _uses(function, shared.owner):
                     patches.set(shared.module, name, self._wrap(shared, function))
 
     def close(self) -> None:

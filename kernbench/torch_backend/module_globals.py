@@ -19,7 +19,11 @@ MISSING: Any = object()
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _CONTAINERS = (list, dict, set)
 
-ALWAYS = ("torch.distributed.tensor._random", "torch.distributed.tensor._ops._math_ops")
+ALWAYS = (
+    "torch.distributed.tensor._random",
+    "torch.distributed.tensor._ops._math_ops",
+    "torch.utils._python_dispatch",
+)
 """Modules of torch itself that keep per process what belongs to a rank."""
 
 
@@ -60,9 +64,7 @@ def rebindable(module: ModuleType) -> list[str]:
         for instruction in dis.get_instructions(code)
         if instruction.opname in _STORES
     }
-    names |= {
-        name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")
-    }
+    names |= {name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")}
     return sorted(names)
 
 

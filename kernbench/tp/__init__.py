@@ -13,6 +13,7 @@ One code for simulated ranks, gloo processes and GPUs with NCCL; see ``docs/tens
 
 from __future__ import annotations
 
+from kernbench.tp import comm as comm
 from kernbench.tp import parallel_state as parallel_state
 from kernbench.tp.cross_entropy import vocab_parallel_cross_entropy
 from kernbench.tp.errors import AlreadyInitializedError, NotInitializedError, PartitionError
@@ -82,6 +83,7 @@ __all__ = [
     "VocabUtility",
     "all_gather_last_dim_from_tensor_parallel_region",
     "clip_grad_norm",
+    "comm",
     "copy_to_tensor_model_parallel_region",
     "decode_attention",
     "divide",

@@ -94,6 +94,13 @@ def group_rank(group: Group) -> int:
     return group.rank(world_rank()) if isinstance(group, SimulatedGroup) else int(group.rank())
 
 
+def group_ranks(group: Group) -> list[int]:
+    """World ranks of a group, in group order."""
+    if group is SOLO:
+        return [0]
+    return list(group.ranks) if isinstance(group, SimulatedGroup) else dist.get_process_group_ranks(group)
+
+
 def can_differentiate() -> bool:
     """Whether a collective may run inside an autograd function. Not on a greenlet rank: it would switch to another rank
     in the middle of torch's C++ frames and with grad mode off. Carriers and real processes may."""
@@ -112,9 +119,7 @@ def all_reduce(tensor: torch.Tensor, op: str = SUM, *, group: Group, async_op: b
     return dist.all_reduce(tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
-def all_gather_into_tensor(
-    output: torch.Tensor, tensor: torch.Tensor, *, group: Group, async_op: bool = False
-) -> Any:
+def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, *, group: Group, async_op: bool = False) -> Any:
     """``output`` ``[n * d0, ...]`` = every member's ``tensor`` ``[d0, ...]``, in group order. Both contiguous."""
     if group is SOLO:
         output.copy_(tensor)

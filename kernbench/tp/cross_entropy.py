@@ -78,18 +78,24 @@ def vocab_parallel_cross_entropy(
     Args:
         vocab_parallel_logits: this rank's words, ``[..., vocabulary / tp]``.
         target: word numbers in the whole vocabulary, ``[...]``.
-        label_smoothing: share of the target distribution that is spread evenly over all words, in [0, 1).
+        label_smoothing: share of the target distribution that is spread evenly over the other words, in [0, 1). As in
+            Megatron-Core, but over the whole vocabulary whatever the tensor parallel size (there, over the rank's words).
         group: default: this rank's tensor parallel group.
     """
     group = get_tensor_model_parallel_group() if group is None else group
+    vocabulary = vocab_parallel_logits.size(-1) * comm.group_size(group)
     if target.shape != vocab_parallel_logits.shape[:-1]:
         raise PartitionError(
             f"{whoami('vocab_parallel_cross_entropy')}: logits are {tuple(vocab_parallel_logits.shape)}, "
             f"so target must be {tuple(vocab_parallel_logits.shape[:-1])}; found {tuple(target.shape)}"
         )
     if not 0.0 <= label_smoothing < 1.0:
-        raise PartitionError(f"{whoami('vocab_parallel_cross_entropy')}: label_smoothing {label_smoothing} is not in [0, 1)")
+        raise PartitionError(
+            f"{whoami('vocab_parallel_cross_entropy')}: label_smoothing {label_smoothing} is not in [0, 1)"
+        )
+    # evenly over the others is evenly over all, of a little more
+    smoothing = label_smoothing * vocabulary / (vocabulary - 1) if label_smoothing else 0.0
     if not needs_autograd(vocab_parallel_logits):
-        return _forward(vocab_parallel_logits, target, label_smoothing, group)[0]
-    loss: torch.Tensor = _VocabParallelCrossEntropy.apply(vocab_parallel_logits, target, label_smoothing, group)
+        return _forward(vocab_parallel_logits, target, smoothing, group)[0]
+    loss: torch.Tensor = _VocabParallelCrossEntropy.apply(vocab_parallel_logits, target, smoothing, group)
     return loss

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 _TRACK_ORDER = (HOST, "compute", "comm", "copy")
 _SEND, _RECEIVE = "send to", "receive from"
 
-Event = tuple[int, int, dict[str, Any]]
-"""Begin in ns, minus the length in ns (what encloses comes first), and the event."""
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+Event = tuple[int, int, str]
+"""Begin in ns, minus the length in ns (what encloses comes first), and the event as JSON: they are many."""
 
 
 def write_chrome_trace(
@@ -55,20 +57,22 @@ def _document(timeline: Timeline) -> Iterator[str]:
         "time": "virtual microseconds",
         "note": timeline.note,
     }
-    encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-    yield f'{{"displayTimeUnit":"ns","otherData":{encode(other)},"traceEvents":[\n'
-    yield ",\n".join(map(encode, _events(timeline)))
+    yield f'{{"displayTimeUnit":"ns","otherData":{_encode(other)},"traceEvents":[\n'
+    yield ",\n".join(_events(timeline))
     yield "\n]}\n"
 
 
-def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _events(timeline: Timeline) -> Iterator[str]:
     tracks = _Tracks(timeline)
-    events: list[Event] = [*_span_events(timeline, tracks), *_message_events(timeline, tracks)]
-    events += _link_events(timeline, tracks)
+    link_names = {
+        link: timeline.topology.links[link].name for link in {link for m in timeline.messages for link in m.links}
+    }
+    events: list[Event] = [*_span_events(timeline, tracks), *_message_events(timeline, tracks, link_names)]
+    events += _link_events(timeline, tracks, link_names)
     events.sort(key=lambda event: event[:2])
-    yield from tracks.metadata()
+    yield from map(_encode, tracks.metadata())
     if timeline.note:
-        yield {"ph": "i", "s": "g", "name": timeline.note, "pid": tracks.pids[0], "tid": 1, "ts": 0}
+        yield _encode({"ph": "i", "s": "g", "name": timeline.note, "pid": tracks.pids[0], "tid": 1, "ts": 0})
     for _, _, event in events:
         yield event
 
@@ -135,21 +139,21 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _slice(name: str, category: str, pid: int, tid: int, begin: int, end: int, args: dict[str, Any]) -> Event:
-    event = {
-        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": begin / 1000, "dur": (end - begin) / 1000,
-    }  # fmt: skip
-    if args:
-        event["args"] = args
+def _slice(name: str, category: str, pid: int, tid: int, begin: int, end: int, args: str) -> Event:
+    """A complete event; ``name``, ``category`` and ``args`` are JSON."""
+    event = (
+        f'{{"ph":"X","name":{name},"cat":{category},"pid":{pid},"tid":{tid},"ts":{begin / 1000},'
+        f'"dur":{(end - begin) / 1000},"args":{args}}}'
+    )
     return begin, begin - end, event
 
 
 def _span_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
     for span in timeline.spans:
         pid = tracks.pid(span.rank)
-        yield _slice(
-            span.name, span.kind, pid, tracks.stream(pid, span.track, span.sip), _ns(span.begin), _ns(span.end), _args(span)
-        )  # fmt: skip
+        tid = tracks.stream(pid, span.track, span.sip)
+        args = _encode(_args(span))
+        yield _slice(_encode(span.name), _encode(span.kind), pid, tid, _ns(span.begin), _ns(span.end), args)
 
 
 def _args(span: Span) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def _args(span: Span) -> dict[str, Any]:
     return {**args, **{key: value for key, value in span.detail.items() if value is not None}}
 
 
-def _message_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
+def _message_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, str]) -> Iterator[Event]:
     """A slice at each end of a message, and the flow between them.
 
     The sender's slice is the time for which the message holds its queue. The receiver's lasts from the last byte sent
@@ -183,20 +187,21 @@ def _message_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
         tracks.peer(*key)
     for flow, message in enumerate(order, start=1):
         source, target = tracks.pid(message.src), tracks.pid(message.dst)
-        verb = "reduce" if message.reduces else "copy"
-        name = f"{verb} cell {message.cell}"
-        args = {
-            "collective": message.name, "bytes": message.nbytes, "cell": message.cell, "from": message.src, "to": message.dst,
-            "links": [timeline.topology.links[link].name for link in message.links],
-        }  # fmt: skip
         sender = tracks.peer(source, _SEND, message.dst, send_lane[id(message)])
         receiver = tracks.peer(target, _RECEIVE, message.src, 0)
         begin, arrival = _ns(message.begin), receive_begin[id(message)]
-        yield _slice(name, "message", source, sender, begin, _ns(message.sent), args)
-        yield _slice(name, "message", target, receiver, arrival, _ns(message.arrived), args)
-        ends = {"name": message.name, "cat": "message", "id": flow}
-        yield begin, 1, {"ph": "s", **ends, "pid": source, "tid": sender, "ts": begin / 1000}
-        yield arrival, 1, {"ph": "f", "bp": "e", **ends, "pid": target, "tid": receiver, "ts": arrival / 1000}
+        name = f'"{"reduce" if message.reduces else "copy"} cell {message.cell}"'
+        collective = _encode(message.name)
+        args = (
+            f'{{"collective":{collective},"bytes":{message.nbytes},"cell":{message.cell},"from":{message.src},'
+            f'"to":{message.dst}'
+        )
+        links = _encode([link_names[link] for link in message.links])
+        yield _slice(name, '"message"', source, sender, begin, _ns(message.sent), f'{args},"links":{links}}}')
+        yield _slice(name, '"message"', target, receiver, arrival, _ns(message.arrived), f"{args}}}")
+        ends = f'"name":{collective},"cat":"message","id":{flow}'
+        yield begin, 1, f'{{"ph":"s",{ends},"pid":{source},"tid":{sender},"ts":{begin / 1000}}}'
+        yield arrival, 1, f'{{"ph":"f","bp":"e",{ends},"pid":{target},"tid":{receiver},"ts":{arrival / 1000}}}'
 
 
 def _lanes(
@@ -215,7 +220,7 @@ def _lanes(
     }
 
 
-def _link_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
+def _link_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, str]) -> Iterator[Event]:
     """For each link that is used, the rate at which messages cross it, wherever that changes."""
     changes: dict[int, list[tuple[int, int, float]]] = {}
     for message in timeline.messages:
@@ -226,11 +231,11 @@ def _link_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
                 changes[link].append((_ns(message.sent), -1, -rate))
     for link, steps in sorted(changes.items()):
         steps.sort()
-        name = timeline.topology.links[link].name
+        name = _encode(link_names[link])
         active, rate = 0, 0.0
         for number, (at, count, change) in enumerate(steps):
             active += count
             rate = rate + change if active else 0.0  # sums of rounded rates leave a little behind
             if number + 1 == len(steps) or steps[number + 1][0] > at:
-                value = float(f"{rate:.6g}")
-                yield at, 1, {"ph": "C", "name": name, "pid": tracks.links, "ts": at / 1000, "args": {"GB/s": value}}
+                counter = f'"ph":"C","name":{name},"pid":{tracks.links},"ts":{at / 1000}'
+                yield at, 1, f'{{{counter},"args":{{"GB/s":{float(f"{rate:.6g}")}}}}}'

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernbench.topology.svg import Canvas
 from kernbench.topology.units import DURATION, SIZE
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Span, Timeline
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Span, Timeline, pack
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -92,7 +92,8 @@ def _draw(timeline: Timeline, begin: float, end: float | None, width: int, title
     frame = _Frame(begin, last if last > begin else begin + 1e-6, width - _LEFT - _RIGHT)
     spans = [span for span in timeline.spans if span.end >= frame.begin and span.begin <= frame.end]
     ranks = timeline.ranks[:_MOST_RANKS]
-    tracks = _tracks(spans)
+    lanes = _lanes(spans)
+    tracks = _track_labels(lanes)
     band = len(tracks) * (_LANE + _GAP) - _GAP + 2 * _BAND_PAD
     top = {rank: _TOP + number * band for number, rank in enumerate(ranks)}
     bottom = _TOP + len(ranks) * band
@@ -101,23 +102,36 @@ def _draw(timeline: Timeline, begin: float, end: float | None, width: int, title
     _bands(canvas, frame, top, band, tracks)
     _axis(canvas, frame, bottom)
     drawn = _message_lines(canvas, timeline, frame, top, tracks)
-    lanes: dict[tuple[int | None, str], list[Span]] = {}
-    for span in spans:
-        lanes.setdefault((span.rank, span.track), []).append(span)
     for rank in ranks:
-        for number, track in enumerate(tracks):
-            _lane(canvas, frame, top[rank] + _BAND_PAD + number * (_LANE + _GAP), lanes.get((rank, track), ()))
+        for number, (group, lane) in enumerate(tracks):
+            y = top[rank] + _BAND_PAD + number * (_LANE + _GAP)
+            _lane(canvas, frame, y, lanes.get((rank, group, lane), ()))
     note = _notes(timeline, len(timeline.ranks) - len(ranks), drawn)
     if note:
         canvas.text("small", _LEFT, bottom + 34, note, anchor="start")
     return canvas.render(width, bottom + _BOTTOM + (18 if note else 4), title="timeline", style=_STYLE)
 
 
-def _tracks(spans: Sequence[Span]) -> list[str]:
-    """The lanes of a rank: host, then the streams that anybody uses."""
-    used = {span.track for span in spans if span.rank is not None}
-    first = [track for track in (HOST, "compute", "comm", "copy") if track in used]
-    return first + sorted(used.difference(first))
+def _lanes(spans: Sequence[Span]) -> dict[tuple[int | None, str, int], list[Span]]:
+    """The spans of each lane: (rank, group of streams, number).
+
+    Streams whose names begin with the same word (``send 0->1``, ``send 0->2``) share lanes, as few as do without overlaps.
+    """
+    groups: dict[tuple[int | None, str], list[Span]] = {}
+    for span in sorted(spans, key=lambda span: (span.begin, span.end)):
+        groups.setdefault((span.rank, span.track.partition(" ")[0]), []).append(span)
+    lanes: dict[tuple[int | None, str, int], list[Span]] = {}
+    for (rank, group), members in groups.items():
+        for span, lane in zip(members, pack([(span.begin, span.end) for span in members]), strict=True):
+            lanes.setdefault((rank, group, lane), []).append(span)
+    return lanes
+
+
+def _track_labels(lanes: Iterable[tuple[int | None, str, int]]) -> list[tuple[str, int]]:
+    """The lanes of a band, the same for every rank: host, then the streams that any rank uses."""
+    order = (HOST, "compute", "comm", "send", "recv", "copy")
+    used = {(group, lane) for rank, group, lane in lanes if rank is not None}
+    return sorted(used, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), key))
 
 
 def _kind(span: Span) -> str:
@@ -143,13 +157,16 @@ def _heading(canvas: Canvas, timeline: Timeline, frame: _Frame, title: str, span
             x += 30 + 5.6 * len(label)
 
 
-def _bands(canvas: Canvas, frame: _Frame, top: dict[int, float], band: float, tracks: Sequence[str]) -> None:
+def _bands(
+    canvas: Canvas, frame: _Frame, top: dict[int, float], band: float, tracks: Sequence[tuple[str, int]]
+) -> None:
     for number, (rank, y) in enumerate(top.items()):
         if number % 2 == 0:
             canvas.box("band", 0, y, _LEFT + frame.width + _RIGHT, band, radius=0)
         canvas.text("name", 16, y + band / 2 + 4, f"rank {rank}", anchor="start")
-        for lane, track in enumerate(tracks):
-            canvas.text("small", _LEFT - 6, y + _BAND_PAD + lane * (_LANE + _GAP) + 11, track, anchor="end")
+        for place, (group, lane) in enumerate(tracks):
+            if lane == 0:
+                canvas.text("small", _LEFT - 6, y + _BAND_PAD + place * (_LANE + _GAP) + 11, group, anchor="end")
 
 
 def _axis(canvas: Canvas, frame: _Frame, bottom: float) -> None:
@@ -171,7 +188,7 @@ def _nice(step: float) -> float:
 
 
 def _lane(canvas: Canvas, frame: _Frame, y: float, spans: Sequence[Span]) -> None:
-    """The spans of one lane; neighbours of one kind that are too thin to tell apart become one."""
+    """The spans of one lane, in the order of time; neighbours of one kind that are too thin to tell apart become one."""
     pending: list[Span] = []
 
     def flush() -> None:
@@ -179,7 +196,7 @@ def _lane(canvas: Canvas, frame: _Frame, y: float, spans: Sequence[Span]) -> Non
             _box(canvas, frame, y, pending)
             pending.clear()
 
-    for span in sorted(spans, key=lambda span: span.begin):
+    for span in spans:
         thin = frame.x(span.end) - frame.x(span.begin) < _THINNEST
         touches = pending and frame.x(span.begin) - frame.x(pending[-1].end) < _THINNEST
         if not (thin and touches and _kind(pending[-1]) == _kind(span)):
@@ -200,7 +217,7 @@ def _box(canvas: Canvas, frame: _Frame, y: float, spans: Sequence[Span]) -> None
 
 
 def _message_lines(
-    canvas: Canvas, timeline: Timeline, frame: _Frame, top: dict[int, float], tracks: Sequence[str]
+    canvas: Canvas, timeline: Timeline, frame: _Frame, top: dict[int, float], tracks: Sequence[tuple[str, int]]
 ) -> bool:
     """A line per message, from the sender's comm lane to the receiver's; False if there are too many to see any."""
     visible = [
@@ -211,7 +228,8 @@ def _message_lines(
     ]  # fmt: skip
     if len(visible) > _MOST_MESSAGES:
         return False
-    lane = _BAND_PAD + (tracks.index("comm") if "comm" in tracks else 0) * (_LANE + _GAP)
+    communicating = [number for number, (group, _) in enumerate(tracks) if group in ("comm", "send", "recv")]
+    lane = _BAND_PAD + (communicating[0] if communicating else 0) * (_LANE + _GAP)
     for message in visible:
         down = message.dst > message.src
         canvas.line(

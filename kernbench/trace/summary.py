@@ -46,7 +46,7 @@ class CollectiveSummary:
     Attributes:
         name: ``"all_reduce"``, ...
         calls: how many were run, each counted once for all its members.
-        payload: bytes of one member's buffer, added up over calls.
+        payload: bytes that the member with the largest buffer passed, added up over calls.
         moved: bytes that members sent to each other.
         seconds: from a call's first member ready to its last member done, added up over calls.
     """
@@ -101,7 +101,10 @@ def _rank_summary(rank: int, spans: dict[str, list[Interval]], length: float) ->
         shares[share] = _length(covered) - before
     communication = _length(_union(spans.get("communication", ())))
     return RankSummary(
-        rank, **shares, overlapped=communication - shares["communication"], idle=length - sum(shares.values())
+        rank,
+        **shares,
+        overlapped=max(0.0, communication - shares["communication"]),
+        idle=max(0.0, length - sum(shares.values())),
     )
 
 
@@ -123,7 +126,7 @@ def _length(intervals: Iterable[Interval]) -> float:
 def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, ...]:
     found: dict[str, CollectiveSummary] = {}
     for trace in traces:
-        name = str(trace.detail.get("op", trace.name))
+        name = str(trace.detail["op"])
         old = found.get(name, CollectiveSummary(name, 0, 0, 0, 0.0))
         run = trace.run
         begin = float(run.member_start.min())
@@ -131,7 +134,7 @@ def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, 
         found[name] = CollectiveSummary(
             name,
             old.calls + 1,
-            old.payload + int(trace.cell_offsets[-1]),
+            old.payload + int(trace.detail["payload"]),
             old.moved + int(run.plan.nbytes.sum()),
             old.seconds + end - begin,
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMPUTE_KINDS = frozenset({"kernel", "gemm", "math"})
 HOST = "host"
 
-MAX_STEPS = 50_000
+MAX_STEPS = 20_000
 """Chunk steps that a timeline holds unless more are asked for."""
 
 

@@ -18,7 +18,7 @@ SEED = 1234
 
 def simulated(
     world: int, fn: Callable[..., Any], *args: Any, tensor: int | None = None, system: str | None = None,
-    isolation: str = "carrier", init: bool = False, **sizes: Any,
+    isolation: str = "carrier", init: bool = True, **sizes: Any,
 ) -> list[Any]:  # fmt: skip
     """``fn(*args)`` on each of ``world`` simulated ranks, with model parallelism set up; the results by rank.
 
@@ -29,7 +29,7 @@ def simulated(
     results: list[Any] = [None] * world
 
     def body(rank: int) -> None:
-        if init:
+        if init and isolation == "carrier":
             dist.init_process_group("gloo")
         tp.initialize_model_parallel(world if tensor is None else tensor, **sizes)
         tp.model_parallel_manual_seed(SEED)

@@ -8,8 +8,7 @@ import pytest
 
 import kernbench
 from kernbench import tp
-from kernbench.runtime_api.groups import ProcessGroup
-from kernbench.tp import AlreadyInitializedError, NotInitializedError, PartitionError
+from kernbench.tp import AlreadyInitializedError, NotInitializedError, PartitionError, comm
 from kernbench.tp.rank_layout import RankLayout
 from tests.tp.ranks import simulated
 
@@ -42,8 +41,8 @@ def test_groups_are_the_ranks_whose_other_coordinates_agree(sizes, order, along)
 
 
 def see() -> dict[str, object]:
-    def ranks(group: ProcessGroup) -> tuple[int, ...]:
-        return tuple(group.ranks)
+    def ranks(group: comm.Group) -> tuple[int, ...]:
+        return tuple(comm.group_ranks(group))
 
     return {
         "tp": ranks(tp.get_tensor_model_parallel_group()),
@@ -76,8 +75,9 @@ def see() -> dict[str, object]:
     }
 
 
-def test_eight_ranks_as_tensor_2_data_2_pipeline_2():
-    for rank, seen in enumerate(simulated(8, see, tensor=2, pipeline_model_parallel_size=2)):
+@pytest.mark.parametrize("init", [True, False], ids=["torch.distributed", "ctx.distributed"])
+def test_eight_ranks_as_tensor_2_data_2_pipeline_2(init):
+    for rank, seen in enumerate(simulated(8, see, tensor=2, pipeline_model_parallel_size=2, init=init)):
         tensor, data, stage = rank % 2, rank // 2 % 2, rank // 4
         assert seen["tp"] == seen["sp"] == (rank - tensor, rank - tensor + 1)
         assert seen["dp"] == (rank - 2 * data, rank - 2 * data + 2)

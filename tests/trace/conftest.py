@@ -28,6 +28,23 @@ def layers(rank: int, world_size: int, torch: Any) -> None:
     dist.barrier()
 
 
+def exchanges(rank: int, world_size: int, torch: Any) -> None:
+    """Point-to-point messages around a ring, collectives of several shapes, two groups at a time."""
+    dist = torch.distributed
+    dist.init_process_group(rank=rank, world_size=world_size)
+    x, y = torch.ones(1024), torch.zeros(1024)
+    works = [dist.isend(x, (rank + 1) % world_size), dist.irecv(y, (rank - 1) % world_size)]
+    for work in works:
+        work.wait()
+    dist.all_to_all_single(y, x)
+    dist.reduce(x, dst=3)
+    pair = dist.new_group([0, 1])
+    work = dist.all_reduce(x, async_op=True)
+    if rank < 2:
+        dist.all_reduce(y, group=pair)
+    work.wait()
+
+
 @pytest.fixture
 def ctx() -> Iterator[RuntimeContext]:
     """A context in which 8 ranks have run ``layers``."""

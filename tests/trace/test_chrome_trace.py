@@ -15,6 +15,7 @@ import pytest
 import kernbench
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import Timeline, write_chrome_trace
+from tests.trace.conftest import exchanges
 
 Event = dict[str, Any]
 
@@ -158,6 +159,17 @@ def test_links_carry_what_the_messages_carry(ctx: RuntimeContext, events: list[E
         area = sum(rate * (after - at) for (at, rate), (after, _) in itertools.pairwise(points))
         assert area == pytest.approx(expected[name], rel=0.02, abs=4)  # times are rounded to nanoseconds
         assert max(rate for _, rate in points) <= limit
+
+
+def test_messages_and_groups_of_every_kind(tmp_path: Path) -> None:
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(exchanges, args=(8, ctx), nprocs=8)
+        events = read(ctx, tmp_path)["traceEvents"]
+    test_events_are_in_the_order_of_time(events)
+    test_slices_of_a_track_nest(events)
+    test_every_operation_is_there_with_its_times(ctx, events)
+    test_a_message_is_an_arrow_from_slice_to_slice(ctx, events)
+    test_links_carry_what_the_messages_carry(ctx, events)
 
 
 def test_the_host_track_shows_launches_and_waits(ctx: RuntimeContext, events: list[Event]) -> None:

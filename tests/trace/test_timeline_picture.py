@@ -12,6 +12,7 @@ import kernbench
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import plot_timeline, write_trace
+from tests.trace.conftest import exchanges
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -56,6 +57,14 @@ def test_a_line_per_message(ctx: RuntimeContext, tmp_path: Path) -> None:
     lines = [node for node in draw(ctx, tmp_path).iter(f"{SVG}path") if node.get("class") == "message"]
     messages = sum(int((trace.run.plan.nbytes > 0).sum()) for trace in ctx.engine.op_log.collectives)
     assert len(lines) == messages
+
+
+def test_streams_to_many_peers_share_lanes(tmp_path: Path) -> None:
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(exchanges, args=(8, ctx), nprocs=8)
+        found = texts(draw(ctx, tmp_path))
+    first = found[found.index("rank 0") + 1 : found.index("rank 1")]
+    assert [track for track in first if track != "compute"] == ["host", "comm", "send", "recv"]
 
 
 def test_a_part_of_the_timeline(ctx: RuntimeContext, tmp_path: Path) -> None:
