@@ -78,7 +78,7 @@ def test_the_three_ways_to_values_agree_to_the_bit(members, count, op, dtype, se
     ways = [
         lambda out: run_rounds(schedule, inputs, out, op),
         lambda out: run_blocks(schedule, schedule.final_chains, inputs, out, op),
-        lambda out: run_stacked(schedule, schedule.final_chains, inputs, out, op),
+        lambda out: run_stacked(schedule, inputs, out, op),
         lambda out: run_all_reduce(schedule, inputs, out, op),
     ]
     results = []

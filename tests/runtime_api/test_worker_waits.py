@@ -240,5 +240,6 @@ def _meet(rank, ctx):
 
 
 def _greenlets():
+    """Greenlets that are suspended, without the roots of threads, which die some time after their thread."""
     gc.collect()
-    return sum(type(each) is greenlet for each in gc.get_objects())
+    return sum(type(each) is greenlet and each.parent is not None and not each.dead for each in gc.get_objects())

@@ -11,7 +11,7 @@ from kernbench.ccl.algorithms import ring_allreduce, ring_broadcast
 from kernbench.ccl.config import load_ccl_config
 from kernbench.ccl.lower import lower
 from kernbench.sim_engine import GraphEngine, Operation, evaluate
-from kernbench.sim_engine.plan import member_ends
+from kernbench.sim_engine.plan import _run_rounds, member_ends
 from kernbench.topology import resolve_topology
 
 TOPOLOGY = resolve_topology().topology_obj
@@ -20,7 +20,8 @@ TOPOLOGY = resolve_topology().topology_obj
 def plan_of(sips, count, schedule=None):
     schedule = schedule or ring_allreduce.build(len(sips))
     config = load_ccl_config().select("ring_allreduce")
-    return lower(schedule, TOPOLOGY, sips, config, count=count, itemsize=4, dtype="fp32")
+    counts = np.diff(schedule.cell_bounds(count))[schedule.cell]
+    return lower(schedule, TOPOLOGY, sips, config, counts=counts, itemsize=4, dtype="fp32")
 
 
 def submit(engine, plan, starts, stream="comm"):
@@ -67,6 +68,7 @@ def test_evaluation_at_once_equals_flow_by_flow(members, count, starts, broadcas
     if len(plan):
         np.testing.assert_allclose(quick.times.arrived, slow.times.arrived, rtol=1e-9)
     np.testing.assert_array_equal(member_ends(plan, starts), quick_ends)
+    np.testing.assert_array_equal(_run_rounds(plan, starts, None), quick_ends)
 
 
 def test_evaluation_is_the_longest_path():
