@@ -21,7 +21,7 @@ import click
 from benches.harness.collective import Plan, Results, Row, default_plan, session, session_of
 from benches.harness.elements import COMBINE, ELEMENT_TYPES
 from benches.harness.nccl_format import footer, header, json_report, row_line, table_header
-from benches.harness.options import OUTPUT, BenchCommand, SimulationOptions, bench_main, simulation_options
+from benches.harness.options import OUTPUT, BenchCommand, SimulationOptions, bench_main, one_thread, simulation_options
 from benches.harness.progress import ProgressBar
 from benches.harness.sizes import SIZE, sweep
 
@@ -186,6 +186,7 @@ def command(
     )  # fmt: skip
     step = f"{factor}(factor)" if factor is not None else f"{increment}(bytes)"
     with (
+        one_thread(),
         simulation.open(NAME, enable_data=plan.check, collective="all_reduce") as ctx,
         ProgressBar(len(plan.cases), NAME) as bar,
     ):

@@ -142,6 +142,23 @@ def simulation_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread meanwhile.
+
+    The runtime works in blocks that stay in cache. A second thread brings little to those on an idle machine, and on a
+    busy one the threads wait for each other at the end of every block.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def invoke(command: click.Command, args: list[str] | None, prog_name: str) -> int:
     """Run a bench's command and return its exit code.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernbench.cost import collective_constants as table
-from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, ring_bandwidth
+from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, one_shot, ring_bandwidth, two_shot
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
 
@@ -35,9 +35,18 @@ def candidates(world: World, collective: str) -> list[Candidate]:
     return found
 
 
+def direct_candidates(world: World, collective: str) -> list[Candidate]:
+    """Kernels of serving frameworks that read the peers' buffers; only for who asks, the library has none of them."""
+    if collective != "all_reduce" or world.nodes > 1 or world.local < 2:
+        return []
+    return [("one_shot", "direct"), ("two_shot", "direct")]
+
+
 def rank_value(world: World, collective: str, candidate: Candidate, size: Floats) -> Floats:
     """NCCL's value of a candidate, in seconds."""
     algorithm, protocol = candidate
+    if protocol == "direct":
+        return one_shot(world, size) if algorithm == "one_shot" else two_shot(world, size)
     scale = min(world.nodes, 3) - 1
     intra = table.RANK_INTRA.get(candidate, 0.0)
     inter = table.RANK_INTER.get(candidate, 0.0)

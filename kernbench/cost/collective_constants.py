@@ -29,6 +29,9 @@ class Generation:
         nvls_margin: how much faster than a ring NVLS must be before the library takes it.
         p2p_channel: bandwidth of one channel of send and receive inside a node.
         all_to_all_share: what all-to-all keeps of the payload bandwidth, all peers at once.
+        direct_base: of an all-reduce whose ranks read each other's buffers (one shot, two shots), and per peer.
+        direct_sync: between the two shots: a barrier, and the sums written and read again.
+        direct_share: what the few blocks of such a kernel pull of the payload bandwidth.
         slow_start: by kind of transfer, the share of time that is lost while a transfer is small, and the size at which
             half of that is left: pages, clocks and queues are not warm yet.
         pair_share: what a ring of two ranks keeps, whose sends and receives alternate.
@@ -47,6 +50,9 @@ class Generation:
     p2p_channel: float
     all_to_all_share: float
     slow_start: Mapping[str, tuple[float, float]]
+    direct_base: tuple[float, float] = (3.0 * US, 0.35 * US)
+    direct_sync: float = 7.2 * US
+    direct_share: float = 0.225
     pair_share: float = 0.85
     mesh_share: float = 1.0
 
@@ -119,6 +125,7 @@ GENERATIONS: Mapping[str, Generation] = {
         nvls_margin=1.0,
         p2p_channel=12 * GB,
         all_to_all_share=0.85,
+        direct_base=(7.0 * US, 0.35 * US),
         slow_start=_SLOW_START,
         pair_share=1.07,  # one joint, 47.7 GB/s published
     ),

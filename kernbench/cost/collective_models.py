@@ -20,7 +20,7 @@ _LL128_SLOT = 120 * KIB
 _LL128_DATA = 120 / 128  # a flag of eight bytes in each line of 128
 _LINE_FRACTION = 2.0  # LL puts a flag beside each four bytes of data
 
-# Bytes that leave one rank of a ring, in units of S; and its steps, of which the second figure cross nodes.
+# Bytes that leave one rank of a ring, in units of S, and how often its chunks go around.
 VOLUME: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -151,6 +151,22 @@ def nvls(world: World, size: Floats) -> Floats:
     generation = world.generation
     algbw = nvls_bandwidth(world)
     return generation.nvls_base + size / algbw * slow_start(world, size, "nvls")
+
+
+def one_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank reads all of every peer's buffer."""
+    return _direct_start(world) + size * (world.local - 1) / (world.link * world.generation.direct_share)
+
+
+def two_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank sums its part of all buffers, and then reads the other parts."""
+    moved = size * 2 * (world.local - 1) / world.local
+    return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
+
+
+def _direct_start(world: World) -> float:
+    base, peer = world.generation.direct_base
+    return base + peer * (world.local - 1)
 
 
 def nvls_tree(world: World, size: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kernbench.cost import collective_models as models
-from kernbench.cost.collective_choice import Candidate, candidates, rank_value
+from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.uncertainty import collective_interval
@@ -60,7 +60,8 @@ def collective_time(
         ranks: GPUs taking part, as many on each of ``nodes``.
         dtype: of the elements.
         algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree`` or ``p2p``, also with a protocol (``"ring/ll128"``,
-            ``"/simple"``), instead of the library's own choice.
+            ``"/simple"``), instead of the library's own choice. ``one_shot``, ``two_shot`` and ``/direct``, the faster of
+            both, are the all-reduces of serving frameworks inside a node.
         kind: ``kernel`` is the duration of the kernel on the device; ``host`` the time of one call in a loop of many,
             as nccl-tests measures it.
         placement: ``out`` of place or ``in`` place.
@@ -121,7 +122,7 @@ def _kernel_time(
         return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
     options = candidates(world, collective)
     if algorithm is not None:
-        options = _override(options, algorithm, collective)
+        options = _override([*options, *direct_candidates(world, collective)], algorithm, collective)
     if len(options) == 1:
         return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
@@ -152,6 +153,8 @@ def _time(world: World, collective: str, option: Candidate, size: Floats) -> Flo
 
 
 _OTHER: dict[str, Callable[[World, Floats], Floats]] = {
+    "one_shot": models.one_shot,
+    "two_shot": models.two_shot,
     "nvls": models.nvls,
     "nvls_tree": models.nvls_tree,
     "all_to_all": models.all_to_all,

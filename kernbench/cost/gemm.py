@@ -52,6 +52,8 @@ class GemmKernels:
         start: from the launch's latency to a full pipeline, seconds.
         block: start and end of one block, seconds.
         largest: elements of the largest block.
+        split: adding the parts of K: a second kernel, or the last block of each.
+        wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
     """
 
     efficiency: Mapping[str, float]
@@ -63,6 +65,8 @@ class GemmKernels:
     start: float
     block: float
     largest: int
+    split: float = 3.5 * US
+    wide: float = 1.0
 
 
 KERNELS: Mapping[str, GemmKernels] = {
@@ -78,7 +82,7 @@ KERNELS: Mapping[str, GemmKernels] = {
         largest=256 * 128,
     ),
     "hopper": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.80, "fp16": 0.91, "fp8": 0.78},
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.91, "fp8": 0.78},
         operand_reuse=2.82,
         pe_share=2.8,
         resident=0.39,
@@ -87,9 +91,10 @@ KERNELS: Mapping[str, GemmKernels] = {
         start=2.4 * US,
         block=0.94 * US,
         largest=256 * 128,
+        wide=0.56,
     ),
     "blackwell": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.80, "fp16": 0.95, "fp8": 0.72},
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.95, "fp8": 0.72},
         operand_reuse=2.82,
         pe_share=2.8,
         resident=0.39,
@@ -98,6 +103,7 @@ KERNELS: Mapping[str, GemmKernels] = {
         start=2.8 * US,
         block=0.6 * US,
         largest=256 * 256,
+        wide=0.75,
     ),
     "cdna": GemmKernels(
         efficiency={"fp64": 0.9, "fp32": 1.0, "tf32": 0.62, "fp16": 0.62, "fp8": 0.34},
@@ -109,13 +115,13 @@ KERNELS: Mapping[str, GemmKernels] = {
         start=0.8 * US,
         block=1.06 * US,
         largest=256 * 256,
+        split=1.0 * US,
     ),
 }
 _LIKE = {"bf16": "fp16", "fp4": "fp8", "int8": "fp8"}
 _WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 
 _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as much as one row of multiply-adds
-_SPLIT = 3.5 * US  # a second pass that adds the parts of K
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache
 _MISALIGNED = 1.3  # rows that do not start on 16 bytes
 _MEMORY_START = 0.5 * US
@@ -201,8 +207,9 @@ def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Fl
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
     cache = spec.l2 or spec.pe.tcm
-    shared = cache.bandwidth * kernels.operand_reuse
-    own = cache.bandwidth * kernels.pe_share / pes
+    wide = kernels.wide if width >= 4 else 1.0
+    shared = cache.bandwidth * kernels.operand_reuse * wide
+    own = cache.bandwidth * kernels.pe_share * wide / pes
     copy = spec.hbm_copy_bandwidth
     result = 4 if width >= 4 else 2
 
@@ -229,7 +236,7 @@ def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Fl
     moving = read / (copy * kernels.read_share) + b * m * n * result / (copy * kernels.store_share) + _MEMORY_START
 
     misaligned = ((n * width) % 16 != 0) | ((k * width) % 16 != 0)
-    adding = np.where(parts > 1, _SPLIT + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
+    adding = np.where(parts > 1, kernels.split + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
     start = spec.launch.latency + kernels.start
     exists = np.where(rows * columns > kernels.largest, np.inf, 0.0)
     total = np.maximum(working, moving) * np.where(misaligned, _MISALIGNED, 1.0) + start + adding + exists

@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 from kernbench.cost.attention import attention_time
+from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import NAMES, OPS, memory_bound_time
+from kernbench.topology.device import DeviceSpec
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
@@ -69,9 +72,14 @@ def estimate_op(name: str, shapes: Shapes, dtype: str, device: Any) -> Estimate:
         ConfigError: unknown device or dtype.
     """
     plain = name.rsplit("::", 1)[-1].split(".", 1)[0].strip("_")
-    operands = [tuple(int(dim) for dim in shape) for shape in shapes]
+    operands = tuple(tuple(int(dim) for dim in shape) for shape in shapes)
     if plain in VIEWS or not operands:
         return _FREE
+    return _estimate(plain, operands, str(dtype), resolve_device(device))
+
+
+@lru_cache(1 << 14)
+def _estimate(plain: str, operands: tuple[Shape, ...], dtype: str, device: DeviceSpec) -> Estimate:
     product = _GEMMS.get(plain)
     if product is not None:
         dims = product(operands)

@@ -40,7 +40,9 @@ class Table(BaseModel):
     op: str | None = Field(default=None, description="memory-bound operation, where the table has no column `op`")
     algorithm: str | None = Field(default=None, description="what the run was told to use, e.g. /simple")
     gpus_per_process: int = Field(default=1, ge=1)
-    where: dict[str, str] = Field(default_factory=dict, description="rows to take: column and value")
+    where: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="rows to take: column and value"
+    )
     column: str | None = Field(default=None, description="the measured column, where there are several")
     cold: bool | None = Field(
         default=None, description="caches were cleared before each run, as Triton's do_bench does"
@@ -165,7 +167,7 @@ def select_rows(table: Table, path: Path) -> Iterator[dict[str, str]]:
         if column not in rows[0]:
             raise ConfigError(f"table {path} has no column {column!r} to select by; it has {', '.join(rows[0])}")
     for row in rows:
-        if any(row[column] != value for column, value in table.where.items()):
+        if any(row[column] != str(value) for column, value in table.where.items()):
             continue
         if table.ranks and "num_workers" in row and int(row["num_workers"]) != table.ranks:
             continue

@@ -101,7 +101,10 @@ def _rank_summary(rank: int, spans: dict[str, list[Interval]], length: float) ->
         shares[share] = _length(covered) - before
     communication = _length(_union(spans.get("communication", ())))
     return RankSummary(
-        rank, **shares, overlapped=communication - shares["communication"], idle=length - sum(shares.values())
+        rank,
+        **shares,
+        overlapped=max(0.0, communication - shares["communication"]),
+        idle=max(0.0, length - sum(shares.values())),
     )
 
 

@@ -97,7 +97,7 @@ def submit(launch: Launch) -> None:
 
 def _sample(launch: Launch, recorder: _Recorder) -> None:
     execution = Execution([launch], dry=True, only=recorder.sample)
-    if not execution.static or not launch.grid or 0 in launch.grid:
+    if not execution.programs:
         return
     execution.run()
     counts = execution.counts()

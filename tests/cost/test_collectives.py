@@ -51,6 +51,18 @@ def test_two_gpus_on_direct_joints_have_one_joint():
     assert eight / two == pytest.approx(312.9 / 47.7, rel=0.2)  # published: GB/s of two and of eight
 
 
+# Largest size in bytes that H200s reduce in one shot, as a serving framework's table has it for its push kernels.
+ONE_SHOT = {3: 512 << 10, 4: 384 << 10, 5: 256 << 10, 6: 192 << 10, 7: 192 << 10, 8: 160 << 10}
+
+
+@pytest.mark.parametrize("ranks", ONE_SHOT)
+def test_two_shots_pay_from_about_where_they_are_used(ranks):
+    sizes = np.arange(1, 4096) * 1024.0
+    chosen = collective_time("hgx_h200", "all_reduce", sizes, ranks=ranks, algorithm="/direct").algorithm
+    crossover = sizes[np.argmax(chosen == "two_shot")]
+    assert 0.5 < crossover / ONE_SHOT[ranks] < 2
+
+
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(
     ("system", "ranks", "nodes"), [("dgx_a100", 8, 1), ("dgx_h100", 16, 2), ("gh200_alps", 64, 16)]

@@ -98,7 +98,9 @@ class Page:
                 opening = None
 
     def _python(self, block: Block, expected: Block | None) -> None:
-        code, printed = self._execute(f"{shlex.quote(sys.executable)} -", stdin=block.text)
+        example = self.folder / f"example_{block.begin}.py"  # a file: some tools read the source of what they run
+        example.write_text(block.text, encoding="utf-8")
+        code, printed = self._execute(f"python {example.name}")
         if code:
             self._problem(block.begin, f"the example fails:\n{printed}")
         elif expected is not None:
@@ -129,7 +131,7 @@ class Page:
                 self._compare(begin, end, "".join(f"{line}\n" for line in self.lines[begin:end]), printed)
             at = end
 
-    def _execute(self, command: str, stdin: str | None = None) -> tuple[int, str]:
+    def _execute(self, command: str) -> tuple[int, str]:
         """Run a shell command where ``python`` and ``kernbench`` are those of this process and this repository."""
         tools = self.folder / ".bin"
         tools.mkdir(exist_ok=True)
@@ -144,7 +146,7 @@ class Page:
             "COLUMNS": "120",
         }
         done = subprocess.run(
-            command, shell=True, cwd=self.folder, env=environment, input=stdin, text=True,
+            command, shell=True, cwd=self.folder, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout.replace(f"{self.folder}/", "")

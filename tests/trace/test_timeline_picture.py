@@ -64,7 +64,7 @@ def test_streams_to_many_peers_share_lanes(tmp_path: Path) -> None:
         ctx.multiprocessing.spawn(exchanges, args=(8, ctx), nprocs=8)
         found = texts(draw(ctx, tmp_path))
     first = found[found.index("rank 0") + 1 : found.index("rank 1")]
-    assert first == ["host", "comm", "send", "recv"]
+    assert [track for track in first if track != "compute"] == ["host", "comm", "send", "recv"]
 
 
 def test_a_part_of_the_timeline(ctx: RuntimeContext, tmp_path: Path) -> None:

@@ -335,6 +335,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     program.owned = frozenset(owned)
     program.types = list(types)
     lasting = bits(program.constants) | bits(s for s, _ in program.args) | bits(invariant_slots)
+    program.lasting = frozenset(members(lasting))
     preds: dict[int, int] = defaultdict(int)
     for code in program.blocks:
         live = at_end[code.index]
