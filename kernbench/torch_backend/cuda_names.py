@@ -242,9 +242,7 @@ def names(devices: Devices) -> dict[str, Any]:
         "memory_reserved": used,
         "max_memory_reserved": peak,
         "memory_stats": stats,
-        "memory_summary": lambda device=None, abbreviated=False: "\n".join(
-            f"{k}: {v}" for k, v in stats(device).items()
-        ),
+        "memory_summary": lambda device=None, abbreviated=False: "\n".join(f"{k}: {v}" for k, v in stats(device).items()),
         "reset_peak_memory_stats": reset_peak,
         "reset_max_memory_allocated": reset_peak,
         "reset_accumulated_memory_stats": nothing,

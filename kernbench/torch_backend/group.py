@@ -406,7 +406,9 @@ class SimProcessGroup(dist.ProcessGroup):
                 f"{input.numel()}"
             )
         cells = output.view(-1).split(input.numel()) if input.numel() else [output] * self.size()
-        work = self._post("all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype)
+        work = self._post(
+            "all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype
+        )
         work._tensors = (output,)
         return work
 
@@ -428,14 +430,18 @@ class SimProcessGroup(dist.ProcessGroup):
         outputs = _many(output_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("gather", "output", outputs, tensor.numel())
-        return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
+        return self._post(
+            "gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
+        )
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
         tensor, root = _one(output_tensors), _root(opts)
         inputs = _many(input_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("scatter", "input", inputs, tensor.numel())
-        return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
+        return self._post(
+            "scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
+        )
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
         tensor, inputs = _one(output_tensors), _many(input_tensors)

@@ -64,7 +64,9 @@ def rebindable(module: ModuleType) -> list[str]:
         for instruction in dis.get_instructions(code)
         if instruction.opname in _STORES
     }
-    names |= {name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")}
+    names |= {
+        name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")
+    }
     return sorted(names)
 
 

@@ -59,9 +59,7 @@ def make_helper(environment: Environment, stock: Callable[..., Any]) -> Callable
             existing = c10d._find_pg_by_ranks_and_tag(pg_tag, global_ranks_in_group)
             if existing:
                 return existing, world.pg_map[existing][1]
-        prefixed = (
-            dist.PrefixStore(f"{group_name}/", store) if str(backend) != "mpi" or global_ranks_in_group else store
-        )
+        prefixed = dist.PrefixStore(f"{group_name}/", store) if str(backend) != "mpi" or global_ranks_in_group else store
         if global_ranks_in_group:
             default = c10d._get_default_group()
             if default.rank() not in global_ranks_in_group:

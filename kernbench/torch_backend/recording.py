@@ -43,9 +43,7 @@ _GEMMS = {
 _ATTENTION = "scaled_dot_product"
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
-_SKIPPED = frozenset(
-    {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
-)
+_SKIPPED = frozenset({"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"})
 _TRANSFERS = frozenset({"_to_copy", "copy_"})
 
 
