@@ -38,14 +38,15 @@ def _all_reduce(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
     assert op is not None
-    targets = [target for (target,) in outputs]
-    flat_targets = [_flat(target) for target in targets]
-    same = all(mine[0] is yours[0] for mine, yours in zip(inputs, outputs, strict=True))
-    flat_sources = flat_targets if same else [_flat(source) for (source,) in inputs]
-    run_all_reduce(schedule, flat_sources, flat_targets, op)
-    for target, flat in zip(targets, flat_targets, strict=True):
-        if flat.data_ptr() != target.data_ptr():
-            target.copy_(flat.view(target.shape))
+    # a coalesced all-reduce has several tensors per member
+    for sources, targets in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), strict=True):
+        flat_targets = [_flat(target) for target in targets]
+        same = all(mine is yours for mine, yours in zip(sources, targets, strict=True))
+        flat_sources = flat_targets if same else [_flat(source) for source in sources]
+        run_all_reduce(schedule, flat_sources, flat_targets, op)
+        for target, flat in zip(targets, flat_targets, strict=True):
+            if flat.data_ptr() != target.data_ptr():
+                target.copy_(flat.view(target.shape))
 
 
 def _broadcast(

@@ -33,6 +33,11 @@ class Call:
     peer: int | None = None
 
     @property
+    def profiled_name(self) -> str:
+        """The operation as gloo's profiler events name it."""
+        return "recvAnySource" if self.signature.op == "recv" and self.peer is None else self.signature.op
+
+    @property
     def state(self) -> str:
         """``"scheduled"``, ``"started"`` or ``"completed"``, as the flight recorder calls them."""
         if self.op.end is not None and self.op.error is None:
@@ -74,6 +79,10 @@ class History:
         if calls is None:
             calls = self._calls[rank] = deque(maxlen=KEPT)
         calls.append(Call(rank, number, group, sequence, signature, op, location, peer))
+
+    def count(self, rank: int) -> int:
+        """How many calls a rank has made."""
+        return self._counts.get(rank, 0)
 
     def of(self, rank: int) -> list[Call]:
         """The last calls of a rank, oldest first."""

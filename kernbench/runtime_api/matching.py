@@ -165,6 +165,25 @@ class Matcher:
                 operands.append(state.operand(tensor, "w"))
         op.operands = operands
 
+    def give_up(self, op: Operation, error: BaseException, at: float) -> None:
+        """Fail ``op``, which has waited too long: the others of its collective cannot complete it any more."""
+        op.fail(error, at)
+        for pending in list(self._ctx._pending_collectives):
+            arrivals = pending.arrivals.values()
+            if any(arrival.op is op for arrival in arrivals):
+                if pending.error is None:
+                    pending.error = CollectiveMismatchError(f"{pending} has timed out on rank {op.rank}: {error}")
+                if all(arrival.op.done for arrival in arrivals):
+                    self._ctx._pending_collectives.remove(pending)
+        for table in (self._sends, self._receives):
+            for key, queue in list(table.items()):
+                kept = deque(message for message in queue if message.op is not op)
+                if not kept:
+                    del table[key]
+                elif len(kept) < len(queue):
+                    table[key] = kept
+        self._any_source = [message for message in self._any_source if message.op is not op]
+
     def collective_of(self, op: Operation) -> Collective:
         """The collective that a pending operation, posted here, is a part of."""
         return next(
@@ -214,7 +233,9 @@ class Matcher:
         signature = collective.signature
         reference = next(iter((*arrivals[0].inputs, *arrivals[0].outputs)), None)
         count = 1 if reference is None else reference.numel()  # a barrier passes a token
-        if signature.op in _PER_CELL:
+        if signature.op == "all_reduce":
+            count = sum(tensor.numel() for tensor in arrivals[0].inputs)
+        elif signature.op in _PER_CELL:
             count *= len(arrivals) * (2 if signature.op == "all_to_all" else 1)
         root = None if signature.root is None else collective.group.index[signature.root]
         self._run(collective, arrivals, signature.algorithm, count, root, splits)

@@ -187,6 +187,7 @@ class Devices:
     def _wrap_functions(self, patches: Patches) -> None:
         for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
             patches.set(torch, name, self._places_result(getattr(torch, name)))
+        patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
         patches.set(torch, "load", self._loads(torch.load))
         patches.set(torch, "Generator", _generator_class())
 
@@ -286,6 +287,20 @@ def _with_device(args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
 
 def _with_device_keyword(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
     return {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
+
+
+def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
+    """``torch.autocast("cuda")`` applies to the CPU tensors that stand for the GPU's, with CUDA's default dtype."""
+
+    @functools.wraps(stock)
+    def init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        stock(self, device_type, dtype, enabled, cache_enabled)
+
+    return init
 
 
 @functools.cache

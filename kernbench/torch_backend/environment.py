@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
-from kernbench.torch_backend import clocks
+from kernbench.torch_backend import clocks, profiling
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
@@ -66,6 +66,7 @@ class Environment:
             self._replace_distributed()
             clocks.install(self._patches, self.ctx)
             self.devices.open(self._patches)
+            profiling.install(self._patches, self.ctx)
             self.state.open(self._patches)
             self._imports.open()
         except BaseException:

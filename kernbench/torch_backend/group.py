@@ -307,10 +307,12 @@ class SimProcessGroup(dist.ProcessGroup):
         timeout = (own or self.timeout).total_seconds()
 
         def expire(at: float) -> None:
-            operation.fail(
+            situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
+            self._post_to.give_up(
+                operation,
                 dist.DistBackendError(
                     f"Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
-                    f"{self.communicator.name}.\n{self._ctx.distributed._report()}"
+                    f"{self.communicator.name}.\n{situation}"
                 ),
                 at,
             )
@@ -347,7 +349,13 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimWork:
-        return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
+        """All tensors in one collective."""
+        if any(tensor.is_sparse for tensor in tensors):
+            return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
+        return self._post(
+            "all_reduce", tuple(tensors), tuple(tensors), opts, shape=tuple(tensor.numel() for tensor in tensors),
+            dtype=tensors[0].dtype, reduction=_reduction(opts, tensors[0].dtype),
+        )  # fmt: skip
 
     def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> SimWork:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
@@ -415,8 +423,11 @@ class SimProcessGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> SimWork:
-        """``output_lists[i]`` gets every rank's i-th input."""
-        pairs = zip(output_lists, input_list, strict=True)
+        """``output_lists[r]`` gets the inputs of rank r."""
+        if len(output_lists) != self.size():
+            raise ValueError(f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}")
+        columns = zip(*output_lists, strict=True)
+        pairs = zip(columns, input_list, strict=True)
         return self._joined([self.allgather([list(outputs)], [tensor], opts) for outputs, tensor in pairs])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
@@ -540,7 +551,8 @@ class SimProcessGroup(dist.ProcessGroup):
         def expire(at: float) -> None:
             missing = [members.index[rank] for rank in collective.missing]
             if 0 in missing:
-                operation.fail(
+                self._post_to.give_up(
+                    operation,
                     RuntimeError(
                         f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting "
                         "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
@@ -554,7 +566,8 @@ class SimProcessGroup(dist.ProcessGroup):
                 text = f"Rank {missing[0]} failed to pass monitoredBarrier in {milliseconds} ms"
             for rank, arrival in collective.arrivals.items():
                 number = members.index[rank]
-                arrival.op.fail(
+                self._post_to.give_up(
+                    arrival.op,
                     RuntimeError(
                         text
                         if number == 0
@@ -563,8 +576,6 @@ class SimProcessGroup(dist.ProcessGroup):
                     ),
                     at,
                 )
-            if collective in self._ctx._pending_collectives:
-                self._ctx._pending_collectives.remove(collective)
 
         asked_for = self._asked_for or timeout is not None
         self._ctx.deadlines.add(operation, operation.enqueue + limit.total_seconds(), expire, asked_for=asked_for)
