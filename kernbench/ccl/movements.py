@@ -112,8 +112,10 @@ def _reduce_scatter(
 def _all_gather(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
+    # a coalesced all-gather has several inputs per member, and as many outputs for each member
+    sources = [source for member in inputs for source in member]
     for cells in outputs:
-        for target, (source,) in zip(cells, inputs, strict=True):
+        for target, source in zip(cells, sources, strict=True):
             _assign(target, source)
 
 

@@ -21,6 +21,7 @@ class Call:
         number: how many the rank had posted before.
         sequence: the collective's number in its group, -1 for a message.
         peer: the other side of a message (a rank of the world).
+        shapes: of the tensors that the rank gave.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class Call:
     op: Operation
     location: Location
     peer: int | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def profiled_name(self) -> str:
@@ -71,6 +73,7 @@ class History:
         location: Location,
         *,
         peer: int | None = None,
+        shapes: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Note a call."""
         number = self._counts.get(rank, 0)
@@ -78,7 +81,7 @@ class History:
         calls = self._calls.get(rank)
         if calls is None:
             calls = self._calls[rank] = deque(maxlen=KEPT)
-        calls.append(Call(rank, number, group, sequence, signature, op, location, peer))
+        calls.append(Call(rank, number, group, sequence, signature, op, location, peer, shapes))
 
     def count(self, rank: int) -> int:
         """How many calls a rank has made."""

@@ -187,6 +187,9 @@ class Devices:
     def _wrap_functions(self, patches: Patches) -> None:
         for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
             patches.set(torch, name, self._places_result(getattr(torch, name)))
+        patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
+        for name in _TAKE_AN_INDEX:
+            patches.set(torch, name, _with_index(getattr(torch, name)))
         patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
         patches.set(torch, "load", self._loads(torch.load))
         patches.set(torch, "Generator", _generator_class())
@@ -195,7 +198,7 @@ class Devices:
         @functools.wraps(stock)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
-            if device is None or torch.device(device).type != "cuda":
+            if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
                 return stock(*args, **kwargs)
             kwargs["device"] = "cpu"
             tensor = stock(*args, **kwargs)
@@ -273,6 +276,36 @@ class Devices:
         patches.set(tensor_class, "is_cuda", property(is_cuda))
         patches.set(tensor_class, "get_device", get_device)
         patches.set(tensor_class, "pin_memory", lambda tensor, device=None: tensor)
+
+
+_TAKE_AN_INDEX = (
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+)  # fmt: skip
+"""Functions of which a program may write ``device=torch.cuda.current_device()``, a number: C++ would ask a CUDA runtime."""
+
+
+def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        return stock(*args, **kwargs)
+
+    return factory
+
+
+def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module.to(3)``: the first argument may be a number."""
+    with_keyword = _with_index(stock)
+
+    @functools.wraps(stock)
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return with_keyword(*args, **kwargs)
+
+    return parse
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

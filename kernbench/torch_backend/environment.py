@@ -48,11 +48,11 @@ class Environment:
         self._communicators: dict[Any, list[Communicator]] = {}
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
-        self._imports = StockImports(self._patches)
         self._threads = torch.get_num_threads()
         self._isolated = False
         self.devices = Devices(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
+        self._imports = StockImports(self._patches, self.state.modules)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -285,6 +285,7 @@ class SimProcessGroup(dist.ProcessGroup):
         reduction: ReduceOp | None = None,
         root: int | None = None,
         splits: tuple[int, ...] | None = None,
+        given: Tensors | None = None,
     ) -> SimWork:
         for tensor in outputs:
             if tensor.is_sparse:
@@ -298,7 +299,7 @@ class SimProcessGroup(dist.ProcessGroup):
             ALGORITHMS.get(op) or self._ctx.ccl_config.algorithm,
         )
         self._sequence += 1
-        operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits)
+        operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, _timeout_of(opts))
         return self._work(operation, outputs)
 
@@ -311,7 +312,7 @@ class SimProcessGroup(dist.ProcessGroup):
             self._post_to.give_up(
                 operation,
                 dist.DistBackendError(
-                    f"Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
+                    f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
                     f"{self.communicator.name}.\n{situation}"
                 ),
                 at,
@@ -426,9 +427,17 @@ class SimProcessGroup(dist.ProcessGroup):
         """``output_lists[r]`` gets the inputs of rank r."""
         if len(output_lists) != self.size():
             raise ValueError(f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}")
-        columns = zip(*output_lists, strict=True)
-        pairs = zip(columns, input_list, strict=True)
-        return self._joined([self.allgather([list(outputs)], [tensor], opts) for outputs, tensor in pairs])
+        outputs = [output for of_rank in output_lists for output in of_rank]
+        sizes = [tensor.numel() for tensor in input_list]
+        for of_rank in output_lists:
+            if [output.numel() for output in of_rank] != sizes:
+                raise ValueError(
+                    f"all_gather: inputs have {sizes} elements, and the outputs for one rank "
+                    f"{[output.numel() for output in of_rank]}"
+                )
+        return self._post(
+            "all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype
+        )
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
         pairs = zip(outputs, inputs, strict=True)
@@ -478,7 +487,7 @@ class SimProcessGroup(dist.ProcessGroup):
         cells = input.reshape(-1).split(output.numel()) if output.numel() else [input] * self.size()
         return self._post(
             "reduce_scatter", cells, (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
-            reduction=_reduction(opts, output.dtype),
+            reduction=_reduction(opts, output.dtype), given=(input,),
         )  # fmt: skip
 
     _reduce_scatter_base = reduce_scatter_single
@@ -506,7 +515,7 @@ class SimProcessGroup(dist.ProcessGroup):
         """Rows ``input_split_sizes[j]`` of ``input`` go to rank j; without sizes, dimension 0 is cut evenly."""
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
-        work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype)
+        work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype, given=(input,))
         work._tensors = (output,)
         return work
 

@@ -64,7 +64,7 @@ def profile_class(ctx: RuntimeContext) -> type:
                     thread=rank,
                     start_us=call.op.enqueue * 1e6,
                     end_us=(call.op.enqueue if call.op.end is None else call.op.end) * 1e6,
-                    input_shapes=[list(call.signature.shape)] if call.signature.shape else [],
+                    input_shapes=[list(shape) for shape in call.shapes],
                     is_async=True,
                 )
                 for call in ctx.distributed.matcher.history.of(rank)
