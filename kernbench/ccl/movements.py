@@ -79,7 +79,8 @@ def _chains(schedule: Schedule, owners: IntArray) -> list[list[int]]:
 def _reduce(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
-    assert op is not None and root is not None
+    assert op is not None
+    assert root is not None
     chains = _chains(schedule, np.full(schedule.cells, root, dtype=np.int64))
     flat = [_flat(source) for (source,) in inputs]
     if all(chain == chains[0] for chain in chains):

@@ -246,11 +246,11 @@ class RuntimeContext(Factories):
         op.observed = True
         if not op.done:
             self._block_on(op)
-        if op.error is not None:
-            raise op.error
         me = self._me()
         if op.end is not None and op.end > me.clock:
             me.clock = op.end
+        if op.error is not None:
+            raise op.error
 
     def _block_on(self, op: Operation) -> None:
         if self._inside_kernel:

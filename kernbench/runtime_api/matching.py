@@ -333,7 +333,9 @@ class Matcher:
         after = () if me.last is None else (me.last,)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
         self._touch(op, (tensor,) if sends else (), () if sends else (tensor,))
-        self.history.add(rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),))
+        self.history.add(
+            rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
+        )
         ctx.engine.progress += 1
         if peer is None:
             self._any_source.append(message)

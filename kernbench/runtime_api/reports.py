@@ -69,7 +69,9 @@ def deadlock_report(ctx: RuntimeContext) -> str:
         )
     for message in messages:
         if message.peer is None:
-            lines.append(f"To go on: some rank must send to rank {message.rank} (tag {message.tag}, {message.group.name}).")
+            lines.append(
+                f"To go on: some rank must send to rank {message.rank} (tag {message.tag}, {message.group.name})."
+            )
         else:
             what = "receive from" if message.sends else "send to"
             lines.append(

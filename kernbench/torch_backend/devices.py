@@ -190,7 +190,9 @@ class Devices:
         patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
         for name in _TAKE_AN_INDEX:
             patches.set(torch, name, _with_index(getattr(torch, name)))
-        patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
+        patches.set(
+            torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__)
+        )
         patches.set(torch, "load", self._loads(torch.load))
         patches.set(torch, "Generator", _generator_class())
 
@@ -231,15 +233,15 @@ class Devices:
             elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
                 kind = "cuda" if isinstance(target, int) else torch.device(target).type
             else:
-                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return stock_to(tensor, *args, **kwargs)
             if kind not in ("cuda", "cpu") or current() is None:
-                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return stock_to(tensor, *args, **kwargs)
             if type(tensor) not in _PLAIN:
-                return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))  # type: ignore[no-any-return]
+                return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
             here = block_of(tensor) is not None
             args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
             if here == (kind == "cuda"):
-                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return stock_to(tensor, *args, **kwargs)
             kwargs["copy"] = True
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
             device = self.mine()
@@ -258,7 +260,7 @@ class Devices:
         def device_of(tensor: torch.Tensor) -> torch.device:
             block = block_of(tensor) if current() is not None else None
             if block is None:
-                return stock_device.__get__(tensor)  # type: ignore[no-any-return]
+                return stock_device.__get__(tensor)
             return torch.device("cuda", block.memory.index)
 
         def is_cuda(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.torch_backend import clocks, profiling
@@ -30,6 +30,10 @@ from kernbench.torch_backend.world import RankWorld
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+
+
+c10d: Any = torch.distributed.distributed_c10d
+_registry: Any = torch._C._distributed_c10d
 
 
 class Environment:
@@ -61,7 +65,7 @@ class Environment:
         try:
             if self._threads != 1:
                 torch.set_num_threads(1)  # ranks take turns: more threads would only wait
-            torch._C._distributed_c10d._set_thread_isolation_mode(True)
+            _registry._set_thread_isolation_mode(True)
             self._isolated = True
             self._replace_distributed()
             clocks.install(self._patches, self.ctx)
@@ -81,7 +85,7 @@ class Environment:
         self.devices.close()
         if self._isolated:
             self._isolated = False
-            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+            _registry._set_thread_isolation_mode(False)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
@@ -114,6 +118,10 @@ class Environment:
             for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
                 if hasattr(module, name):
                     patch(module, name, cls)
+        patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+        patch(
+            dist.Backend, "backend_capability", {**dist.Backend.backend_capability, "kernbench": ["cpu", "cuda"]}
+        )  # else torch warns
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)

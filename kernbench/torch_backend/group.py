@@ -85,7 +85,7 @@ class BackendStandIn:
     supports_time_estimate = False
     supports_shrinking = False
 
-    def __init__(self, group: SimProcessGroup) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = group
         self.splits = 0
         self.options = BackendOptions(group.backend_name, group.timeout)
@@ -140,7 +140,10 @@ class _AnyConfig:
     """NCCL's tuning knobs: kept, without effect."""
 
 
-class SimProcessGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
+
+
+class SimProcessGroup(_ProcessGroup):
     """A group of simulated ranks.
 
     Args:
@@ -415,9 +418,7 @@ class SimProcessGroup(dist.ProcessGroup):
                 f"{input.numel()}"
             )
         cells = output.view(-1).split(input.numel()) if input.numel() else [output] * self.size()
-        work = self._post(
-            "all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype
-        )
+        work = self._post("all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype)
         work._tensors = (output,)
         return work
 
@@ -426,7 +427,9 @@ class SimProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> SimWork:
         """``output_lists[r]`` gets the inputs of rank r."""
         if len(output_lists) != self.size():
-            raise ValueError(f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}")
+            raise ValueError(
+                f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}"
+            )
         outputs = [output for of_rank in output_lists for output in of_rank]
         sizes = [tensor.numel() for tensor in input_list]
         for of_rank in output_lists:
@@ -435,9 +438,7 @@ class SimProcessGroup(dist.ProcessGroup):
                     f"all_gather: inputs have {sizes} elements, and the outputs for one rank "
                     f"{[output.numel() for output in of_rank]}"
                 )
-        return self._post(
-            "all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype
-        )
+        return self._post("all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
         pairs = zip(outputs, inputs, strict=True)
@@ -450,18 +451,14 @@ class SimProcessGroup(dist.ProcessGroup):
         outputs = _many(output_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("gather", "output", outputs, tensor.numel())
-        return self._post(
-            "gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
-        )
+        return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
         tensor, root = _one(output_tensors), _root(opts)
         inputs = _many(input_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("scatter", "input", inputs, tensor.numel())
-        return self._post(
-            "scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
-        )
+        return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
         tensor, inputs = _one(output_tensors), _many(input_tensors)

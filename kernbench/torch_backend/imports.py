@@ -32,12 +32,12 @@ class StockImports:
 
     def open(self) -> None:
         """Be asked first."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def close(self) -> None:
         """Be asked no more. Idempotent."""
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         per_rank = self._modules.matches(name)

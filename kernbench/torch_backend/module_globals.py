@@ -64,9 +64,7 @@ def rebindable(module: ModuleType) -> list[str]:
         for instruction in dis.get_instructions(code)
         if instruction.opname in _STORES
     }
-    names |= {
-        name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")
-    }
+    names |= {name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")}
     return sorted(names)
 
 
@@ -87,7 +85,7 @@ class _Switched:
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
-        self.cls = type(module)
+        self.cls: type[ModuleType] = type(module)
         self.names = rebindable(module)
         self.initial = {name: _fresh(vars(module).get(name, MISSING)) for name in self.names}
         self.values: dict[int | None, list[Any]] = {}
@@ -162,7 +160,7 @@ class ModuleGlobals:
         for switched in self._switched:
             if type(switched.module) is _Watched:
                 vars(switched.module).pop("__kernbench_note__", None)
-                switched.module.__class__ = switched.cls
+                switched.module.__class__ = switched.cls  # type: ignore[assignment]
         self._switched.clear()
         self._known.clear()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def profile_class(ctx: RuntimeContext) -> type:
     """``torch.autograd.profiler.profile`` for the ranks of ``ctx``."""
 
-    class profile(profiler_legacy.profile):  # type: ignore[misc]  # noqa: N801  # torch's name
+    class profile(profiler_legacy.profile):  # torch's name
         def __init__(
             self, enabled: bool = True, *, record_shapes: bool = False, with_flops: bool = False,
             profile_memory: bool = False, with_stack: bool = False, with_modules: bool = False, **kwargs: Any,
@@ -51,8 +51,9 @@ def profile_class(ctx: RuntimeContext) -> type:
         def __exit__(self, *exc: Any) -> Any:
             result = super().__exit__(*exc)
             rank = ctx.scheduler.current_rank()
-            if self.enabled and rank is not None:
-                self.function_events += self._collectives(rank)
+            events: Any = self.function_events
+            if events is not None and rank is not None:
+                events += self._collectives(rank)
             return result
 
         def _collectives(self, rank: int) -> list[FunctionEvent]:

@@ -138,8 +138,18 @@ class Access:
                     at += s * ls[k]
             if arr is not None:
                 at += int(arr[tuple([s if n > 1 else 0 for s, n in zip(first, arr.shape, strict=True)])])
-            lo = [int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])]) if type(v) is np.ndarray else v for v in low]
-            hi = [int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])]) if type(v) is np.ndarray else v for v in high]
+            lo = [
+                int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])])
+                if type(v) is np.ndarray
+                else v
+                for v in low
+            ]
+            hi = [
+                int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])])
+                if type(v) is np.ndarray
+                else v
+                for v in high
+            ]
             piece = self._piece(allocation, at, strides, sizes, lo, hi, cell, nl)
             if piece is not None:
                 out.append(piece)
@@ -257,7 +267,9 @@ class Access:
             index = offset // self.item
             limit = allocation.nbytes // self.item
             what = f"{verb} element {index} of {allocation.describe()}, which has {limit} elements of {self.item} bytes"
-        raise MemoryAccessError(f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}")
+        raise MemoryAccessError(
+            f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}"
+        )
 
     # Gathered
 
@@ -327,7 +339,11 @@ class Access:
     def fail_gather(self, index: Tensor, active: Tensor | None, allocation: Allocation, offset: int) -> None:
         where = (index == offset).nonzero()
         lane = tuple(where[0].tolist()[: len(self.b.lanes)]) if len(where) else ()
-        self.fail(offset, allocation, tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, self.b.lanes, strict=False)))
+        self.fail(
+            offset,
+            allocation,
+            tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, self.b.lanes, strict=False)),
+        )
 
 
 def filled(shape: tuple[int, ...], value: Any, dtype: torch.dtype) -> Tensor:
@@ -341,7 +357,9 @@ def filled(shape: tuple[int, ...], value: Any, dtype: torch.dtype) -> Tensor:
     return torch.full(shape, value, dtype=dtype)
 
 
-def load(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any) -> Tensor | None:
+def load(
+    b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
+) -> Tensor | None:
     """Load a tile; None when the mask is false everywhere and the result is ``other``."""
     access = Access(b, info, p, tile, dtype.itemsize)
     box: Box | None = None
@@ -365,7 +383,11 @@ def load(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype
         dense = dense_mask(box, b.lanes, tile)
     groups = access.flat_index(dense)
     if len(groups) == 1 and groups[0][2] is None:
-        return groups[0][0].flat(dtype).take(groups[0][1]) if dtype.itemsize > 1 or not dtype.is_floating_point else _take8(groups[0][0], groups[0][1], dtype)
+        return (
+            groups[0][0].flat(dtype).take(groups[0][1])
+            if dtype.itemsize > 1 or not dtype.is_floating_point
+            else _take8(groups[0][0], groups[0][1], dtype)
+        )
     if not groups:
         return None
     if dtype.itemsize == 1 and dtype.is_floating_point:
@@ -376,7 +398,11 @@ def load(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype
 def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
     if other is None:
         return 0
-    return other.contiguous().view(torch.uint8) if type(other) is Tensor else int(torch.tensor([other]).to(dtype).view(torch.uint8))
+    return (
+        other.contiguous().view(torch.uint8)
+        if type(other) is Tensor
+        else int(torch.tensor([other]).to(dtype).view(torch.uint8))
+    )
 
 
 def _take8(allocation: Allocation, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -391,7 +417,9 @@ def _gather_groups(groups: list[tuple[Allocation, Tensor, Tensor | None]], dtype
     return out
 
 
-def _load_pieces(info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: Any) -> Tensor | None:
+def _load_pieces(
+    info: OpInfo, pieces: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: Any
+) -> Tensor | None:
     if not pieces:
         return None
     if len(pieces) == 1:
@@ -495,7 +523,8 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
         return False
     piece = cut[0][0]
     if not _distinct(piece) or any(
-        n == 1 and full > 1 for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
+        n == 1 and full > 1
+        for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
     ):
         b.x.restore_counts(before)
         return False
@@ -519,7 +548,11 @@ def _distinct(piece: Piece) -> bool:
 def scatter(access: Access, value: Any, mask: Tensor | None, dtype: torch.dtype) -> None:
     """Element-wise store, in lane order."""
     raw = torch.uint8 if dtype.itemsize == 1 else dtype
-    source = value if type(value) is Tensor else torch.tensor(value, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
+    source = (
+        value
+        if type(value) is Tensor
+        else torch.tensor(value, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
+    )
     if source.dtype != raw:
         source = source.contiguous().view(raw) if source.element_size() == 1 else source
     for allocation, index, here in access.flat_index(mask):

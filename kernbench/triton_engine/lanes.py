@@ -174,7 +174,9 @@ def join(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x
     return _join_tensors(values, axis, lanes, n + len(ty.shape), ty.dtype)
 
 
-def _join_tensors(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ndim: int, dtype: torch.dtype) -> Tensor:
+def _join_tensors(
+    values: list[Value], axis: int, lanes: list[tuple[int, ...]], ndim: int, dtype: torch.dtype
+) -> Tensor:
     parts = []
     for v in values:
         if type(v) is not Tensor:

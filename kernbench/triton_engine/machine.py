@@ -59,7 +59,13 @@ class Batch:
     __slots__ = ("env", "ids", "lanes", "n", "parked", "pc", "rank", "rank_index", "spins", "written", "x")
 
     def __init__(
-        self, x: Execution, env: list[Any], lanes: tuple[int, ...], ids: np.ndarray, rank_index: np.ndarray | None, rank: int
+        self,
+        x: Execution,
+        env: list[Any],
+        lanes: tuple[int, ...],
+        ids: np.ndarray,
+        rank_index: np.ndarray | None,
+        rank: int,
     ) -> None:
         self.x = x
         self.env = env
@@ -269,7 +275,12 @@ class Execution:
                     lane_args.append((slot, ints))
                 env[slot] = ints[0]
             else:
-                floats = [float(torch.tensor(float(v), dtype=torch.float64).to(ty.dtype)) if ty.elem != "f32" else float(np.float32(v)) for v in values]
+                floats = [
+                    float(torch.tensor(float(v), dtype=torch.float64).to(ty.dtype))
+                    if ty.elem != "f32"
+                    else float(np.float32(v))
+                    for v in values
+                ]
                 if len({repr(v) for v in floats}) > 1:
                     lane_args.append((slot, floats))
                 env[slot] = floats[0]
@@ -362,7 +373,9 @@ class Execution:
         if p.root is None:
             return p
         if self.n_ranks > 1:
-            raise KernbenchError(f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch")
+            raise KernbenchError(
+                f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch"
+            )
         from .ops.arith_int import aff_add
 
         allocation, start = self.roots[p.root][0]
@@ -672,14 +685,14 @@ class Execution:
 
     def _flat(self, b: Batch, which: tuple[np.ndarray, ...]) -> Batch:
         """The lanes at given coordinates as a batch with a single lane axis."""
-        env = [
-            v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which) for v in b.env
-        ]
+        env = [v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which) for v in b.env]
         count = len(which[0])
         ids = b.ids[tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, b.ids.shape, strict=True))]
         rank_index = b.rank_index
         if rank_index is not None:
-            rank_index = rank_index[tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, rank_index.shape, strict=True))]
+            rank_index = rank_index[
+                tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, rank_index.shape, strict=True))
+            ]
         batch = Batch(self, env, (count,), ids, rank_index, b.rank)
         batch.written = b.written
         return batch
@@ -715,7 +728,9 @@ class Execution:
         rank_index = None
         if any(p.rank_index is not None for p in parts) or len({p.rank for p in parts}) > 1:
             full = [
-                np.broadcast_to(p.rank_index if p.rank_index is not None else np.full((1,) * len(p.lanes), p.rank), p.lanes)
+                np.broadcast_to(
+                    p.rank_index if p.rank_index is not None else np.full((1,) * len(p.lanes), p.rank), p.lanes
+                )
                 for p in parts
             ]
             rank_index = _squeeze(np.concatenate(full, axis=axis))
@@ -745,7 +760,9 @@ class Execution:
 
     def counts(self) -> Counts:
         """What the execution did so far, for all its launches together."""
-        out = Counts(programs=self._programs * self.n_ranks if self._sampled_programs() is None else self._sampled_programs())  # type: ignore[arg-type]
+        out = Counts(
+            programs=self._programs * self.n_ranks if self._sampled_programs() is None else self._sampled_programs()
+        )  # type: ignore[arg-type]
         for index, n in enumerate(self.block_lanes):
             if not n:
                 continue

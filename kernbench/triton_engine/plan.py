@@ -188,7 +188,9 @@ def _rearrange(arr: np.ndarray, arrange: list[np.ndarray | None], new_shape: tup
     return arr.reshape(shape)
 
 
-def _rearranged(v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]) -> Value:
+def _rearranged(
+    v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]
+) -> Value:
     if type(v) is Ptr:
         off = _rearranged(v.off, shape, arrange, new_shape)
         return Ptr(v.root, off, v.den)  # type: ignore[arg-type]

@@ -92,7 +92,13 @@ class Desc:
     __slots__ = ("base", "block", "elem", "padding", "shape", "strides")
 
     def __init__(
-        self, base: Ptr, shape: list[Value], strides: list[Value], block: tuple[int, ...], elem: str, padding: float = 0.0
+        self,
+        base: Ptr,
+        shape: list[Value],
+        strides: list[Value],
+        block: tuple[int, ...],
+        elem: str,
+        padding: float = 0.0,
     ) -> None:
         self.base = base
         self.shape = shape

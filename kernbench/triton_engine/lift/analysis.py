@@ -26,7 +26,9 @@ _ADDRESSING = frozenset(
     "arith.addi arith.subi arith.muli arith.andi arith.ori tt.splat tt.broadcast tt.expand_dims arith.extsi".split()
 )
 #: Consumers that turn per-program scalars into addresses: the lanes are laid out so that these scalars are affine.
-_FRONTIER = frozenset("tt.splat tt.addptr tt.load tt.store tt.atomic_rmw tt.descriptor_load tt.descriptor_store".split())
+_FRONTIER = frozenset(
+    "tt.splat tt.addptr tt.load tt.store tt.atomic_rmw tt.descriptor_load tt.descriptor_store".split()
+)
 
 
 def term_uses(code: Code) -> list[int]:

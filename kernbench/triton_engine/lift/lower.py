@@ -222,7 +222,9 @@ class _Lowering:
                     self.straight_line(region.blocks[0], code)
                     sides.append(region.blocks[0].ops[-1].operands)
                 for i, (name, ty) in enumerate(zip(op.results, op.result_types, strict=True)):
-                    select = Op("arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc)
+                    select = Op(
+                        "arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc
+                    )
                     code.append(self.instr(select))
             elif op.name == "tt.call":
                 callee = self.functions[op.symbol]

@@ -519,7 +519,9 @@ def _select(info: OpInfo) -> Callable[..., Value]:
         if c.dim() < len(lanes) + len(tile):
             c = c.reshape(c.shape + (1,) * (len(lanes) + len(tile) - c.dim()))
         if type(x) is not Tensor and type(y) is not Tensor:
-            x = torch.full((1,) * c.dim(), x, dtype=torch.float32 if dtype.itemsize == 1 and not is_int else dtype).to(dtype)
+            x = torch.full((1,) * c.dim(), x, dtype=torch.float32 if dtype.itemsize == 1 and not is_int else dtype).to(
+                dtype
+            )
         if type(x) is not Tensor:
             return torch.where(c, _scalar(x, dtype), y)
         return torch.where(c, x, y if type(y) is Tensor else _scalar(y, dtype))

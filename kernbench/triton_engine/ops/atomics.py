@@ -69,7 +69,9 @@ def _apply(kind: str, old: np.ndarray, value: np.ndarray, bf16: bool) -> np.ndar
         return _RMW[kind](old, value)  # type: ignore[no-any-return]
 
 
-def update(kind: str, flat: np.ndarray, index: np.ndarray, value: np.ndarray, want_old: bool, bf16: bool) -> np.ndarray | None:
+def update(
+    kind: str, flat: np.ndarray, index: np.ndarray, value: np.ndarray, want_old: bool, bf16: bool
+) -> np.ndarray | None:
     """Read-modify-write ``flat[index]``; elements that share an address take turns in order. Returns old values."""
     if index.size == 1:
         old = flat[index]

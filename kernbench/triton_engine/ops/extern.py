@@ -33,8 +33,10 @@ def _wide(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _round_away(x: Tensor) -> Tensor:
     """Halfway cases away from zero."""
-    return torch.trunc(x + torch.copysign(torch.full_like(x, 0.49999997), x)) if x.dtype is torch.float32 else torch.copysign(
-        torch.floor(torch.abs(x) + 0.5), x
+    return (
+        torch.trunc(x + torch.copysign(torch.full_like(x, 0.49999997), x))
+        if x.dtype is torch.float32
+        else torch.copysign(torch.floor(torch.abs(x) + 0.5), x)
     )
 
 
@@ -49,7 +51,12 @@ def _to_int(mode: Callable[[Tensor], Tensor], bits: int, unsigned: bool = False)
     return run
 
 
-_MODES: dict[str, Callable[[Tensor], Tensor]] = {"rn": torch.round, "rz": torch.trunc, "rd": torch.floor, "ru": torch.ceil}
+_MODES: dict[str, Callable[[Tensor], Tensor]] = {
+    "rn": torch.round,
+    "rz": torch.trunc,
+    "rd": torch.floor,
+    "ru": torch.ceil,
+}
 
 
 def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -206,7 +213,14 @@ def function_of(symbol: str) -> Callable[..., Tensor] | None:
         name = match[1]
         if name in FUNCTIONS and not (name.endswith("f") and name[:-1] in FUNCTIONS):
             return FUNCTIONS[name]
-        for stripped in (name.removesuffix("f"), name.removesuffix("d"), re.sub(r"^f(add|sub|mul|div|sqrt|rcp|ma)_", r"\1_", name), re.sub(r"^d(add|sub|mul|div|sqrt|rcp)_", r"\1_", name), re.sub(r"_(f|d)$", "", name), re.sub(r"^(fast_\w+)f$", r"\1", name)):
+        for stripped in (
+            name.removesuffix("f"),
+            name.removesuffix("d"),
+            re.sub(r"^f(add|sub|mul|div|sqrt|rcp|ma)_", r"\1_", name),
+            re.sub(r"^d(add|sub|mul|div|sqrt|rcp)_", r"\1_", name),
+            re.sub(r"_(f|d)$", "", name),
+            re.sub(r"^(fast_\w+)f$", r"\1", name),
+        ):
             if stripped in FUNCTIONS:
                 return FUNCTIONS[stripped]
         return FUNCTIONS.get(name.replace("fmaf_", "fma_").removesuffix("f"))

@@ -65,7 +65,9 @@ def take_first(v: Any, tile: tuple[int, ...], n_lanes: int) -> Any:
     if kind is Aff:
         return Aff(v.c, v.ls, (), v.lo, v.hi, v.arr)
     if kind is Ptr:
-        return Ptr(v.root, take_first(v.off, tile, n_lanes), None if v.den is None else take_first(v.den, tile, n_lanes))
+        return Ptr(
+            v.root, take_first(v.off, tile, n_lanes), None if v.den is None else take_first(v.den, tile, n_lanes)
+        )
     return v
 
 
