@@ -246,9 +246,9 @@ class RuntimeContext(Factories):
         op.observed = True
         if not op.done:
             self._block_on(op)
+        self._host_waited(self._me(), op)
         if op.error is not None:
             raise op.error
-        self._host_waited(self._me(), op)
 
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""

@@ -13,13 +13,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed.distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.errors import KernbenchError
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
+
+c10d: Any = torch.distributed.distributed_c10d
 
 DEFAULT_TIMEOUTS = (default_pg_timeout, timedelta(minutes=10))
 """What torch fills in where a program gives no timeout (NCCL has its own)."""
@@ -59,7 +61,9 @@ def make_helper(environment: Environment, stock: Callable[..., Any]) -> Callable
             existing = c10d._find_pg_by_ranks_and_tag(pg_tag, global_ranks_in_group)
             if existing:
                 return existing, world.pg_map[existing][1]
-        prefixed = dist.PrefixStore(f"{group_name}/", store) if str(backend) != "mpi" or global_ranks_in_group else store
+        prefixed = (
+            dist.PrefixStore(f"{group_name}/", store) if str(backend) != "mpi" or global_ranks_in_group else store
+        )
         if global_ranks_in_group:
             default = c10d._get_default_group()
             if default.rank() not in global_ranks_in_group:

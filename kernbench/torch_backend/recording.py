@@ -43,7 +43,9 @@ _GEMMS = {
 _ATTENTION = "scaled_dot_product"
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
-_SKIPPED = frozenset({"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"})
+_SKIPPED = frozenset(
+    {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
+)
 _TRANSFERS = frozenset({"_to_copy", "copy_"})
 
 
@@ -227,6 +229,7 @@ def put_on_stream(device: RankDevice, name: str, kind: str, seconds: float, nbyt
     return op
 
 
-# `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but imports Dynamo, which takes seconds.
+# `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
+# seconds.
 _skip = eval_frame._FrameAction.SKIP
 eval_frame.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
 
-
-
-
 class Contents:
     """The keys and values behind one or more store objects, and the ranks that wait for a key."""
 

@@ -107,5 +107,7 @@ def test_in_place_all_gather() -> None:
     for m, buffer in enumerate(whole):
         buffer[3 * m : 3 * m + 3] = m + 1
     schedule = schedule_of("ring_allgather", 2)
-    move("all_gather", schedule, [[b.split(3)[m]] for m, b in enumerate(whole)], [b.split(3) for b in whole], None, None)
+    move(
+        "all_gather", schedule, [[b.split(3)[m]] for m, b in enumerate(whole)], [b.split(3) for b in whole], None, None
+    )
     assert [b.tolist() for b in whole] == [[1, 1, 1, 2, 2, 2]] * 2
