@@ -90,6 +90,7 @@ class RuntimeContext(Factories):
         self._inside_kernel = False
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
+        self.sampled_seconds: dict[Any, float] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
