@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "precompile": ("precompile", "Compile kernels ahead of time, side by side, into Triton's cache."),
     "tune": ("tune", "Rank the configs of autotuned kernels for a device, and seed autotuners with them."),
+    "sweep": ("sweep", "Run a program over a grid of systems and parameters, on one machine or many."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
 }
 
