@@ -1,4 +1,4 @@
-"""Runs matched collectives: schedule, plan, values, log."""
+"""Prepares matched collectives: schedule, plan, values."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from kernbench.ccl.config import AlgorithmConfig
 from kernbench.ccl.lower import lower
+from kernbench.ccl.movements import move
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule
-from kernbench.ccl.schedule import Schedule
-from kernbench.ccl.values import run_all_reduce, run_copies
+from kernbench.ccl.schedule import IntArray, Schedule
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
 
-_IMPLEMENTS = {"barrier": "all_reduce"}
+_IMPLEMENTS = {"barrier": "all_reduce", "monitored_barrier": "all_reduce"}
+
+Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
+"""Elements per cell, where they are not all alike: ``[cells]``, or ``[members, cells]`` if members differ."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Request:
     config: AlgorithmConfig
     schedule: Schedule
     plan: TransferPlan
+    root: int | None
+    cell_offsets: tuple[int, ...]
 
 
 class CollectiveRunner:
@@ -48,39 +54,49 @@ class CollectiveRunner:
         count: int,
         itemsize: int,
         dtype: str,
+        splits: Splits | None = None,
     ) -> Request:
-        """Prepare ``op`` over members on ``sips``; ``root`` is a member's number.
+        """Prepare ``op`` over members on ``sips``.
+
+        Args:
+            root: a member's number.
+            count: elements of the work buffer, which is cut into cells of equal length.
+            splits: the lengths of the cells, where they are not equal.
 
         Raises :class:`ConfigError` if ``config``'s algorithm implements another collective.
         """
-        implements = algorithm_module(config.module).COLLECTIVE
+        module = algorithm_module(config.module)
+        implements = module.COLLECTIVE
         wanted = _IMPLEMENTS.get(op, op)
         if implements != wanted:
             raise ConfigError(f"algorithm {config.name} implements {implements}, not {wanted}")
+        if config.topology not in module.TOPOLOGIES:
+            raise ConfigError(
+                f"ccl.yaml: algorithms.{config.name}: topology {config.topology}, but {config.module} works on "
+                f"{', '.join(module.TOPOLOGIES)}"
+            )
         schedule = build_schedule(config.module, len(sips), root)
-        plan = lower(schedule, self._topology, sips, config, count=count, itemsize=itemsize, dtype=dtype)
-        return Request(op, config, schedule, plan)
+        bounds = schedule.cell_bounds(count)
+        plan = lower(
+            schedule, self._topology, sips, config, counts=_counts(schedule, bounds, splits), itemsize=itemsize,
+            dtype=dtype,
+        )  # fmt: skip
+        return Request(op, config, schedule, plan, root, tuple((bounds * itemsize).tolist()))
 
     @staticmethod
     def move(
-        request: Request, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], reduction: ReduceOp | None
+        request: Request,
+        inputs: Sequence[Sequence[torch.Tensor]],
+        outputs: Sequence[Sequence[torch.Tensor]],
+        reduction: ReduceOp | None,
     ) -> None:
-        """Move the values: ``members`` sources into as many targets, in the schedule's own order."""
-        if request.op == "barrier":
-            return
-        flat_targets = [_flat(target) for target in targets]
-        same = all(source is target for source, target in zip(sources, targets, strict=True))
-        flat_sources = flat_targets if same else [_flat(source) for source in sources]
-        with torch.no_grad():
-            if reduction is None:
-                run_copies(request.schedule, flat_sources, flat_targets)
-            else:
-                run_all_reduce(request.schedule, flat_sources, flat_targets, reduction)
-            for target, flat in zip(targets, flat_targets, strict=True):
-                if flat.data_ptr() != target.data_ptr():
-                    target.copy_(flat.view(target.shape))
+        """Move the values: every member's inputs into every member's outputs, in the schedule's own order."""
+        move(request.op, request.schedule, inputs, outputs, reduction, request.root)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as ``[count]``: a view where it is contiguous, else a copy that the caller writes back."""
-    return tensor.detach().reshape(-1)
+def _counts(schedule: Schedule, bounds: IntArray, splits: Splits | None) -> IntArray:
+    """``[transfers]`` elements that each transfer carries."""
+    if splits is None:
+        return np.diff(bounds)[schedule.cell]
+    sizes = np.asarray(splits, dtype=np.int64)
+    return sizes[schedule.cell] if sizes.ndim == 1 else sizes[schedule.src, schedule.cell]

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernbench.ccl.config import AlgorithmConfig
 from kernbench.ccl.ipcq import QueueCosts
-from kernbench.ccl.schedule import Schedule
+from kernbench.ccl.schedule import IntArray, Schedule
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
 
@@ -19,11 +19,11 @@ def lower(
     sips: Sequence[int],
     config: AlgorithmConfig,
     *,
-    count: int,
+    counts: IntArray,
     itemsize: int,
     dtype: str,
 ) -> TransferPlan:
-    """The plan of ``schedule`` for a buffer of ``count`` elements of ``itemsize`` bytes on the members' ``sips``.
+    """The plan of ``schedule`` on the members' ``sips``; transfer i carries ``counts[i]`` elements of ``itemsize`` bytes.
 
     Members on one SIP exchange through its memory, without a link.
     """
@@ -51,18 +51,17 @@ def lower(
             latency.append(route.latency)
     hops = np.asarray([len(route_links) for route_links in links], dtype=np.float64)
 
-    # cells have two lengths at most and a transfer either reduces or copies: four costs per queue
+    # transfers have few lengths and either reduce or copy: a few costs per queue
     costs = QueueCosts.of(topology, config, dtype)
-    base = count // cells
-    table = np.empty((4, len(pairs), 3))
-    for kind in range(4):
-        nbytes = np.full(len(pairs), float((base + (kind & 1)) * itemsize))
+    lengths, length_of = np.unique(counts, return_inverse=True)
+    table = np.empty((2 * len(lengths), len(pairs), 3))
+    for kind in np.unique(length_of + len(lengths) * schedule.reduces).tolist():
+        reduces, length = divmod(kind, len(lengths))
+        nbytes = np.full(len(pairs), float(lengths[length] * itemsize))
         table[kind] = np.stack(
-            costs.transfer(nbytes, np.asarray(bandwidth), np.asarray(latency), hops, reduces=bool(kind & 2)), axis=1
+            costs.transfer(nbytes, np.asarray(bandwidth), np.asarray(latency), hops, reduces=bool(reduces)), axis=1
         )
-    longer = schedule.cell < count % cells
-    kind_of = longer + 2 * schedule.reduces
-    serial, wait, busy = table[kind_of, queue].T
+    serial, wait, busy = table[length_of + len(lengths) * schedule.reduces, queue].T
     return TransferPlan(
         name=schedule.name,
         members=members,
@@ -71,8 +70,8 @@ def lower(
         src=schedule.src,
         dst=schedule.dst,
         src_cell=schedule.cell,
-        dst_cell=schedule.cell,
-        nbytes=(base + longer) * itemsize,
+        dst_cell=schedule.to_cell,
+        nbytes=counts * itemsize,
         serial=np.ascontiguousarray(serial),
         latency=np.ascontiguousarray(wait),
         queue=queue,

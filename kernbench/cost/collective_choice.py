@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernbench.cost import collective_constants as table
-from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, ring_bandwidth
+from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, one_shot, ring_bandwidth, two_shot
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
 
@@ -35,9 +35,18 @@ def candidates(world: World, collective: str) -> list[Candidate]:
     return found
 
 
+def direct_candidates(world: World, collective: str) -> list[Candidate]:
+    """Kernels of serving frameworks that read the peers' buffers; only for who asks, the library has none of them."""
+    if collective != "all_reduce" or world.nodes > 1 or world.local < 2:
+        return []
+    return [("one_shot", "direct"), ("two_shot", "direct")]
+
+
 def rank_value(world: World, collective: str, candidate: Candidate, size: Floats) -> Floats:
     """NCCL's value of a candidate, in seconds."""
     algorithm, protocol = candidate
+    if protocol == "direct":
+        return one_shot(world, size) if algorithm == "one_shot" else two_shot(world, size)
     scale = min(world.nodes, 3) - 1
     intra = table.RANK_INTRA.get(candidate, 0.0)
     inter = table.RANK_INTER.get(candidate, 0.0)
@@ -58,15 +67,15 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
         return value + size * VOLUME[collective](world.ranks) / bus
     channels = max(world.nics, np.round(world.net / table.RANK_NET_CHANNEL)) if world.nodes > 1 else 24
     if world.nodes > 1:
-        # [N] takes the bandwidth inside a node for two nodes, up to two channels' worth per NIC, and that between
-        # nodes for more, of which a tree's ups and downs each have half.
+        # [N] takes the bandwidth inside a node for two nodes, up to two channels' worth per NIC, and for more what its
+        # search finds between nodes, for a tree the next lower speed of its list.
         inside = world.link * world.generation.ring_share if world.local > 1 else np.inf
-        bus = min(2 * world.net, inside) if world.nodes == 2 else world.net / 2
+        bus = min(2 * world.net, inside) if world.nodes == 2 else 0.75 * world.net
     bus = min(0.92 * bus, channels * table.RANK_TREE_CHANNEL[world.generation_name][scale])
     if protocol == "ll":
-        bus = min(bus / 3.8, ll_max)
+        bus = min(bus / 3.8, ll_max * (table.RANK_LL_TREE if world.nodes > 2 else 1.0))
     elif protocol == "ll128":
-        bus *= 7 / 9 if world.nodes == 1 else 120 / 128
+        bus *= 7 / 9
     latency = table.RANK_BASE[candidate] + 2 * ((world.local - 1) * intra + np.log2(world.nodes) * inter)
     return latency + size / (bus / 2 * tree_correction(protocol, size))
 

@@ -29,6 +29,9 @@ class Generation:
         nvls_margin: how much faster than a ring NVLS must be before the library takes it.
         p2p_channel: bandwidth of one channel of send and receive inside a node.
         all_to_all_share: what all-to-all keeps of the payload bandwidth, all peers at once.
+        direct_base: of an all-reduce whose ranks read each other's buffers (one shot, two shots), and per peer.
+        direct_sync: between the two shots: a barrier, and the sums written and read again.
+        direct_share: what the few blocks of such a kernel pull of the payload bandwidth.
         slow_start: by kind of transfer, the share of time that is lost while a transfer is small, and the size at which
             half of that is left: pages, clocks and queues are not warm yet.
         pair_share: what a ring of two ranks keeps, whose sends and receives alternate.
@@ -47,6 +50,9 @@ class Generation:
     p2p_channel: float
     all_to_all_share: float
     slow_start: Mapping[str, tuple[float, float]]
+    direct_base: tuple[float, float] = (3.0 * US, 0.35 * US)
+    direct_sync: float = 7.2 * US
+    direct_share: float = 0.225
     pair_share: float = 0.85
     mesh_share: float = 1.0
 
@@ -70,7 +76,7 @@ GENERATIONS: Mapping[str, Generation] = {
         ring_share=0.82,
         tree_share=0.92,
         ll_bandwidth=87.7 * GB,  # [N]
-        ll128_share=0.52,
+        ll128_share=0.55,
         nvls_share=0.0,
         nvls_base=0.0,
         nvls_margin=1.0,
@@ -112,14 +118,16 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(0.2, 1.0, 1.5),
         ring_share=0.93,
         tree_share=0.70,
-        ll_bandwidth=60 * GB,
+        ll_bandwidth=80 * GB,
         ll128_share=0.92,
         nvls_share=0.0,
         nvls_base=0.0,
         nvls_margin=1.0,
         p2p_channel=12 * GB,
         all_to_all_share=0.85,
+        direct_base=(7.0 * US, 0.35 * US),
         slow_start=_SLOW_START,
+        pair_share=1.07,  # one joint, 47.7 GB/s published
     ),
 }
 
@@ -133,11 +141,14 @@ class Transport:
         eager: messages up to this size go at once; larger ones ask first, one more round trip.
         step: proxy, flush and flag work of one step over the network beyond the fabric's latency, by algorithm and
             protocol.
-        chunk: time that each chunk of a pipelined tree adds, at one and at each further doubling of nodes: a step waits
-            for its slowest link.
+        chunk: time that each chunk of a pipelined tree adds, in units of the fabric's latency, at two nodes and for each
+            doubling of nodes: a step waits for its slowest link.
+        spread: growth of the latency with each doubling of nodes beyond two: more switches, and queues in them.
         ll_bandwidth: bus bandwidth of LL over the network: lines are written to host memory and their flags checked
             by a CPU.
         ll_hop_bandwidth: rate at which a whole LL message passes one hop of a tree.
+        bulk: ring messages of at least so many bytes, and the least time of a step that sends them: they are fetched by
+            the receiver, a CPU's work for each. The same on 4 to 512 nodes of one machine [M].
         ll128: whether LL128 is allowed: it needs 128-byte stores to arrive whole.
         tree_share: what trees keep of the NICs' bandwidth, two nodes; more than two.
     """
@@ -147,9 +158,11 @@ class Transport:
     eager: float
     step: Mapping[tuple[str, str], float]
     chunk: float
+    spread: float
     ll_bandwidth: float
     ll_hop_bandwidth: float
     ll128: bool
+    bulk: tuple[tuple[float, float], ...] = ()
     tree_share: tuple[float, float] = (1.0, 0.95)
 
 
@@ -163,11 +176,12 @@ TRANSPORTS: Mapping[str, Transport] = {
             ("tree", "ll128"): 5.0 * US,
             ("tree", "simple"): 10.5 * US,
             ("ring", "ll"): 0.0,
-            ("ring", "ll128"): 5.0 * US,
+            ("ring", "ll128"): 6.0 * US,
             ("ring", "simple"): 10.5 * US,
         },
-        chunk=0.5 * US,
-        ll_bandwidth=2.5 * GB,
+        chunk=0.15,
+        spread=0.02,
+        ll_bandwidth=2.8 * GB,
         ll_hop_bandwidth=7 * GB,
         ll128=True,
     ),
@@ -178,15 +192,17 @@ TRANSPORTS: Mapping[str, Transport] = {
         step={
             ("tree", "ll"): 0.5 * US,
             ("tree", "ll128"): 5.0 * US,
-            ("tree", "simple"): 14.5 * US,
+            ("tree", "simple"): 11.0 * US,
             ("ring", "ll"): 0.0,
             ("ring", "ll128"): 0.5 * US,
             ("ring", "simple"): 9.5 * US,
         },
-        chunk=3.5 * US,
+        chunk=0.75,
+        spread=0.04,
         ll_bandwidth=1.33 * GB,
         ll_hop_bandwidth=7 * GB,
         ll128=False,
+        bulk=((128 * KIB, 68 * US), (256 * KIB, 44 * US)),
     ),
 }
 TRANSPORTS = {**TRANSPORTS, "tcp": TRANSPORTS["libfabric"]}
@@ -219,16 +235,19 @@ RANK_INTER = {
 }
 RANK_NVLS = 25.0 * US
 RANK_NVLS_TREE_INTER = 20.9 * US
-RANK_OVERHEAD = 2.0 * US  # network overhead that a step inside a node also meets; three times that for Simple
+RANK_OVERHEAD = 1.0 * US  # network overhead that a step inside a node also meets; three times that for Simple
 RANK_NET_CHANNEL = 24 * GB  # what one channel carries between nodes
 RANK_PLATEAU = 1.4  # rings of several nodes with enough bytes per channel and rank
-# Cap of LL's bus bandwidth by nodes (1, 2, more); of several nodes [N] takes the row of the CPU, here Intel's.
+# Cap of LL's bus bandwidth by nodes (1, 2, more); of several nodes [N] takes the row of the CPU, here AMD's.
 RANK_LL_MAX = {
-    "ampere": (87.7 * GB, 39 * GB, 20.4 * GB),
-    "hopper": (141 * GB, 39 * GB, 20.4 * GB),
-    "blackwell": (282 * GB, 39 * GB, 20.4 * GB),
-    "cdna": (87.7 * GB, 39 * GB, 20.4 * GB),
+    "ampere": (87.7 * GB, 22.5 * GB, 19 * GB),
+    "hopper": (141 * GB, 22.5 * GB, 19 * GB),
+    "blackwell": (282 * GB, 22.5 * GB, 19 * GB),
+    "cdna": (87.7 * GB, 22.5 * GB, 19 * GB),
 }
+RANK_LL_TREE = (
+    0.63  # the caps are averages of rings and trees; what is left of them for trees of more than two nodes [M]
+)
 RANK_TREE_CHANNEL = {  # cap of a tree's bus bandwidth per channel, by nodes (1, 2, more)
     "ampere": (24.0 * GB, 23.6 * GB, 17.8 * GB),
     "hopper": (38.7 * GB, 41.4 * GB, 36.0 * GB),

@@ -7,6 +7,7 @@ A schedule of messages costs its critical path of hops, the fill of its pipeline
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from kernbench.cost.estimate import Floats
 
 _SLOT = 512 * KIB  # of a channel's buffer: 4 MiB in eight steps
 _LL128_SLOT = 120 * KIB
+_LL128_DATA = 120 / 128  # a flag of eight bytes in each line of 128
 _LINE_FRACTION = 2.0  # LL puts a flag beside each four bytes of data
 
-# Bytes that leave one rank of a ring, in units of S; and its steps, of which the second figure cross nodes.
+# Bytes that leave one rank of a ring, in units of S, and how often its chunks go around.
 VOLUME: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -35,10 +37,10 @@ def slow_start(world: World, size: Floats, kind: str) -> Floats:
     return 1.0 + loss / (1.0 + size / half)
 
 
-def ring_bandwidth(world: World) -> float:
-    """Bus bandwidth of rings with the Simple protocol: the links of a node, or the NICs that all rings cross."""
+def inside_bandwidth(world: World) -> float:
+    """Bus bandwidth that the joints of a node give to rings with the Simple protocol; infinite for one rank a node."""
     if world.local == 1:
-        return world.net
+        return np.inf
     generation = world.generation
     inside = world.link * generation.ring_share * (1.0 if world.switched else generation.mesh_share)
     if world.ranks == 2:
@@ -46,7 +48,12 @@ def ring_bandwidth(world: World) -> float:
     if world.nodes > 1 and not world.switched:
         # On direct joints a ring of one node closes; chains that leave the node do not, and use the joints left over.
         inside *= world.local / (world.local - 1)
-    return min(inside, world.net) if world.nodes > 1 else inside
+    return inside
+
+
+def ring_bandwidth(world: World) -> float:
+    """Bus bandwidth of rings with the Simple protocol: the joints of a node, or the NICs that all rings cross."""
+    return min(inside_bandwidth(world), world.net) if world.nodes > 1 else inside_bandwidth(world)
 
 
 def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
@@ -64,12 +71,22 @@ def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
         if world.nodes > 1:
             bandwidth = min(bandwidth, world.transport.ll_bandwidth)
     elif protocol == "ll128":
-        bandwidth *= generation.ll128_share
+        bandwidth = min(inside_bandwidth(world) * generation.ll128_share, _LL128_DATA * (world.net or np.inf))
     moved = size * volume / bandwidth
     if protocol == "simple":
         inside = bandwidth < world.net or world.nodes == 1
         moved = moved * slow_start(world, size, ("ring" if laps == 2 else "gather") if inside else "net")
+        if between:
+            moved = np.maximum(moved, steps * bulk_step(world, size / world.ranks / world.net_channels) - latency)
     return generation.base[protocol] + latency + moved
+
+
+def bulk_step(world: World, message: Floats) -> Floats:
+    """Least time of one step of a ring between nodes whose channels send messages of that size."""
+    least = np.zeros_like(message)
+    for size, seconds in world.transport.bulk:
+        least = np.where(message >= size, seconds, least)
+    return least
 
 
 def tree(world: World, protocol: str, size: Floats) -> Floats:
@@ -88,7 +105,7 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
         chunk = tree_chunk(world, size, channels=24)
         chunks = size / (24 * chunk)
         return latency + inner * chunk * 24 / (2 * algbw) + chunks * 2e-6 + size / algbw
-    hop = world.net_hop("tree", protocol)
+    hop: Any = world.net_hop("tree", protocol)
     # Each node sends S up and receives S; with more than two nodes the inner ones also pass S down.
     net = world.net * transport.tree_share[world.nodes > 2] / (1 if world.nodes == 2 else 2)
     algbw = min(algbw, net)
@@ -106,8 +123,8 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
     chunk = tree_chunk(world, size, channels=channels)
     chunks = size / (channels * chunk)
     fill = outer * chunk * channels / world.net
-    ask = np.where(size > channels * transport.eager, 2 * world.net_latency, 0.0)
-    waiting = chunks * transport.chunk * (1 + np.log2(world.nodes))
+    ask = np.where(size > channels * transport.eager, world.net_latency, 0.0)
+    waiting = chunks * transport.chunk * world.net_latency * (0.3 + np.log2(world.nodes))
     return latency + outer * (hop + ask) + fill + waiting + size / algbw
 
 
@@ -134,6 +151,22 @@ def nvls(world: World, size: Floats) -> Floats:
     generation = world.generation
     algbw = nvls_bandwidth(world)
     return generation.nvls_base + size / algbw * slow_start(world, size, "nvls")
+
+
+def one_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank reads all of every peer's buffer."""
+    return _direct_start(world) + size * (world.local - 1) / (world.link * world.generation.direct_share)
+
+
+def two_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank sums its part of all buffers, and then reads the other parts."""
+    moved = size * 2 * (world.local - 1) / world.local
+    return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
+
+
+def _direct_start(world: World) -> float:
+    base, peer = world.generation.direct_base
+    return base + peer * (world.local - 1)
 
 
 def nvls_tree(world: World, size: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -105,7 +106,7 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
     switched = sips.topology == "switch"
     if switched:
         out = pair = joint
-        flight = 2 * flight + sips.switch.latency
+        flight = 2 * flight + (sips.switch.latency if sips.switch else 0.0)
     else:
         pair = joint
         neighbours = {"full": local - 1, "ring_1d": min(2, local - 1)}.get(sips.topology, min(4, local - 1))
@@ -118,16 +119,16 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
         # Each rank drives the NICs of its own rail; NICs beside idle SIPs stay idle.
         nics = float(min(system.nics.count, max(1, -(-system.nics.count * local // sips.count))))
         net = nics * fabric.payload_bandwidth(nodes)
-        latency = fabric.latency
+        latency = fabric.latency * (1 + TRANSPORTS[fabric.transport].spread * math.log2(nodes / 2))
     name = generation_of(sips.device)
     return World(
         ranks=ranks,
         nodes=nodes,
         generation_name=name,
         generation=GENERATIONS[name],
-        transport=TRANSPORTS[getattr(fabric, "transport", "verbs") if fabric else "verbs"],
+        transport=TRANSPORTS[fabric.transport if fabric else "verbs"],
         switched=switched,
-        multicast=switched and sips.switch.reduction,
+        multicast=switched and sips.switch is not None and sips.switch.reduction,
         link=out,
         pair=pair,
         flight=flight,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kernbench.cost import collective_models as models
-from kernbench.cost.collective_choice import Candidate, candidates, rank_value
+from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.uncertainty import collective_interval
@@ -16,6 +16,14 @@ from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv")
+
+_ALIASES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "send_recv": "sendrecv",
+}
 
 # nccl-tests' factor from algorithm to bus bandwidth.
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
@@ -46,13 +54,14 @@ def collective_time(
 
     Args:
         system: shipped name, YAML path, topology or its handle. Its fabric joins the nodes.
-        collective: one of :data:`COLLECTIVES`.
+        collective: one of :data:`COLLECTIVES`; nccl-tests' names are understood.
         nbytes: nccl-tests' size column in bytes, a number or an array: the whole buffer for all-gather,
             reduce-scatter and all-to-all.
         ranks: GPUs taking part, as many on each of ``nodes``.
         dtype: of the elements.
         algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree`` or ``p2p``, also with a protocol (``"ring/ll128"``,
-            ``"/simple"``), instead of the library's own choice.
+            ``"/simple"``), instead of the library's own choice. ``one_shot``, ``two_shot`` and ``/direct``, the faster of
+            both, are the all-reduces of serving frameworks inside a node.
         kind: ``kernel`` is the duration of the kernel on the device; ``host`` the time of one call in a loop of many,
             as nccl-tests measures it.
         placement: ``out`` of place or ``in`` place.
@@ -64,8 +73,7 @@ def collective_time(
     Raises:
         ConfigError: unknown system, collective or algorithm; ranks that do not fit; a negative size.
     """
-    if collective not in COLLECTIVES:
-        raise ConfigError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}")
+    collective = collective_name(collective)
     if kind not in ("host", "kernel"):
         raise ConfigError(f"kind is {kind!r}; expected host or kernel")
     if placement not in ("out", "in"):
@@ -82,8 +90,8 @@ def collective_time(
     if not np.all(np.isfinite(size)) or np.any(size < 0):
         raise ConfigError("nbytes holds a negative or non-finite size; expected bytes >= 0")
     for name, value in (("ranks", ranks), ("nodes", nodes), ("gpus_per_process", gpus_per_process)):
-        if isinstance(value, bool) or int(value) != value:
-            raise ConfigError(f"{name} is {value!r}; expected a whole number")
+        if isinstance(value, bool) or int(value) != value or (name == "gpus_per_process" and value < 1):
+            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
     world = build_world(resolve_system(system), ranks=int(ranks), nodes=int(nodes))
     seconds, chosen = _kernel_time(world, collective, size, algorithm)
     if kind == "host":
@@ -97,6 +105,15 @@ def collective_time(
     return Estimate(*(value.item() if scalar else value for value in values))
 
 
+def collective_name(name: str) -> str:
+    """The name that is used here for ``alltoall_perf``, ``send_recv`` and the like. Raises ConfigError."""
+    plain = name.removesuffix("_perf")
+    plain = _ALIASES.get(plain, plain)
+    if plain not in COLLECTIVES:
+        raise ConfigError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
+    return plain
+
+
 def _kernel_time(
     world: World, collective: str, size: Floats, algorithm: str | None
 ) -> tuple[Floats, tuple[list[Candidate], Any]]:
@@ -105,13 +122,16 @@ def _kernel_time(
         return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
     options = candidates(world, collective)
     if algorithm is not None:
-        options = _override(options, algorithm, collective)
+        options = _override([*options, *direct_candidates(world, collective)], algorithm, collective)
     if len(options) == 1:
         return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
     index = np.argmin(values, axis=0)
-    times = np.stack([_time(world, collective, option, size) for option in options])
-    return np.take_along_axis(times, index[None], axis=0)[0], (options, index)
+    seconds = np.empty_like(size)
+    for chosen in np.unique(index):
+        at = index == chosen
+        seconds[at] = _time(world, collective, options[chosen], size[at])
+    return seconds, (options, index)
 
 
 def _override(options: list[Candidate], algorithm: str, collective: str) -> list[Candidate]:
@@ -133,6 +153,8 @@ def _time(world: World, collective: str, option: Candidate, size: Floats) -> Flo
 
 
 _OTHER: dict[str, Callable[[World, Floats], Floats]] = {
+    "one_shot": models.one_shot,
+    "two_shot": models.two_shot,
     "nvls": models.nvls,
     "nvls_tree": models.nvls_tree,
     "all_to_all": models.all_to_all,

@@ -18,8 +18,9 @@ class Estimate:
     Attributes:
         seconds: the duration.
         low, high: the interval in seconds that is meant to cover 80 % of measurements (ADR 0031).
-        algorithm: of a collective, ``ring``, ``tree``, ``nvls``, ``nvls_tree`` or ``p2p``; of a kernel, what limits it.
-        protocol: of a collective, ``ll``, ``ll128`` or ``simple``; of a GEMM, its tile ``"128x256x64"``.
+        algorithm: of a collective, ``ring``, ``tree``, ``nvls``, ``nvls_tree``, ``p2p``, ``one_shot`` or
+            ``two_shot``; of a kernel, what limits it.
+        protocol: of a collective, ``ll``, ``ll128``, ``simple`` or ``direct``; of a GEMM, its tile ``"128x256"``.
         algbw: bytes/s as nccl-tests counts them (size over time); of a kernel, bytes moved over time.
         busbw: ``algbw`` times nccl-tests' factor of the collective, so that it compares with a link; bytes/s.
     """

@@ -22,7 +22,18 @@ from kernbench.topology.dtypes import canonical_dtype
 US = 1e-6
 
 # Rows and columns of a block, and parts that K is cut into, that libraries ship kernels for.
-_SQUARE = ((256, 256), (256, 128), (128, 128), (128, 64), (64, 64), (256, 64), (192, 128), (128, 32), (128, 16), (64, 32))
+_SQUARE = (
+    (256, 256),
+    (256, 128),
+    (128, 128),
+    (128, 64),
+    (64, 64),
+    (256, 64),
+    (192, 128),
+    (128, 32),
+    (128, 16),
+    (64, 32),
+)
 TILES = (*_SQUARE, *((n, m) for m, n in _SQUARE if m != n))
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _ROW_BYTES = 128  # of K that a block loads at once
@@ -41,6 +52,8 @@ class GemmKernels:
         start: from the launch's latency to a full pipeline, seconds.
         block: start and end of one block, seconds.
         largest: elements of the largest block.
+        split: adding the parts of K: a second kernel, or the last block of each.
+        wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
     """
 
     efficiency: Mapping[str, float]
@@ -52,6 +65,8 @@ class GemmKernels:
     start: float
     block: float
     largest: int
+    split: float = 3.5 * US
+    wide: float = 1.0
 
 
 KERNELS: Mapping[str, GemmKernels] = {
@@ -67,26 +82,28 @@ KERNELS: Mapping[str, GemmKernels] = {
         largest=256 * 128,
     ),
     "hopper": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.88, "fp16": 0.93, "fp8": 0.78},
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.91, "fp8": 0.78},
         operand_reuse=2.82,
-        pe_share=3.46,
-        resident=0.35,
-        read_share=0.97,
-        store_share=0.78,
+        pe_share=2.8,
+        resident=0.39,
+        read_share=0.95,
+        store_share=0.76,
         start=2.4 * US,
-        block=0.82 * US,
+        block=0.94 * US,
         largest=256 * 128,
+        wide=0.56,
     ),
     "blackwell": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.88, "fp16": 0.90, "fp8": 0.70},
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.95, "fp8": 0.72},
         operand_reuse=2.82,
-        pe_share=3.46,
-        resident=0.35,
-        read_share=0.97,
-        store_share=0.78,
-        start=2.4 * US,
-        block=0.82 * US,
+        pe_share=2.8,
+        resident=0.39,
+        read_share=0.95,
+        store_share=0.76,
+        start=2.8 * US,
+        block=0.6 * US,
         largest=256 * 256,
+        wide=0.75,
     ),
     "cdna": GemmKernels(
         efficiency={"fp64": 0.9, "fp32": 1.0, "tf32": 0.62, "fp16": 0.62, "fp8": 0.34},
@@ -98,13 +115,13 @@ KERNELS: Mapping[str, GemmKernels] = {
         start=0.8 * US,
         block=1.06 * US,
         largest=256 * 256,
+        split=1.0 * US,
     ),
 }
 _LIKE = {"bf16": "fp16", "fp4": "fp8", "int8": "fp8"}
 _WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 
 _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as much as one row of multiply-adds
-_SPLIT = 3.5 * US  # a second pass that adds the parts of K
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache
 _MISALIGNED = 1.3  # rows that do not start on 16 bytes
 _MEMORY_START = 0.5 * US
@@ -151,7 +168,9 @@ def gemm_time(device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", ba
         raise ConfigError(f"batch holds {b.min():g}; expected at least 1")
     step = 4096
     parts = [_fastest(spec, name, *(value[at : at + step] for value in (m, n, k, b))) for at in range(0, m.size, step)]
-    seconds, memory, tile = (np.concatenate(column).reshape(np.atleast_1d(dims[0]).shape) for column in zip(*parts, strict=True))
+    seconds, memory, tile = (
+        np.concatenate(column).reshape(np.atleast_1d(dims[0]).shape) for column in zip(*parts, strict=True)
+    )
     width = _WIDTH[name]
     moved = np.atleast_1d(dims[3]) * width * sum(np.atleast_1d(dims[i] * dims[j]) for i, j in ((0, 2), (2, 1), (0, 1)))
     low, high = interval(seconds, *_spread(seconds))
@@ -188,8 +207,9 @@ def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Fl
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
     cache = spec.l2 or spec.pe.tcm
-    shared = cache.bandwidth * kernels.operand_reuse
-    own = cache.bandwidth * kernels.pe_share / pes
+    wide = kernels.wide if width >= 4 else 1.0
+    shared = cache.bandwidth * kernels.operand_reuse * wide
+    own = cache.bandwidth * kernels.pe_share * wide / pes
     copy = spec.hbm_copy_bandwidth
     result = 4 if width >= 4 else 2
 
@@ -216,10 +236,10 @@ def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Fl
     moving = read / (copy * kernels.read_share) + b * m * n * result / (copy * kernels.store_share) + _MEMORY_START
 
     misaligned = ((n * width) % 16 != 0) | ((k * width) % 16 != 0)
-    adding = np.where(parts > 1, _SPLIT + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
+    adding = np.where(parts > 1, kernels.split + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
     start = spec.launch.latency + kernels.start
-    start = start + np.where(rows * columns > kernels.largest, np.inf, 0.0)
-    total = np.maximum(working, moving) * np.where(misaligned, _MISALIGNED, 1.0) + start + adding
+    exists = np.where(rows * columns > kernels.largest, np.inf, 0.0)
+    total = np.maximum(working, moving) * np.where(misaligned, _MISALIGNED, 1.0) + start + adding + exists
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
     seconds = total[at, best]

@@ -18,7 +18,19 @@ from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import canonical_dtype
 
 US = 1e-6
-ITEM_BYTES = {"fp64": 8, "int64": 8, "fp32": 4, "tf32": 4, "int32": 4, "fp16": 2, "bf16": 2, "int16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+ITEM_BYTES = {
+    "fp64": 8,
+    "int64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "int32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "fp4": 0.5,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,37 +39,41 @@ class OpKind:
 
     Attributes:
         reads, writes: elements that it must read and write per element of the result.
-        pace: most traffic that the kernel keeps up with, in units of the copy bandwidth, by Triton backend: beyond one
-            for kernels that a cache can feed faster; less where instructions or extra passes are the limit.
-        start: beyond the launch's latency, seconds.
-        row: least time of one row (a block's life) times the PEs, seconds; zero for operations without rows.
-        whole_row: longest row that is read once; longer ones are read again for each further pass.
+        pace: most traffic that the kernel keeps up with when a cache feeds it, in units of the copy bandwidth.
+        memory: what it reaches from memory, in the same units; extra passes make it less.
+        hip: factor of both on AMD devices, whose kernels reach less.
+        start: beyond what every kernel takes, seconds.
+        least: of the whole kernel beyond the launch, seconds: the life of one block.
+        row: of one row on one PE, seconds; zero for operations without rows.
+        whole_row: longest row that AMD's kernel reads once; longer ones are read twice more.
+        launches: kernels that make up the operation; what the second of two reads again is partly still in the cache.
     """
 
     reads: float
     writes: float
-    pace: Mapping[str, float]
-    start: float = 0.5 * US
+    pace: float
+    memory: float
+    hip: float = 0.7
+    start: float = 0.0
+    least: float = 0.0
     row: float = 0.0
     whole_row: float = float("inf")
-
-
-def _pace(cuda: float, hip: float) -> dict[str, float]:
-    return {"cuda": cuda, "hip": hip}
+    launches: int = 1
 
 
 OPS: Mapping[str, OpKind] = {
-    "copy": OpKind(1, 1, _pace(2.5, 1.0)),
-    "fill": OpKind(0, 1, _pace(2.5, 1.0)),
-    "unary": OpKind(1, 1, _pace(2.5, 0.9)),
-    "binary": OpKind(2, 1, _pace(2.5, 0.9), 0.2 * US),
-    "gelu": OpKind(1, 1, _pace(0.82, 0.45)),
-    "gated_activation": OpKind(2, 1, _pace(0.63, 0.45)),
-    "rope": OpKind(1, 1, _pace(0.53, 0.30), 0.8 * US),
-    "softmax": OpKind(1, 1, _pace(0.95, 0.49), 1.0 * US, row=0.1 * US, whole_row=1024),
-    "layer_norm": OpKind(1, 1, _pace(0.65, 0.31), 3.5 * US, row=0.5 * US),
-    "rms_norm": OpKind(1, 1, _pace(0.44, 0.30), 2.2 * US),
-    "reduce": OpKind(1, 0, _pace(1.1, 0.6), 2.0 * US),
+    "copy": OpKind(1, 1, pace=1.6, memory=1.0),
+    "fill": OpKind(0, 1, pace=1.6, memory=1.0),
+    "unary": OpKind(1, 1, pace=1.6, memory=1.0),
+    "binary": OpKind(2, 1, pace=1.63, memory=1.08),
+    "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=1.06, launches=2),
+    "gelu": OpKind(1, 1, pace=0.90, memory=0.83, hip=0.54, start=0.5 * US),
+    "gated_activation": OpKind(2, 1, pace=0.66, memory=0.66, start=0.4 * US),
+    "rope": OpKind(1, 1, pace=0.62, memory=0.535, start=0.7 * US),
+    "softmax": OpKind(1, 1, pace=1.0, memory=0.93, hip=0.51, start=0.7 * US, row=0.1 * US, whole_row=1024),
+    "layer_norm": OpKind(1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US),
+    "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US),
+    "reduce": OpKind(1, 0, pace=1.3, memory=1.08, start=2.0 * US),
 }
 
 # Names in tables and programs. A torch operation that is not listed is taken for a unary one.
@@ -73,7 +89,7 @@ NAMES: Mapping[str, str] = {
     "exp": "gelu",
     "add": "binary",
     "add/gated": "binary",
-    "add/plain": "binary",
+    "add/plain": "two_binary",  # a block that adds both attention and MLP to its input
     "vecadd": "binary",
     "mul": "binary",
     "sub": "binary",
@@ -100,9 +116,9 @@ NAMES: Mapping[str, str] = {
     "amax": "reduce",
 }
 
-_CACHE_SHARE = 0.85  # of the last cache's bandwidth that a kernel over resident data reaches
-_STREAMS = {2: 1.0, 3: 1.06}  # of copy bandwidth, by streams: reads turn around less often the more of them there are
-_COLD_START = 2.5 * US  # measured alone with events, and the first misses of every PE
+_KERNEL = 1.0 * US  # of the launch's latency passes before the device counts a kernel as running
+_COLD_START = 3.7 * US  # a launch timed alone with events
+_DIRTY = 0.25  # of the cache: lines that clearing it left to be written back
 
 
 def op_kind(op: str) -> OpKind:
@@ -150,20 +166,22 @@ def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str,
     return Estimate(seconds, seconds * (1 - below), seconds * (1 + above), limit, "", rate, rate)
 
 
-def _time(spec: DeviceSpec, kind: OpKind, dims: tuple[int, ...], traffic: float, cold: bool) -> tuple[float, float, str]:
-    start = spec.launch.latency + kind.start + (_COLD_START if cold else 0.0)
+def _time(
+    spec: DeviceSpec, kind: OpKind, dims: tuple[int, ...], traffic: float, cold: bool
+) -> tuple[float, float, str]:
+    start = max(spec.launch.latency - _KERNEL, 0.5 * US) * kind.launches + kind.start
+    backend = kind.hip if spec.target.backend == "hip" else 1.0
+    copy = spec.hbm_copy_bandwidth * backend
     moved = traffic
-    row = dims[-1] if dims else 1
-    if row > kind.whole_row and spec.target.backend == "hip":
-        moved += traffic * kind.reads / (kind.reads + kind.writes) * 2
-    copy = spec.hbm_copy_bandwidth
-    memory = copy * _STREAMS.get(int(kind.reads + kind.writes), 1.0)
+    if cold:
+        start += _COLD_START
+        moved += _DIRTY * min(traffic, spec.l2.size if spec.l2 else 0)
+    if dims and dims[-1] > kind.whole_row and spec.target.backend == "hip":
+        moved += 2 * traffic * kind.reads / (kind.reads + kind.writes)
     resident = 0.0 if cold else _resident(spec, traffic)
-    cache = max((spec.llc or spec.l2 or spec.hbm).bandwidth * _CACHE_SHARE, memory)
-    fetching = moved * (resident / cache + (1 - resident) / memory)
-    working = moved / (copy * kind.pace[spec.target.backend])
-    rows = (traffic and prod(dims[:-1])) * kind.row / spec.pes
-    took = max(fetching, working, rows)
+    fetching = moved / copy * (resident / kind.pace + (1 - resident) / kind.memory)
+    rows = (prod(dims[:-1]) if traffic else 0) * kind.row / spec.pes * (backend < 1)
+    took = max(fetching, kind.least, rows)
     limit = "kernel" if took > fetching else "cache" if resident > 0.5 else "memory"
     return start + took, traffic, "launch" if took < start else limit
 

@@ -40,9 +40,13 @@ class Table(BaseModel):
     op: str | None = Field(default=None, description="memory-bound operation, where the table has no column `op`")
     algorithm: str | None = Field(default=None, description="what the run was told to use, e.g. /simple")
     gpus_per_process: int = Field(default=1, ge=1)
-    where: dict[str, str] = Field(default_factory=dict, description="rows to take: column and value")
+    where: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="rows to take: column and value"
+    )
     column: str | None = Field(default=None, description="the measured column, where there are several")
-    cold: bool | None = Field(default=None, description="caches were cleared before each run, as Triton's do_bench does")
+    cold: bool | None = Field(
+        default=None, description="caches were cleared before each run, as Triton's do_bench does"
+    )
     held_out: bool = Field(default=False, description="not looked at when constants were set")
 
     @model_validator(mode="after")
@@ -122,7 +126,8 @@ _ELEMENT_RATES = {"gelem_per_s": 1e9}
 _BYTE_RATES = {"torch_GBps": 1e9, "triton_GBps": 1e9}
 
 
-def _number(row: Mapping[str, str], column: str, path: Path) -> float:
+def number(row: Mapping[str, str], column: str, path: Path) -> float:
+    """The number in a column. Raises ConfigError."""
     try:
         return float(row[column])
     except KeyError:
@@ -134,7 +139,7 @@ def _number(row: Mapping[str, str], column: str, path: Path) -> float:
 def gemm_shape(row: Mapping[str, str], path: Path) -> tuple[int, int, int, int]:
     """M, N, K and batch of a row."""
     best = "best_M" in row
-    m, n, k = (int(_number(row, f"best_{axis}" if best else axis, path)) for axis in "MNK")
+    m, n, k = (int(number(row, f"best_{axis}" if best else axis, path)) for axis in "MNK")
     return m, n, k, int(float(row.get("b") or row.get("batch") or 1))
 
 
@@ -142,13 +147,13 @@ def seconds_of(row: Mapping[str, str], path: Path, column: str | None, flops: fl
     """The duration that a row states, in whichever way it does."""
     for name, scale in _TIME_COLUMNS.items():
         if column in (None, name) and row.get(name):
-            return _number(row, name, path) * scale
+            return number(row, name, path) * scale
     for name, scale in _RATE_COLUMNS.items():
         if column in (None, name) and row.get(name) and flops:
-            return flops / (_number(row, name, path) * scale)
+            return flops / (number(row, name, path) * scale)
     for name, scale in _ELEMENT_RATES.items():
         if column in (None, name) and row.get(name):
-            return elements / (_number(row, name, path) * scale)
+            return elements / (number(row, name, path) * scale)
     raise ConfigError(
         f"table {path}: no measured column {column or ''} among {', '.join(row)}; expected one of "
         f"{', '.join([*_TIME_COLUMNS, *_RATE_COLUMNS, *_ELEMENT_RATES])}"
@@ -162,7 +167,7 @@ def select_rows(table: Table, path: Path) -> Iterator[dict[str, str]]:
         if column not in rows[0]:
             raise ConfigError(f"table {path} has no column {column!r} to select by; it has {', '.join(rows[0])}")
     for row in rows:
-        if any(row[column] != value for column, value in table.where.items()):
+        if any(row[column] != str(value) for column, value in table.where.items()):
             continue
         if table.ranks and "num_workers" in row and int(row["num_workers"]) != table.ranks:
             continue

@@ -14,7 +14,7 @@ from kernbench.cost.collectives import collective_time
 from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time, traffic_of
-from kernbench.cost.reference import Table, gemm_shape, operand_dtype, read_manifest, seconds_of, select_rows
+from kernbench.cost.reference import Table, gemm_shape, number, operand_dtype, read_manifest, seconds_of, select_rows
 from kernbench.errors import ConfigError
 from kernbench.topology import load_fabric
 from kernbench.topology.system import SystemSpec
@@ -103,8 +103,14 @@ def compare(table: Table, directory: Path, *, system: Any = None, device: Any = 
     rows = list(select_rows(table, path))
     if not rows:
         raise ConfigError(f"table {path}: no rows for this entry (ranks, nodes, dtype, device, where)")
-    found = _COMPARE[table.kind](table, path, rows, system or device)
-    keep = found.size >= table.min_bytes
+    given = system or device
+    if given is None:
+        given = table_system(table, directory) if table.kind == "collective" else _beside(table.device or "", directory)
+    found = _COMPARE[table.kind](table, path, rows, given)
+    timed = found.measured > 0  # below a timer's resolution there is nothing to compare with
+    if not timed.any():
+        raise ConfigError(f"table {path}: no row has a time of more than zero")
+    keep = (found.size >= table.min_bytes) & timed
     if not keep.any():
         raise ConfigError(f"table {path}: no rows of at least {table.min_bytes:g} bytes")
     parts = (value[keep] for value in (found.size, found.measured, found.seconds, found.low, found.high))
@@ -117,18 +123,20 @@ def compare_manifest(path: Path) -> list[Comparison]:
 
 
 def _collective(table: Table, path: Path, rows: list[dict[str, str]], system: Any) -> Comparison:
-    if "size_bytes" not in rows[0]:
-        raise ConfigError(f"table {path} has no column 'size_bytes'; it has {', '.join(rows[0])}")
-    size = np.array([float(row["size_bytes"]) for row in rows])
+    size = np.array([number(row, "size_bytes", path) for row in rows])
     measured = np.array([seconds_of(row, path, table.column, 0, 0) for row in rows])
-    ranks = table.ranks
-    if ranks is None:
-        raise ConfigError(f"table {path}: the manifest's entry needs `ranks`")
+    return compare_points(table, size, measured, system)
+
+
+def compare_points(table: Table, size: Floats, measured: Floats, system: SystemSpec) -> Comparison:
+    """Measured sizes and durations of a collective beside a system's estimates."""
+    if table.ranks is None:
+        raise ConfigError(f"table {table.title}: the manifest's entry needs `ranks`")
     estimate = collective_time(
-        table_system(table, path.parent) if system is None else system,
+        system,
         table.collective or "all_reduce",
         size,
-        ranks=ranks,
+        ranks=table.ranks,
         nodes=table.nodes,
         dtype=table.dtype or "float32",
         algorithm=table.algorithm,
@@ -144,12 +152,11 @@ def _gemm(table: Table, path: Path, rows: list[dict[str, str]], device: Any) -> 
     flops = 2.0 * shapes.prod(axis=1)
     measured = np.array([seconds_of(row, path, table.column, f, 0) for row, f in zip(rows, flops, strict=True)])
     dtypes = np.array([table.dtype or operand_dtype(row.get("dtype") or "float16") for row in rows])
-    target = device or _beside(table.device or "", path.parent)
     seconds, low, high = (np.empty(len(rows)) for _ in range(3))
     m, n, k, batch = shapes.T
     for dtype in np.unique(dtypes):
         at = dtypes == dtype
-        found = gemm_time(target, m[at], n[at], k[at], dtype=str(dtype), batch=batch[at])
+        found = gemm_time(device, m[at], n[at], k[at], dtype=str(dtype), batch=batch[at])
         seconds[at], low[at], high[at] = found.seconds, found.low, found.high
     moved = 2.0 * batch * (m * k + k * n + m * n)
     return Comparison(table, moved, measured, seconds, low, high)
@@ -170,18 +177,17 @@ def _op(table: Table, row: dict[str, str]) -> str:
 def _shape(row: dict[str, str], path: Path) -> tuple[int, ...]:
     for columns in (("tokens", "dim"), ("M", "N"), ("elements",)):
         if all(column in row for column in columns):
-            return tuple(int(row[column]) for column in columns)
+            return tuple(int(number(row, column, path)) for column in columns)
     raise ConfigError(f"table {path} has no shape columns; expected tokens and dim, M and N, or elements")
 
 
 def _memory_bound(table: Table, path: Path, rows: list[dict[str, str]], device: Any) -> Comparison:
-    target = device or _beside(table.device or "", path.parent)
     dtype = table.dtype or "float16"
     points = []
     for row in rows:
         op, shape = _op(table, row), _shape(row, path)
         cold = "triton_us" in row if table.cold is None else table.cold
-        estimate = memory_bound_time(target, op, shape, dtype=dtype, cold=cold)
+        estimate = memory_bound_time(device, op, shape, dtype=dtype, cold=cold)
         measured = seconds_of(row, path, table.column, 0, float(np.prod(shape)))
         points.append((traffic_of(op, shape, dtype), measured, estimate.seconds, estimate.low, estimate.high))
     return Comparison(table, *np.array(points, dtype=float).T)

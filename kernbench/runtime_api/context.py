@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from greenlet import getcurrent
@@ -22,6 +22,7 @@ from kernbench.cost.torch_ops import gemm_flops
 from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
+from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
@@ -34,6 +35,9 @@ from kernbench.runtime_api.types import DeviceSelector, short_dtype
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.environment import Environment
 
 COMPUTE_STREAM = "compute"
 COPY_STREAM = "copy"
@@ -78,6 +82,8 @@ class RuntimeContext(Factories):
         self.storages = StorageTable(self.engine.memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
         self._pending_collectives: list[Collective] = []
+        self.deadlines = Deadlines()
+        self._environment: Environment | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
         self._polls: list[tuple[Operation, RankState]] = []
         self._polls_in_flight = 0
@@ -123,6 +129,7 @@ class RuntimeContext(Factories):
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
         self._pending_collectives.clear()
+        self.deadlines.clear()
         self._polls.clear()
         self.executor.clear()
 
@@ -241,8 +248,12 @@ class RuntimeContext(Factories):
             self._block_on(op)
         if op.error is not None:
             raise op.error
-        me = self._me()
+        self._host_waited(self._me(), op)
+
+    def _host_waited(self, me: RankState, op: Operation) -> None:
+        """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
+            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:

@@ -1,7 +1,6 @@
 """``ctx.distributed``: process groups and collectives of simulated ranks, with ``torch.distributed``'s names.
 
-A collective is *posted* by each member. The first one's signature is what the others are held against, at once and before
-any data moves; when all have arrived it is *matched* and handed to the engine, and its values are computed.
+The calls are posted to and matched by :mod:`kernbench.runtime_api.matching`.
 """
 
 from __future__ import annotations
@@ -11,22 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.errors import CollectiveMismatchError, ConfigError, KernbenchError
-from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
+from kernbench.errors import ConfigError, KernbenchError
+from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
 from kernbench.runtime_api.handles import Work
-from kernbench.runtime_api.locations import user_location
+from kernbench.runtime_api.matching import Matcher
 from kernbench.runtime_api.reports import deadlock_report
-from kernbench.runtime_api.tensor import plain, storage_of
-from kernbench.runtime_api.types import short_dtype
-from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
-COMM_STREAM = "comm"
 BACKENDS = ("kernbench", "gloo", "nccl", "mpi", "ccl", "xccl", "hccl", "ahbm")
 
 __all__ = ["Collective", "Distributed", "ProcessGroup"]
@@ -40,7 +33,7 @@ class Distributed:
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
         self._rank_by_greenlet = ctx.scheduler.rank_by_greenlet
-        self._runner = CollectiveRunner(ctx.topology)
+        self.matcher = Matcher(ctx)
         self._world: ProcessGroup | None = None
         self._groups: dict[tuple[int, ...], list[ProcessGroup]] = {}
         self._group_calls: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -57,6 +50,7 @@ class Distributed:
         self._groups.clear()
         self._group_calls.clear()
         self._backends.clear()
+        self.matcher.reset()
 
     def is_available(self) -> bool:
         """True."""
@@ -191,7 +185,7 @@ class Distributed:
             None,
             algorithm or self._ctx.ccl_config.algorithm,
         )
-        return self._post(signature, tensor, target, group, async_op)
+        return self._post(signature, (tensor,), (target,), group, async_op)
 
     def broadcast(
         self,
@@ -206,128 +200,188 @@ class Distributed:
         members = group or self._require_world()
         root = members.root(src, group_src)
         signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, "ring_broadcast")
-        return self._post(signature, tensor, tensor, group, async_op)
+        return self._post(signature, (tensor,), (tensor,), group, async_op)
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        *,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        """Reduce ``tensor`` over all members; rank ``dst`` (of the world; ``group_dst``: of the group) gets the result."""
+        members = group or self._require_world()
+        root = members.root(dst, group_dst)
+        signature = self._signature("reduce", tensor, "ring_reduce", op=op, root=root)
+        outputs = (tensor,) if root == self._rank() else ()
+        return self._post(signature, (tensor,), outputs, group, async_op)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Every member gets all members' ``input_tensor`` ``[n, ...]``, in group order: ``[members * n, ...]``, or stacked
+        as ``[members, n, ...]``. ``output_tensor`` is contiguous."""
+        members = group or self._require_world()
+        outputs = self._parts("all_gather_into_tensor", "output_tensor", output_tensor, input_tensor, members)
+        signature = self._signature("all_gather", input_tensor, "ring_allgather")
+        return self._post(signature, (input_tensor,), outputs, group, async_op)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``, all of one shape."""
+        self._check_list("all_gather", "tensor_list", tensor_list, tensor, group or self._require_world())
+        return self._post(
+            self._signature("all_gather", tensor, "ring_allgather"), (tensor,), tensor_list, group, async_op
+        )
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduce ``input`` ``[members * n, ...]`` over all members; member i gets part i, ``[n, ...]``, in ``output``."""
+        members = group or self._require_world()
+        inputs = self._parts("reduce_scatter_tensor", "input", input, output, members)
+        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        return self._post(signature, inputs, (output,), group, async_op)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input_list: Sequence[torch.Tensor],
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduce the members' i-th inputs; member i gets that in ``output``."""
+        self._check_list("reduce_scatter", "input_list", input_list, output, group or self._require_world())
+        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        return self._post(signature, input_list, (output,), group, async_op)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Part j of ``input`` goes to member j, which keeps it as part i: an even split of dimension 0."""
+        members = group or self._require_world()
+        rows = input.shape[0] if input.dim() else 0
+        if rows % members.size or output.shape != input.shape:
+            raise KernbenchError(
+                f"all_to_all_single: rank {self._rank()} has input {tuple(input.shape)} and output {tuple(output.shape)}: "
+                f"expected one shape whose dimension 0 divides by {members.size}"
+            )
+        parts = rows // members.size
+        signature = Signature("all_to_all", None, input.dtype, None, None, "pairwise_alltoall")
+        return self._post(signature, input.split(parts), output.split(parts), group, async_op)
+
+    def isend(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
+        """Start to send ``tensor`` to rank ``dst`` of the world."""
+        return self._message(tensor, dst, group, tag, sends=True)
+
+    def irecv(
+        self, tensor: torch.Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
+    ) -> Work:
+        """Start to receive into ``tensor`` from rank ``src`` of the world; None: from whoever sends first."""
+        return self._message(tensor, src, group, tag, sends=False)
+
+    def send(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
+        """Send ``tensor`` to rank ``dst`` of the world."""
+        self.isend(tensor, dst, group, tag).wait()
+
+    def recv(
+        self, tensor: torch.Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
+    ) -> None:
+        """Receive into ``tensor`` from rank ``src`` of the world."""
+        self.irecv(tensor, src, group, tag).wait()
+
+    def _message(
+        self, tensor: torch.Tensor, peer: int | None, group: ProcessGroup | None, tag: int, *, sends: bool
+    ) -> Work:
+        members = group or self._require_world()
+        if peer is not None and peer not in members.index:
+            raise ConfigError(f"rank {peer} is not a member of {members.name} ({list(members.ranks)})")
+        op = self.matcher.post_message(members, tensor, peer=peer, tag=tag, sends=sends)
+        return Work(self._ctx, op, (tensor,))
+
+    def _signature(
+        self, name: str, tensor: torch.Tensor, algorithm: str, *, op: Any = None, root: int | None = None
+    ) -> Signature:
+        reduction = None
+        if op is not None:
+            reduction = ReduceOp.parse(op)
+            reduction.check_dtype(tensor.dtype)
+        return Signature(
+            name, tuple(tensor.shape), tensor.dtype, None if reduction is None else reduction.value, root, algorithm
+        )
+
+    def _parts(
+        self, op: str, what: str, whole: torch.Tensor, part: torch.Tensor, members: ProcessGroup
+    ) -> Sequence[torch.Tensor]:
+        """``whole`` cut into one ``[n]`` view per member, each as large as ``part``."""
+        if whole.numel() != part.numel() * members.size or whole.dtype != part.dtype or not whole.is_contiguous():
+            raise KernbenchError(
+                f"{op}: rank {self._rank()} has {what} {tuple(whole.shape)} {whole.dtype} for parts of "
+                f"{tuple(part.shape)} {part.dtype}: expected a contiguous tensor of {members.size} times as many elements, "
+                "of one dtype"
+            )
+        flat = whole.view(-1)
+        return flat.split(part.numel()) if part.numel() else [flat] * members.size
+
+    def _check_list(
+        self, op: str, what: str, tensors: Sequence[torch.Tensor], part: torch.Tensor, members: ProcessGroup
+    ) -> None:
+        shapes = {(tuple(tensor.shape), tensor.dtype) for tensor in tensors}
+        if len(tensors) != members.size or shapes != {(tuple(part.shape), part.dtype)}:
+            raise KernbenchError(
+                f"{op}: rank {self._rank()} has {len(tensors)} tensors in {what}: expected {members.size} of shape "
+                f"{tuple(part.shape)} and dtype {part.dtype}"
+            )
 
     def barrier(self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
         """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
-        token = torch.zeros(1, dtype=torch.int32)
-        signature = Signature("barrier", (1,), token.dtype, "sum", None, self._ctx.ccl_config.algorithm)
-        return self._post(signature, token, token, group, async_op)
+        signature = Signature("barrier", None, None, None, None, self._ctx.ccl_config.algorithm)
+        return self._post(signature, (), (), group, async_op)
 
     # -- posting and matching ----------------------------------------------------------------------------------------
 
     def _post(
         self,
         signature: Signature,
-        source: torch.Tensor,
-        target: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
         group: ProcessGroup | None,
         async_op: bool,
     ) -> Work | None:
-        ctx = self._ctx
-        me = ctx._me()
-        rank = self._rank()
-        members = group if group is not None else self._require_world()
-        if rank not in members.index:
-            raise KernbenchError(
-                f"rank {rank} called {signature.op} on {members.name}, of which it is not a member ({list(members.ranks)})"
-            )
-        me.clock += ctx.topology.device.launch.overhead
-        op = Operation(signature.op, "collective", rank=rank, sip=me.sip, stream=COMM_STREAM, enqueue=me.clock)
-        op.nbytes = source.numel() * source.element_size()
-        arrival = Arrival(rank, signature, source, target, op, user_location(), () if me.last is None else (me.last,))
-        collective, error = members.arrive(arrival)
-        if len(collective.arrivals) == 1 and error is None:
-            ctx._pending_collectives.append(collective)
-        ctx.engine.progress += 1
-        if error is not None:
-            if collective in ctx._pending_collectives:
-                ctx._pending_collectives.remove(collective)
-            for other in collective.arrivals.values():
-                if other.op.error is None:
-                    other.op.fail(CollectiveMismatchError(str(error)), me.clock)
-                    ctx.executor.failed.append(other.op)
-            raise error
-        me.tails[COMM_STREAM] = op
-        source_state = ctx.storages.adopt(source, me)
-        op.operands = [source_state.operand(source, "rw" if target is source else "r")]
-        source_state.last = op
-        if target is not source:
-            target_state = ctx.storages.adopt(target, me)
-            target_state.last = op
-            op.operands.append(target_state.operand(target, "w"))
-        work = Work(ctx, op, (target,))
+        self._rank()
+        op = self.matcher.post(group if group is not None else self._require_world(), signature, inputs, outputs)
+        work = Work(self._ctx, op, outputs)
         if async_op:
             return work
         work.wait()
+        self._ctx._me().last = None  # whatever it had enqueued has ended
         return None
 
     def _start_matched(self) -> bool:
-        """Hand every collective whose members have all arrived to the engine; False if there is none."""
-        pending = self._ctx._pending_collectives
-        started = False
-        for collective in pending:
-            if collective.matched and not collective.started and self._values_ready(collective):
-                collective.started = True
-                self._start(collective)
-                started = True
-        ended = len(pending)
-        pending[:] = [collective for collective in pending if not collective.complete]
-        return started or len(pending) < ended
-
-    def _values_ready(self, collective: Collective) -> bool:
-        """Whether nothing that is still to run, or suspended, may write what the collective reads or writes."""
-        executor = self._ctx.executor
-        if not len(executor):
-            return True
-        executor.flush(self._ctx.engine.now)
-        arrivals = collective.arrivals.values()
-        tensors = (tensor for arrival in arrivals for tensor in (arrival.source, arrival.target))
-        return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
-
-    def _start(self, collective: Collective) -> None:
-        ctx = self._ctx
-        arrivals = [collective.arrivals[rank] for rank in collective.group.ranks]
-        signature = collective.signature
-        first = arrivals[0].source
-        request = self._runner.request(
-            op=signature.op,
-            config=ctx.ccl_config.select(signature.algorithm),
-            sips=tuple(arrival.op.sip for arrival in arrivals),
-            root=None if signature.root is None else collective.group.index[signature.root],
-            count=first.numel(),
-            itemsize=first.element_size(),
-            dtype=short_dtype(first.dtype),
-        )
-        if ctx.enable_data:
-            self._runner.move(
-                request,
-                [plain(arrival.source) for arrival in arrivals],
-                [plain(arrival.target) for arrival in arrivals],
-                ReduceOp(signature.reduction) if signature.reduction else None,
-            )
-        for arrival in arrivals:
-            arrival.op.when_resolved(collective.member_ended)
-        run = ctx.engine.submit_collective(
-            request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
-        )
-        ctx.engine.op_log.collectives.append(
-            CollectiveTrace(
-                name=str(collective),
-                run=run,
-                ranks=collective.group.ranks,
-                sips=[arrival.op.sip for arrival in arrivals],
-                buffer_kind=request.config.buffer_kind,
-                addresses=[arrival.op.operands[-1].address for arrival in arrivals],
-                cell_offsets=(request.schedule.cell_bounds(first.numel()) * first.element_size()).tolist(),
-                detail={"algorithm": request.config.name, "backpressure": request.config.backpressure},
-            )
-        )
+        """Hand everything that has been matched to the engine; False if there is nothing."""
+        return self.matcher.start_matched()
 
     def _forget_unmatched(self) -> None:
-        """Drop the collectives that can never be matched."""
-        pending = self._ctx._pending_collectives
-        pending[:] = [collective for collective in pending if collective.matched]
+        """Drop what can never be matched."""
+        self.matcher.forget_unmatched()
 
     def _unmatched_ranks(self) -> set[int]:
         """The ranks that have called a collective which others have not."""

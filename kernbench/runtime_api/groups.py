@@ -17,14 +17,16 @@ class Signature(NamedTuple):
     """What must agree between the members of a collective."""
 
     op: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
     reduction: str | None
     root: int | None
     algorithm: str
 
     def __str__(self) -> str:
-        parts = [f"shape {self.shape}", str(self.dtype).removeprefix("torch.")]
+        parts = [] if self.shape is None else [f"shape {self.shape}"]
+        if self.dtype is not None:
+            parts.append(str(self.dtype).removeprefix("torch."))
         if self.reduction is not None:
             parts.append(f"op {self.reduction}")
         if self.root is not None:
@@ -39,15 +41,21 @@ class Signature(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """One member's call: its tensors, its operation, and what must end before it can start."""
+    """One member's call: its tensors, its operation, and what must end before it can start.
+
+    Attributes:
+        inputs, outputs: one tensor per cell that the member brings or gets (see ``kernbench.ccl.movements``).
+        splits: elements per cell where they are not all alike, else None.
+    """
 
     rank: int
     signature: Signature
-    source: torch.Tensor
-    target: torch.Tensor
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
     op: Operation
     location: Location
     after: Sequence[Operation] = ()
+    splits: tuple[int, ...] | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -21,6 +21,7 @@ from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.torch_backend.environment import Environment
 
 ISOLATIONS = ("carrier", "greenlet")
 _MOST_TRACEBACKS = 8
@@ -99,6 +100,7 @@ class Multiprocessing:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
+        self._configure: Callable[[Environment], None] | None = None
         self._daemon = False
 
     def spawn(
@@ -154,8 +156,18 @@ class Multiprocessing:
         begin = ctx.now()
         ctx._ranks = {rank: RankState(rank, ctx.sips[rank], ctx.seed, begin) for rank in range(nprocs)}
         ctx.distributed._open_world(nprocs)
-        bodies = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
-        ctx.scheduler.start(bodies, isolation=isolation)
+        bodies: list[Callable[[], Any]] = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
+        if isolation == "carrier":
+            from kernbench.torch_backend.environment import Environment  # it builds on this room
+
+            ctx._environment = environment = Environment(ctx, nprocs, per_rank_modules)
+            if self._configure is not None:
+                self._configure(environment)
+            environment.open()
+            bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
+            ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
+        else:
+            ctx.scheduler.start(bodies, isolation=isolation)
         self._daemon = daemon
         if not join:
             return ProcessContext(ctx, nprocs)
@@ -164,8 +176,11 @@ class Multiprocessing:
 
     def _join_at_exit(self) -> None:
         """What happens to ranks that nobody has joined when the context ends: as to processes when theirs ends."""
-        if self._ctx.scheduler.live_count and not self._daemon:
-            _run_ranks(self._ctx)
+        if self._ctx.scheduler.live_count:
+            if self._daemon:
+                _abort(self._ctx)
+            else:
+                _run_ranks(self._ctx)
 
     def _require_fit(self, nprocs: int) -> None:
         ctx = self._ctx
@@ -212,7 +227,9 @@ def _drain_once(ctx: RuntimeContext) -> bool:
     if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
         return True
     ctx._schedule_polls()
-    return ctx.engine.advance()
+    if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
+        return True
+    return ctx.engine.advance() or ctx.deadlines.expire_asked_for()
 
 
 def _resume_done(ctx: RuntimeContext) -> bool:
@@ -308,6 +325,9 @@ def _abort(ctx: RuntimeContext) -> None:
 def _close_world(ctx: RuntimeContext) -> None:
     clocks = [state.clock for state in ctx._ranks.values()]
     ctx._main.clock = max([ctx._main.clock, *clocks])
+    environment, ctx._environment = ctx._environment, None
+    if environment is not None:
+        environment.close()
     ctx.distributed._reset()
 
 

@@ -12,7 +12,9 @@ function of a user's program; OS threads alone are neither deterministic nor abl
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
+import functools
 import signal
 import threading
 import traceback
@@ -77,11 +79,23 @@ class RankScheduler:
         self.resumed = 0
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
+        self._refusals = 0
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
-    def start(self, bodies: Sequence[Callable[[], None]], *, isolation: str) -> None:
-        """Create one rank per body, all ready to run. ``isolation``: ``"carrier"`` or ``"greenlet"``."""
+    def start(
+        self,
+        bodies: Sequence[Callable[[], None]],
+        *,
+        isolation: str,
+        before_run: Callable[[int], None] | None = None,
+    ) -> None:
+        """Create one rank per body, all ready to run.
+
+        Args:
+            isolation: ``"carrier"`` or ``"greenlet"``.
+            before_run: with carriers, called with the rank's index whenever that rank is about to run.
+        """
         if self.live_count:
             raise KernbenchError("ranks are already running in this context: join them before starting more")
         self.ranks = [Rank(index) for index in range(len(bodies))]
@@ -90,6 +104,8 @@ class RankScheduler:
         for rank, body in zip(self.ranks, bodies, strict=True):
             if isolation == "carrier":
                 self._start_carrier(rank, body)
+                if before_run is not None and rank.carrier is not None:
+                    rank.carrier.before_run = functools.partial(before_run, rank.index)
             else:
                 rank.greenlet = greenlet(self._body_of(rank, body), self.main)
                 self.rank_by_greenlet[rank.greenlet] = rank.index
@@ -180,7 +196,10 @@ class RankScheduler:
     def switch_to_main(self) -> None:
         """Suspend whoever runs now until somebody resumes it. In a raw greenlet too."""
         if self.aborting:
-            raise SystemExit
+            self._refusals += 1
+            if self._refusals <= _UNWIND_ATTEMPTS:
+                raise SystemExit
+            # it swallows every one: let go of it
         carrier = current_carrier()
         if carrier is not None:
             carrier.switch_to_main()
@@ -231,14 +250,14 @@ class RankScheduler:
         """
         self.aborting = True
         stubborn = []
+        raw = [target for target in others if target not in self.rank_by_greenlet]
         try:
             self.ready.clear()
             for rank in self.ranks:
                 if rank.live and not self._unwind(rank):
                     stubborn.append(rank.index)
-            for target in others:
-                if target not in self.rank_by_greenlet:
-                    _unwind_raw(target)
+            for target in raw:
+                _unwind_raw(target)
         finally:
             self.ready.clear()
             self.aborting = False
@@ -250,17 +269,21 @@ class RankScheduler:
 
     def _unwind(self, rank: Rank) -> bool:
         target = rank.greenlet
-        if not target:  # never started: nothing to unwind
-            rank.state = RankState.ABORTED
-            self._unbind(rank)
-            return True
-        for _ in range(_UNWIND_ATTEMPTS):
+        if target:
+            self._refusals = 0
             target.throw(SystemExit)
             if target.dead:
                 return True
+            _keep_for_ever(target)
+        # else never started: nothing to unwind
         rank.state = RankState.ABORTED
         self._unbind(rank)
-        return False
+        return not target
+
+
+def _keep_for_ever(target: Any) -> None:
+    """A greenlet that swallows its unwinding would go on swallowing, in an endless loop, when it is collected."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(target))
 
 
 def _unwind_raw(target: Any) -> None:

@@ -42,6 +42,28 @@ class Allocation:
         return f"{self.name or 'tensor'}{owner} (shape {self.shape}, {self.nbytes} bytes)"
 
 
+_by_tensor: dict[int, tuple[weakref.ref[torch.Tensor], Allocation]] = {}
+
+
+def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None) -> Allocation:
+    """The allocation under a tensor, kept as long as the tensor object lives and keeps its storage."""
+    key = id(tensor)
+    found = _by_tensor.get(key)
+    if found is not None and found[0]() is tensor:
+        allocation = found[1]
+        storage = tensor.untyped_storage()
+        if (
+            allocation.base == storage.data_ptr()
+            and allocation.nbytes == storage.nbytes()
+            and allocation.name == name
+            and allocation.rank == rank
+        ):
+            return allocation
+    allocation = Allocation(tensor, name, rank)
+    _by_tensor[key] = (weakref.ref(tensor, lambda _: _by_tensor.pop(key, None)), allocation)
+    return allocation
+
+
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""
 

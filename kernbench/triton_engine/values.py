@@ -17,7 +17,7 @@ strided view; and because a dimension that does not vary has size 1, tiles share
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ import torch
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 
 
+@final
 class Aff:
     """Integers affine over lanes and tile: ``c + sum(ls[k]*lane[k]) + sum(ts[j]*tile[j]) + arr[lanes]``.
 
@@ -50,6 +51,7 @@ class Aff:
         return f"Aff({self.c} + {self.ls}*lane + {self.ts}*tile{extra} in [{self.lo}, {self.hi}])"
 
 
+@final
 class Ptr:
     """Pointers: ``address(root) + off + den`` bytes. ``root`` is a kernel argument index or None (absolute)."""
 
@@ -67,6 +69,7 @@ class Ptr:
 Bound: TypeAlias = "int | np.ndarray"
 
 
+@final
 class Box:
     """A mask true where ``lo <= index < hi`` in every constrained tile dimension (None: unconstrained).
 
@@ -83,6 +86,7 @@ class Box:
         return f"Box({self.bounds})"
 
 
+@final
 class Desc:
     """A tensor descriptor: base pointer, shape and element strides (ints or rank-0 :class:`Aff`), block shape.
 
@@ -92,7 +96,13 @@ class Desc:
     __slots__ = ("base", "block", "elem", "padding", "shape", "strides")
 
     def __init__(
-        self, base: Ptr, shape: list[Value], strides: list[Value], block: tuple[int, ...], elem: str, padding: float = 0.0
+        self,
+        base: Ptr,
+        shape: list[Value],
+        strides: list[Value],
+        block: tuple[int, ...],
+        elem: str,
+        padding: float = 0.0,
     ) -> None:
         self.base = base
         self.shape = shape

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.kernels.shared_programs import EXACT, ROUNDED
 
 pytestmark = pytest.mark.beyond_interpreter("would be compared with itself")

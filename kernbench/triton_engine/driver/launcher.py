@@ -56,7 +56,9 @@ class Launcher:
             self.names.append(name)
             if descriptor:  # a descriptor is followed by its shape and strides
                 rank = len(self.program.args[len(self.names) - 1][1].shape)
-                self.names += [f"{name}.shape[{i}]" for i in range(rank)] + [f"{name}.strides[{i}]" for i in range(rank)]
+                self.names += [f"{name}.shape[{i}]" for i in range(rank)] + [
+                    f"{name}.strides[{i}]" for i in range(rank)
+                ]
         if len(self.names) != len(self.program.args):
             raise RuntimeError(
                 f"{self.program.name}: {len(self.names)} arguments bound, {len(self.program.args)} expected"

@@ -88,7 +88,7 @@ class _Lowering:
             self.types,
         )
 
-    def region_blocks(self, region: Region, code: Code, on_return: list[Jump] | None) -> Code:
+    def region_blocks(self, region: Region, code: Code, on_return: list[tuple[Jump, list[int]]] | None) -> Code:
         """Lower the blocks of a region into ``code`` and after; returns the block where control ends.
 
         ``on_return`` collects the jumps of ``tt.return`` in an inlined function; None means the kernel itself.
@@ -222,7 +222,9 @@ class _Lowering:
                     self.straight_line(region.blocks[0], code)
                     sides.append(region.blocks[0].ops[-1].operands)
                 for i, (name, ty) in enumerate(zip(op.results, op.result_types, strict=True)):
-                    select = Op("arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc)
+                    select = Op(
+                        "arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc
+                    )
                     code.append(self.instr(select))
             elif op.name == "tt.call":
                 callee = self.functions[op.symbol]

@@ -121,7 +121,12 @@ class Locations:
             inner, outer = self.get(callee), self.get(caller)
             if inner.line == 0:
                 return outer
-            return Loc(inner.file, inner.line, inner.col, (*inner.callers, Loc(outer.file, outer.line, outer.col), *outer.callers))
+            return Loc(
+                inner.file,
+                inner.line,
+                inner.col,
+                (*inner.callers, Loc(outer.file, outer.line, outer.col), *outer.callers),
+            )
         if match := _NAME_LOC.match(text):
             return self.get(match[2])
         if text.startswith("fused"):
@@ -211,7 +216,9 @@ class Parser:
             results = [parse_type(t) for t in _type_list(rest)]
         region, tail = self.region(entry_args=args)
         _, loc = _strip_locs(tail)
-        return Function(match[2].strip('"'), args, results, region, match[1] != "private", self.locs.get(loc), arg_attrs)
+        return Function(
+            match[2].strip('"'), args, results, region, match[1] != "private", self.locs.get(loc), arg_attrs
+        )
 
     def region(self, entry_args: list[tuple[str, Ty]] | None = None) -> tuple[Region, str]:
         """Parse up to the line that closes the region; returns it too (it may open the next region)."""
@@ -370,7 +377,9 @@ def _parse_op(body: str, tail: str) -> Op:
 def _parse_signature(op: Op, signature: str) -> None:
     if "->" in signature:
         depth_at = _top_arrow(signature)
-        op.operand_types = [parse_type(_abbrev(t)) for part in signature[:depth_at].split(" * ") for t in _type_list(part)]
+        op.operand_types = [
+            parse_type(_abbrev(t)) for part in signature[:depth_at].split(" * ") for t in _type_list(part)
+        ]
         op.result_types = [parse_type(t) for t in _type_list(signature[depth_at + 2 :])]
     elif " to " in signature:
         left, _, right = signature.partition(" to ")
@@ -378,13 +387,19 @@ def _parse_signature(op: Op, signature: str) -> None:
     elif signature:
         op.operand_types = [parse_type(_abbrev(t)) for t in _type_list(signature)]
         op.result_types = _implied_results(op) if op.results else []
+    if op.result_types and len(op.result_types) < len(op.results):  # tt.split prints its type once
+        op.result_types = op.result_types[:1] * len(op.results)
 
 
 def _abbrev(text: str) -> str:
     """Types printed without their prefix: ``<f16>`` (a pointer), ``<tensor<..>>`` (a descriptor)."""
     if text.startswith("<tensor"):
         return "!tt.tensordesc" + text
-    return "!tt.ptr" + text if text.startswith("<") and "x" not in text else ("!tt.tensordesc" + text if text.startswith("<") else text)
+    return (
+        "!tt.ptr" + text
+        if text.startswith("<") and "x" not in text
+        else ("!tt.tensordesc" + text if text.startswith("<") else text)
+    )
 
 
 def _top_arrow(text: str) -> int:
@@ -444,7 +459,11 @@ def _attr_value(text: str) -> Any:
         return text[1 : text.rindex('"')]
     if text.startswith("array<"):
         body = text[6:-1].partition(":")[2]
-        return [True if v.strip() == "true" else False if v.strip() == "false" else int(v) for v in body.split(",") if v.strip()]
+        return [
+            True if v.strip() == "true" else False if v.strip() == "false" else int(v)
+            for v in body.split(",")
+            if v.strip()
+        ]
     if match := re.match(r"^(-?\d+)(?: : \w+)?$", text):
         return int(match[1])
     return text
@@ -547,8 +566,7 @@ def decode_number(text: str, elem: str) -> int | float | bool:
         value: float = struct.unpack(fmt, bits.to_bytes(struct.calcsize(fmt), "little"))[0]
         return value
     if elem == "bf16":
-        value = struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0]
-        return value
+        return struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0]
     import torch
 
     raw = torch.tensor([bits], dtype=torch.uint8).view(Ty(elem).dtype)

@@ -60,8 +60,7 @@ def aff_add(x: int | Aff, y: int | Aff) -> int | Aff:
             return x + y
         x, y = y, x
     if type(y) is not Aff:
-        out = Aff(x.c + y, x.ls, x.ts, x.lo + y, x.hi + y, x.arr)
-        return out
+        return Aff(x.c + y, x.ls, x.ts, x.lo + y, x.hi + y, x.arr)
     return Aff(
         x.c + y.c,
         tuple([a + b for a, b in zip(x.ls, y.ls, strict=True)]),
@@ -339,7 +338,7 @@ def _boolean(name: str, tile: tuple[int, ...]) -> Callable[..., Value]:
             for p, q in ((x, y), (y, x)):
                 if type(p) is not Tensor and type(p) is not Box:
                     return True if p else q
-            return dense_mask(x, b.lanes, tile) | dense_mask(y, b.lanes, tile)  # type: ignore[operator]
+            return dense_mask(x, b.lanes, tile) | dense_mask(y, b.lanes, tile)
 
         return either
     if name in ("xori", "addi", "subi"):
@@ -519,7 +518,9 @@ def _select(info: OpInfo) -> Callable[..., Value]:
         if c.dim() < len(lanes) + len(tile):
             c = c.reshape(c.shape + (1,) * (len(lanes) + len(tile) - c.dim()))
         if type(x) is not Tensor and type(y) is not Tensor:
-            x = torch.full((1,) * c.dim(), x, dtype=torch.float32 if dtype.itemsize == 1 and not is_int else dtype).to(dtype)
+            x = torch.full((1,) * c.dim(), x, dtype=torch.float32 if dtype.itemsize == 1 and not is_int else dtype).to(
+                dtype
+            )
         if type(x) is not Tensor:
             return torch.where(c, _scalar(x, dtype), y)
         return torch.where(c, x, y if type(y) is Tensor else _scalar(y, dtype))

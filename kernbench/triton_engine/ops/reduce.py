@@ -168,9 +168,7 @@ def _reduce(info: OpInfo) -> Callable[..., Any]:
 
 
 def _as_tensors(values: list[Any], like: list[Tensor]) -> list[Tensor]:
-    return [
-        v if type(v) is Tensor else torch.full_like(t, v) for v, t in zip(values, like, strict=True)
-    ]
+    return [v if type(v) is Tensor else torch.full_like(t, v) for v, t in zip(values, like, strict=True)]
 
 
 def _full_along(x: Any, b: Any, ty: Ty, axis: int) -> Tensor:
@@ -218,7 +216,7 @@ def _scan(info: OpInfo) -> Callable[..., Any]:
         if known is not None:
             tiles = [known(tiles[0], dim)]
         else:
-            tiles = [t.clone() for t in tiles]
+            tiles = [t.clone() for t in torch.broadcast_tensors(*tiles)]  # one may be the same in every lane
             n = tiles[0].shape[dim]
             step = 1
             while step < n:  # Hillis and Steele: after each round every element covers twice as many before it
@@ -248,9 +246,7 @@ def _map_elementwise(info: OpInfo) -> Callable[..., Any]:
             return tuple(out) if len(out) > 1 else out[0]
         parts = [t.reshape(*t.shape[:-1], t.shape[-1] // pack, pack)[..., i] for t in tiles for i in range(pack)]
         out = _as_tensors(run_region(b, region, parts), [parts[0]] * len(region.results))
-        joined = [
-            torch.stack(out[i : i + pack], dim=-1).flatten(-2, -1) for i in range(0, len(out), pack)
-        ]
+        joined = [torch.stack(out[i : i + pack], dim=-1).flatten(-2, -1) for i in range(0, len(out), pack)]
         return tuple(joined) if len(joined) > 1 else joined[0]
 
     return run

@@ -1,0 +1,26 @@
+"""Pipelined ring reduce: partial results travel along the ring towards the root, cell by cell.
+
+The mirror image of the pipelined ring broadcast: the member after the root starts, everybody adds its own, the root comes
+last. Order of reduction: root + 1, root + 2, ..., root.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+
+COLLECTIVE = "reduce"
+TOPOLOGIES = ("ring_1d",)
+CELLS = 8
+
+
+def build(members: int, root: int) -> Schedule:
+    """The schedule for ``members`` >= 1 members, numbered along the ring, towards member ``root``."""
+    chain = ScheduleBuilder("ring_reduce", members, cells=CELLS)
+    hops = np.arange(members - 1)
+    for step in range(members - 2 + CELLS if members > 1 else 0):
+        cell = step - hops
+        active = hops[(cell >= 0) & (cell < CELLS)]
+        chain.round((root + 1 + active) % members, (root + 2 + active) % members, step - active, reduce=True)
+    return chain.build()

@@ -1,0 +1,188 @@
+"""What each collective does to its members' tensors.
+
+A member brings *inputs* and gets *outputs*, one tensor per cell of the collective's work buffer that it owns: an
+all-gather takes one input and gives n outputs, a reduce-scatter the other way round. Where a collective only copies, the
+cell that arrives is the cell that was sent whatever the route, so it is copied at once (a test holds this against the
+schedule, transfer by transfer); where it reduces, members are folded in the order that the schedule prescribes.
+
+Outputs may be the inputs' own memory, as in-place calls have it: nothing is written before it has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.schedule import IntArray, Schedule
+from kernbench.ccl.values import run_all_reduce
+
+Tensors = Sequence[torch.Tensor]
+Movement = Callable[[Schedule, Sequence[Tensors], Sequence[Tensors], "ReduceOp | None", "int | None"], None]
+
+
+def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
+    if target.data_ptr() == source.data_ptr() and target.numel() == source.numel() and target.is_contiguous():
+        return
+    target.copy_(source if source.shape == target.shape else source.reshape(target.shape))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as ``[count]``: a view where it is contiguous, else a copy that the caller writes back."""
+    return tensor.detach().reshape(-1)
+
+
+def _all_reduce(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert op is not None
+    targets = [target for (target,) in outputs]
+    flat_targets = [_flat(target) for target in targets]
+    same = all(mine[0] is yours[0] for mine, yours in zip(inputs, outputs, strict=True))
+    flat_sources = flat_targets if same else [_flat(source) for (source,) in inputs]
+    run_all_reduce(schedule, flat_sources, flat_targets, op)
+    for target, flat in zip(targets, flat_targets, strict=True):
+        if flat.data_ptr() != target.data_ptr():
+            target.copy_(flat.view(target.shape))
+
+
+def _broadcast(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert root is not None
+    for target in outputs:
+        _assign(target[0], inputs[root][0])
+
+
+def fold(parts: Tensors, op: ReduceOp) -> torch.Tensor:
+    """``op(op(parts[0], parts[1]), parts[2]) ...`` as a new tensor of ``parts[0]``'s shape, ``avg`` not yet divided."""
+    if len(parts) == 1:
+        return parts[0].clone()
+    total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    op.combine(parts[0], parts[1].reshape(parts[0].shape), total)
+    for part in parts[2:]:
+        op.combine(total, part.reshape(total.shape), total)
+    return total
+
+
+def _chains(schedule: Schedule, owners: IntArray) -> list[list[int]]:
+    chains = schedule.chains_at(owners)
+    if chains is None:
+        raise ValueError(f"{schedule.name}: some cell is not a chain of all members where it ends")
+    rows: list[list[int]] = chains.tolist()
+    return rows
+
+
+def _reduce(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert op is not None and root is not None
+    chains = _chains(schedule, np.full(schedule.cells, root, dtype=np.int64))
+    flat = [_flat(source) for (source,) in inputs]
+    if all(chain == chains[0] for chain in chains):
+        total = fold([flat[member] for member in chains[0]], op)
+    else:
+        bounds = schedule.cell_bounds(flat[0].numel()).tolist()
+        total = torch.cat(
+            [
+                fold([flat[member][begin:end] for member in chain], op)
+                for chain, begin, end in zip(chains, bounds, bounds[1:], strict=False)
+            ]
+        )
+    op.finish(total, schedule.members)
+    _assign(outputs[root][0], total)
+
+
+def _reduce_scatter(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert op is not None
+    results = []
+    for cell, chain in enumerate(_chains(schedule, np.arange(schedule.members))):
+        total = fold([inputs[member][cell] for member in chain], op)
+        op.finish(total, schedule.members)
+        results.append(total)
+    for (target,), total in zip(outputs, results, strict=True):
+        _assign(target, total)
+
+
+def _all_gather(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    for cells in outputs:
+        for target, (source,) in zip(cells, inputs, strict=True):
+            _assign(target, source)
+
+
+def _gather(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert root is not None
+    _all_gather(schedule, inputs, [outputs[root]], op, root)
+
+
+def _scatter(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert root is not None
+    for (target,), source in zip(outputs, inputs[root], strict=True):
+        _assign(target, source)
+
+
+def _all_to_all(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    for receiver, cells in enumerate(outputs):
+        for sender, target in enumerate(cells):
+            _assign(target, inputs[sender][receiver])
+
+
+def _send(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    assert root is not None
+    _assign(outputs[1 - root][0], inputs[root][0])
+
+
+def _nothing(
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+) -> None:
+    """A barrier moves no values."""
+
+
+MOVEMENTS: dict[str, Movement] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "send": _send,
+    "barrier": _nothing,
+    "monitored_barrier": _nothing,
+}
+
+
+def move(
+    collective: str,
+    schedule: Schedule,
+    inputs: Sequence[Tensors],
+    outputs: Sequence[Tensors],
+    op: ReduceOp | None,
+    root: int | None,
+) -> None:
+    """Move the values of a collective.
+
+    Args:
+        collective: a key of :data:`MOVEMENTS`.
+        schedule: whose order of reduction holds.
+        inputs, outputs: per member, its tensors; see the module.
+        op: how to reduce, None for collectives that copy.
+        root: the root's member number, None for collectives without one.
+    """
+    with torch.inference_mode():
+        MOVEMENTS[collective](schedule, inputs, outputs, op, root)

@@ -1,0 +1,102 @@
+"""``kernbench run``: a torchrun program on simulated ranks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--nproc-per-node", "--nproc_per_node", type=click.IntRange(1), help="Ranks per node. Without it the "
+              "program runs once, as with python, and its own torch.multiprocessing.spawn makes the ranks.")  # fmt: skip
+@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes.")
+@click.option("--system", metavar="NAME|FILE", help="System to run on (see `kernbench systems`).")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seeds the ranks' random generators.")
+@click.option("--trace", metavar="FILE", help="Write the timeline here, for chrome://tracing or ui.perfetto.dev.")
+@click.option("--per-rank-module", "per_rank_modules", metavar="PREFIX", multiple=True, default=("megatron",),
+              show_default=True, help="Modules whose globals each rank has of its own; may be repeated. Modules beside "
+              "the script always are.")  # fmt: skip
+@click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
+@click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(
+    nproc_per_node: int | None,
+    nnodes: int,
+    system: str | None,
+    seed: int,
+    trace: str | None,
+    per_rank_modules: tuple[str, ...],
+    prefix: bool,
+    summary: bool,
+    module: bool,
+    program: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run PROGRAM, a script for torchrun, on simulated ranks.
+
+    Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
+    rank succeeds, 1 if one fails.
+    """
+    from kernbench.runtime_api.context import simulate
+    from kernbench.runtime_api.multiprocessing import SpawnException
+    from kernbench.torch_backend import launcher
+
+    compiled = (launcher.Program.module if module else launcher.Program.script)(program, args)
+    code = 0
+    with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed) as ctx:
+        try:
+            if nproc_per_node is None:
+                launcher.run_once(ctx, compiled, prefix=prefix)
+            else:
+                launcher.run_ranks(
+                    ctx, compiled, nproc_per_node=nproc_per_node, nnodes=nnodes, prefix=prefix,
+                    per_rank_modules=per_rank_modules,
+                )  # fmt: skip
+        except SpawnException as error:
+            click.echo(str(error).strip(), err=True)
+            failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
+            click.echo(f"kernbench: failed: {failed}", err=True)
+            code = 1
+        if trace is not None:
+            _write_trace(ctx, trace)
+        if summary:
+            print_summary(ctx)
+    sys.exit(code)
+
+
+def _write_trace(ctx: RuntimeContext, path: str) -> None:
+    try:
+        chrome: Any = importlib.import_module("kernbench.trace.chrome")
+    except ImportError:
+        raise ConfigError("this installation has no trace export") from None
+    chrome.write_chrome_trace(ctx, path)
+
+
+def print_summary(ctx: RuntimeContext) -> None:
+    """Print modelled time per rank and bytes by collective."""
+    from kernbench.torch_backend.summary import rank_times, traffic
+
+    times = rank_times(ctx)
+    if not times:
+        return
+    click.echo(f"\nmodelled on {ctx.topology.system.name}, {len(times)} ranks")
+    click.echo(f"{'rank':>6} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9} {'host':>9}")
+    shown = times if len(times) <= 16 else [*times[:8], *times[-8:]]
+    for number, line in enumerate(shown):
+        if len(times) > 16 and number == 8:
+            click.echo(f"{'...':>6}")
+        shares = (line.compute, line.communication, line.idle, line.host)
+        cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
+        click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
+    for item in traffic(ctx):
+        click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")

@@ -1,0 +1,102 @@
+"""What each rank has called lately: the last lines of every report, and the flight recorder's source."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from kernbench.runtime_api.groups import ProcessGroup, Signature
+from kernbench.runtime_api.locations import Location
+from kernbench.sim_engine.operation import Operation
+
+KEPT = 256
+"""Calls kept per rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective or message that a rank has posted.
+
+    Attributes:
+        number: how many the rank had posted before.
+        sequence: the collective's number in its group, -1 for a message.
+        peer: the other side of a message (a rank of the world).
+    """
+
+    rank: int
+    number: int
+    group: ProcessGroup
+    sequence: int
+    signature: Signature
+    op: Operation
+    location: Location
+    peer: int | None = None
+
+    @property
+    def state(self) -> str:
+        """``"scheduled"``, ``"started"`` or ``"completed"``, as the flight recorder calls them."""
+        if self.op.end is not None and self.op.error is None:
+            return "completed"
+        return "scheduled" if self.op.start is None else "started"
+
+    def __str__(self) -> str:
+        which = f" #{self.sequence}" if self.sequence >= 0 else ""
+        return f"{self.signature}{which} on {self.group.name}, {self.state}, at {self.location}"
+
+
+class History:
+    """The last calls of every rank."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, deque[Call]] = {}
+        self._counts: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._calls.clear()
+        self._counts.clear()
+
+    def add(
+        self,
+        rank: int,
+        group: ProcessGroup,
+        sequence: int,
+        signature: Signature,
+        op: Operation,
+        location: Location,
+        *,
+        peer: int | None = None,
+    ) -> None:
+        """Note a call."""
+        number = self._counts.get(rank, 0)
+        self._counts[rank] = number + 1
+        calls = self._calls.get(rank)
+        if calls is None:
+            calls = self._calls[rank] = deque(maxlen=KEPT)
+        calls.append(Call(rank, number, group, sequence, signature, op, location, peer))
+
+    def of(self, rank: int) -> list[Call]:
+        """The last calls of a rank, oldest first."""
+        return list(self._calls.get(rank, ()))
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that have called anything."""
+        return sorted(self._calls)
+
+    def divergence(self) -> tuple[int, list[Call]] | None:
+        """The first collective of a group that its members disagree on: its number, and each member's call.
+
+        None if all that is remembered agrees.
+        """
+        table: dict[tuple[int, int], list[Call]] = {}
+        for rank in self.ranks:
+            for call in self._calls[rank]:
+                if call.sequence >= 0:
+                    table.setdefault((id(call.group), call.sequence), []).append(call)
+        differing = [
+            (sequence, calls)
+            for (_, sequence), calls in table.items()
+            if any(call.signature != calls[0].signature for call in calls)
+        ]
+        return min(differing, key=lambda item: item[0], default=None)

@@ -1,0 +1,89 @@
+"""``time`` inside a rank: its virtual clock.
+
+``sleep`` lets the other ranks run while the rank's clock advances; ``time``, ``monotonic`` and ``perf_counter`` read that
+clock. Python code itself takes no virtual time, so reading a clock costs what a system call does, and a program that polls
+one without doing anything else lets the others go on after a while: such a loop ends (ADR 0043).
+
+Outside ranks the functions are as they were, also those that a program has kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kernbench.torch_backend.patches import Patches
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+EPOCH = 1_577_836_800.0
+"""``time.time()`` at virtual time 0: the first second of 2020, UTC."""
+
+READ_COST = 50e-9
+"""Seconds that one look at a clock takes."""
+
+PATIENCE = 1000
+"""Looks in a row after which a rank is taken to poll."""
+
+POLL_STEP = 1e-3
+"""Seconds that pass between two looks of a rank that polls."""
+
+_stock = {name: getattr(time, name) for name in (
+    "sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns",
+)}  # fmt: skip
+
+
+class RankClock:
+    """The clock functions of one simulation."""
+
+    def __init__(self, ctx: RuntimeContext) -> None:
+        self._ctx = ctx
+        self._looks: dict[int, tuple[int, float]] = {}
+
+    def look(self) -> float | None:
+        """Virtual seconds of the rank that asks; None outside ranks."""
+        ctx = self._ctx
+        if ctx.scheduler.current_rank() is None:
+            return None
+        me = ctx._me()
+        assert me.rank is not None
+        looks, last = self._looks.get(me.rank, (0, -1.0))
+        looks = looks + 1 if me.clock == last else 0
+        me.clock += READ_COST
+        if looks > PATIENCE:
+            ctx.sleep(POLL_STEP)
+        self._looks[me.rank] = (looks, me.clock)
+        return me.clock
+
+    def sleep(self, seconds: float) -> None:
+        """``time.sleep``."""
+        if self._ctx.scheduler.current_rank() is None:
+            _stock["sleep"](seconds)
+        elif seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        else:
+            self._ctx.sleep(seconds)
+
+
+def install(patches: Patches, ctx: RuntimeContext) -> None:
+    """Give the functions of ``time`` the clocks of ``ctx``'s ranks."""
+    clock = RankClock(ctx)
+
+    def reads(name: str, offset: float, nanoseconds: bool) -> Callable[[], Any]:
+        stock = _stock[name]
+
+        def read() -> Any:
+            now = clock.look()
+            if now is None:
+                return stock()
+            return round((now + offset) * 1e9) if nanoseconds else now + offset
+
+        read.__name__ = name
+        return read
+
+    patches.set(time, "sleep", clock.sleep)
+    for name, offset in (("time", EPOCH), ("monotonic", 0.0), ("perf_counter", 0.0)):
+        patches.set(time, name, reads(name, offset, nanoseconds=False))
+        patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))

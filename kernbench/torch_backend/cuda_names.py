@@ -1,0 +1,310 @@
+"""``torch.cuda`` and ``torch.accelerator`` inside a rank: a table from name to what it does on a simulated GPU.
+
+Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What cannot be pretended raises and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench.errors import KernbenchError
+from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.patches import Patches
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.devices import Devices
+
+UNAVAILABLE = (
+    "CUDAGraph", "graph", "make_graphed_callables", "memory_snapshot", "MemPool", "use_mem_pool",
+    "caching_allocator_alloc", "cudart",
+)  # fmt: skip
+"""Names that need a CUDA runtime."""
+
+
+class _Streams:
+    """Streams and events of the ranks of one spawn.
+
+    Kernels of torch operations share one stream per rank; a stream object names it.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        ctx = devices.ctx
+
+        class Stream:
+            """A stream of a simulated GPU."""
+
+            def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+                self.device = torch.device("cuda", devices.number(device))
+                self.device_index = self.device.index
+                self.priority = priority
+                self.cuda_stream = self.stream_id = 0
+
+            def synchronize(self) -> None:
+                devices.mine().finish()
+
+            def wait_stream(self, stream: Any) -> None:
+                """One stream carries everything: what was enqueued before runs before."""
+
+            def wait_event(self, event: Any) -> None:
+                """See :meth:`wait_stream`."""
+
+            def record_event(self, event: Any = None) -> Any:
+                event = event or Event()
+                event.record(self)
+                return event
+
+            def query(self) -> bool:
+                last = devices.mine().state.last
+                return last is None or (last.end is not None and last.end <= ctx.now())
+
+            def is_capturing(self) -> bool:
+                return False
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *exc: Any) -> None:
+                pass
+
+        class Event:
+            """A moment on a rank's stream."""
+
+            def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
+                         external: bool = False) -> None:  # fmt: skip
+                if interprocess:
+                    raise KernbenchError("a simulated GPU has no interprocess events: ranks share a process")
+                self.enable_timing = enable_timing
+                self._after: Operation | None = None
+                self._clock: float | None = None
+
+            def record(self, stream: Any = None) -> None:
+                state = devices.mine().state
+                self._after, self._clock = state.last, state.clock
+
+            def _time(self) -> float:
+                if self._clock is None:
+                    raise RuntimeError("the event has not been recorded")
+                if self._after is not None:
+                    if self._after.end is None:
+                        ctx.wait(self._after)
+                    assert self._after.end is not None
+                    return max(self._clock, self._after.end)
+                return self._clock
+
+            def synchronize(self) -> None:
+                if self._clock is not None and self._after is not None:
+                    ctx.wait(self._after)
+
+            def wait(self, stream: Any = None) -> None:
+                """One stream carries everything."""
+
+            def query(self) -> bool:
+                return self._clock is None or self._time() <= ctx.now()
+
+            def elapsed_time(self, end: Any) -> float:
+                """Milliseconds of virtual time from this event to ``end``."""
+                if not (self.enable_timing and end.enable_timing):
+                    raise ValueError("both events must be created with enable_timing=True")
+                return (end._time() - self._time()) * 1e3
+
+        self.Stream, self.Event = Stream, Event
+
+
+def _properties(devices: Devices) -> Any:
+    topology = devices.ctx.topology
+    spec = topology.device
+    arch = spec.target.arch
+    major, minor = divmod(arch, 10) if isinstance(arch, int) else (9, 4)
+    return SimpleNamespace(
+        name=spec.name, major=major, minor=minor, total_memory=spec.hbm.size, multi_processor_count=spec.pes,
+        is_integrated=0, is_multi_gpu_board=0, warp_size=spec.target.warp_size, gcnArchName=str(arch),
+        max_threads_per_multi_processor=spec.pe.max_threads, regs_per_multiprocessor=spec.pe.registers // 4,
+        shared_memory_per_multiprocessor=spec.pe.tcm.size, shared_memory_per_block=spec.pe.tcm_per_block,
+        shared_memory_per_block_optin=spec.pe.tcm_per_block, L2_cache_size=spec.l2.size if spec.l2 else 0,
+    )  # fmt: skip
+
+
+def names(devices: Devices) -> dict[str, Any]:
+    """``torch.cuda``'s attributes."""
+    streams = _Streams(devices)
+    generator = torch.default_generator
+    bound = {"stream": None}
+
+    def use(device: Any) -> None:
+        number = devices.number(device)
+        if device is None or (isinstance(device, int) and device < 0):
+            return
+        mine = devices.mine()
+        mine.used = True
+        mine.state.sip = devices.ctx.sips[number]
+
+    class on:  # noqa: N801  # torch's name is `device`, a class
+        """Another device for the length of a block."""
+
+        def __init__(self, device: Any) -> None:
+            self.idx = devices.number(device)
+
+        def __enter__(self) -> None:
+            self._before = devices.mine().state.sip
+            use(self.idx)
+
+        def __exit__(self, *exc: Any) -> None:
+            devices.mine().state.sip = self._before
+
+    class StreamContext:
+        """Another stream for the length of a block: one stream carries everything."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *exc: Any) -> None:
+            pass
+
+    def reset_peak(device: Any = None) -> None:
+        memory = devices.memory_at(device)
+        memory.peak = memory.used
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        memory = devices.memory_at(device)
+        memory.fraction, memory.limited = fraction, True
+
+    def stats(device: Any = None) -> dict[str, int]:
+        memory = devices.memory_at(device)
+        return {
+            f"{what}_bytes.all.{when}": value
+            for what in ("allocated", "reserved", "active")
+            for when, value in (("current", memory.used), ("peak", memory.peak))
+        }
+
+    def free_and_total(device: Any = None) -> tuple[int, int]:
+        memory = devices.memory_at(device)
+        return memory.capacity - memory.used, memory.capacity
+
+    def used(device: Any = None) -> int:
+        return devices.memory_at(device).used
+
+    def peak(device: Any = None) -> int:
+        return devices.memory_at(device).peak
+
+    def current_stream(device: Any = None) -> Any:
+        if bound["stream"] is None:
+            bound["stream"] = streams.Stream()
+        return bound["stream"]
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        properties = _properties(devices)
+        return properties.major, properties.minor
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """Without effect on a simulated GPU."""
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_compiled": lambda: True,
+        "init": nothing,
+        "_lazy_init": nothing,
+        "_lazy_call": lambda callable, **kwargs: callable(),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "device_count": lambda: devices.count,
+        "current_device": lambda: devices.mine().index,
+        "set_device": use,
+        "device": on,
+        "_DeviceGuard": on,
+        "_exchange_device": lambda device: (devices.mine().index, use(device))[0],
+        "_maybe_exchange_device": lambda device: (devices.mine().index, use(device))[0],
+        "synchronize": lambda device=None: devices.mine().finish(),
+        "ipc_collect": nothing,
+        "is_current_stream_capturing": lambda: False,
+        "empty_cache": nothing,
+        "get_device_name": lambda device=None: _properties(devices).name,
+        "get_device_capability": capability,
+        "get_device_properties": lambda device=None: _properties(devices),
+        "can_device_access_peer": lambda device, peer_device: True,
+        "get_arch_list": list,
+        "Stream": streams.Stream,
+        "Event": streams.Event,
+        "stream": StreamContext,
+        "StreamContext": StreamContext,
+        "set_stream": nothing,
+        "current_stream": current_stream,
+        "default_stream": current_stream,
+        "mem_get_info": free_and_total,
+        "memory_allocated": used,
+        "max_memory_allocated": peak,
+        "memory_reserved": used,
+        "max_memory_reserved": peak,
+        "memory_stats": stats,
+        "memory_summary": lambda device=None, abbreviated=False: "\n".join(
+            f"{k}: {v}" for k, v in stats(device).items()
+        ),
+        "reset_peak_memory_stats": reset_peak,
+        "reset_max_memory_allocated": reset_peak,
+        "reset_accumulated_memory_stats": nothing,
+        "set_per_process_memory_fraction": set_fraction,
+        "manual_seed": lambda seed: generator.manual_seed(int(seed)),
+        "manual_seed_all": lambda seed: generator.manual_seed(int(seed)),
+        "seed": lambda: generator.seed(),
+        "seed_all": lambda: generator.seed(),
+        "initial_seed": lambda: generator.initial_seed(),
+        "get_rng_state": lambda device="cuda": generator.get_state(),
+        "set_rng_state": lambda new_state, device="cuda": generator.set_state(new_state),
+        "get_rng_state_all": lambda: [generator.get_state()] * devices.count,
+        "set_rng_state_all": lambda new_states: generator.set_state(new_states[devices.mine().index]),
+        "default_generators": [generator] * devices.count,
+        "_sleep": lambda cycles: devices.mine().enqueue("sleep", "math", cycles / 1e9, 0) and None,
+    }
+
+
+def install(patches: Patches, devices: Devices) -> None:
+    """Give ``torch.cuda``, ``torch.cuda.nvtx`` and ``torch.accelerator`` the simulated GPUs."""
+    table = names(devices)
+    for name, value in table.items():
+        patches.set(torch.cuda, name, value)
+    for module in (torch.cuda.random, torch.cuda.memory, torch.cuda.streams):
+        for name in set(vars(module)) & set(table):
+            patches.set(module, name, table[name])
+    for name in UNAVAILABLE:
+        if hasattr(torch.cuda, name):
+            patches.set(torch.cuda, name, _unavailable(name))
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
+    accelerator: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": table["device_count"],
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": table["current_device"],
+        "current_device_idx": table["current_device"],
+        "set_device_index": table["set_device"],
+        "set_device_idx": table["set_device"],
+        "current_stream": table["current_stream"],
+        "set_stream": table["set_stream"],
+        "synchronize": table["synchronize"],
+        "empty_cache": table["empty_cache"],
+        "memory_allocated": table["memory_allocated"],
+        "max_memory_allocated": table["max_memory_allocated"],
+        "memory_reserved": table["memory_reserved"],
+        "max_memory_reserved": table["max_memory_reserved"],
+        "memory_stats": table["memory_stats"],
+        "reset_peak_memory_stats": table["reset_peak_memory_stats"],
+        "get_memory_info": table["mem_get_info"],
+        "get_device_capability": table["get_device_capability"],
+    }
+    for name, value in accelerator.items():
+        if hasattr(torch.accelerator, name):
+            patches.set(torch.accelerator, name, value)
+
+
+def _unavailable(name: str) -> Any:
+    def raises(*args: Any, **kwargs: Any) -> Any:
+        raise KernbenchError(f"torch.cuda.{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
+
+    return raises

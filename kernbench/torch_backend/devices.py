@@ -1,0 +1,303 @@
+"""Simulated GPUs: what a rank of a program that was written for ``cuda`` sees.
+
+Its tensors are CPU tensors. torch's own factories work with ``device="cuda"``, because the two operations that allocate
+(``empty``, ``empty_strided``) are given kernels for the CUDA dispatch key which allocate on the CPU; a few functions that ask
+a CUDA runtime first are wrapped. Which tensors are "on" the GPU is kept with their storages (``placement``).
+
+Relies on: a CPU build of torch has no CUDA kernels of those two; ``torch._C._ensureCUDADeviceGuardSet``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench.errors import KernbenchError
+from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.placement import DeviceMemory, block_of, place
+from kernbench.torch_backend.recording import Recorder, put_on_stream
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.runtime_api.rank_state import RankState
+
+
+class RankDevice:
+    """The SIP that a rank drives, as torch sees it.
+
+    Attributes:
+        used: whether the program has put anything on a GPU: then only that is recorded, else everything is.
+        memory: of the SIP that the rank drives now.
+    """
+
+    def __init__(self, devices: Devices, state: RankState) -> None:
+        self.ctx = devices.ctx
+        self.state = state
+        self.used = False
+        self.recorder = Recorder(self)
+        self._devices = devices
+
+    @property
+    def index(self) -> int:
+        """Number of the SIP that the rank drives, as ``torch.cuda.current_device`` counts."""
+        return self._devices.index_of_sip(self.state.sip)
+
+    @property
+    def memory(self) -> DeviceMemory:
+        return self._devices.memory(self.state.sip)
+
+    def enqueue(self, name: str, kind: str, seconds: float, nbytes: int) -> Operation:
+        """Put an operation on the rank's stream."""
+        return put_on_stream(self, name, kind, seconds, nbytes)
+
+    def transfer(self, outputs: Sequence[torch.Tensor], *, to_device: bool) -> None:
+        """A copy between the host and the SIP; one to the host waits for what is on the stream."""
+        nbytes = sum(output.numel() * output.element_size() for output in outputs)
+        route = self.ctx.topology.host_route(self.state.sip, "h2d" if to_device else "d2h")
+        name = "host to device" if to_device else "device to host"
+        for output in outputs:
+            place(output, self.memory if to_device else None)
+        op = self.enqueue(name, "dma", route.latency + nbytes / route.bandwidth, nbytes)
+        if not to_device:
+            self.ctx.wait(op)
+
+    def finish(self) -> None:
+        """Wait for what the rank has enqueued on its stream (not for collectives that others have yet to join)."""
+        if self.state.last is not None:
+            self.ctx.wait(self.state.last)
+
+
+class Devices:
+    """The simulated GPUs of one spawn."""
+
+    def __init__(self, ctx: RuntimeContext) -> None:
+        self.ctx = ctx
+        self._ranks: dict[int, RankDevice] = {}
+        self._memories: dict[int, DeviceMemory] = {}
+        self._library: Any = None
+        self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+
+    def index_of_sip(self, sip: int) -> int:
+        return self._index[sip]
+
+    @property
+    def count(self) -> int:
+        """SIPs of the node: what ``torch.cuda.device_count`` says."""
+        return len(self.ctx.sips)
+
+    def memory(self, sip: int) -> DeviceMemory:
+        """Memory of a SIP."""
+        found = self._memories.get(sip)
+        if found is None:
+            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size)
+        return found
+
+    def of(self, rank: int) -> RankDevice:
+        """The device of a rank."""
+        device = self._ranks.get(rank)
+        if device is None:
+            device = self._ranks[rank] = RankDevice(self, self.ctx._ranks[rank])
+        return device
+
+    def current(self) -> RankDevice | None:
+        """The device of the rank that runs, None outside ranks."""
+        rank = self.ctx.scheduler.current_rank()
+        return None if rank is None else self.of(rank)
+
+    def mine(self) -> RankDevice:
+        """The device of the rank that runs."""
+        device = self.current()
+        if device is None:
+            raise KernbenchError("simulated GPUs exist inside ranks: this is main")
+        return device
+
+    def memory_at(self, device: Any = None) -> DeviceMemory:
+        """Memory of a device given as torch lets one give it; default: the current one."""
+        index = self.number(device)
+        return self.memory(self.ctx.sips[index])
+
+    def number(self, device: Any = None) -> int:
+        """Index of a device given as an index, a string, a ``torch.device`` or None."""
+        if isinstance(device, int):
+            index: int | None = device
+        elif device is None:
+            index = None
+        else:
+            index = torch.device(device).index
+        if index is None or index < 0:
+            return self.mine().index
+        if index >= self.count:
+            raise RuntimeError(
+                f"CUDA error: invalid device ordinal {index}: the simulated system has {self.count} devices"
+            )
+        return index
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def open(self, patches: Patches) -> None:
+        """Give torch its simulated GPUs."""
+        from kernbench.torch_backend import cuda_names
+
+        torch._C._ensureCUDADeviceGuardSet()
+        self._library = torch.library.Library("aten", "IMPL", "CUDA")
+        self._library.impl("empty.memory_format", self._empty, "CUDA")
+        self._library.impl("empty_strided", self._empty_strided, "CUDA")
+        self._wrap_functions(patches)
+        self._wrap_tensor(patches)
+        cuda_names.install(patches, self)
+
+    def close(self) -> None:
+        """Take them away again. Idempotent."""
+        library, self._library = self._library, None
+        if library is not None:
+            library._destroy()
+        self._ranks.clear()
+
+    # -- allocating --------------------------------------------------------------------------------------------------
+
+    def _empty(
+        self, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        tensor = torch.ops.aten.empty.memory_format(
+            size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format
+        )
+        return self._on_device(tensor, device)
+
+    def _empty_strided(
+        self, size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
+        pin_memory: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        return self._on_device(
+            torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu"), device
+        )
+
+    def _on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        mine = self.mine()
+        mine.used = True
+        place(tensor, self.memory_at(device))
+        return tensor
+
+    # -- functions that would ask a CUDA runtime -----------------------------------------------------------------------
+
+    def _wrap_functions(self, patches: Patches) -> None:
+        for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
+            patches.set(torch, name, self._places_result(getattr(torch, name)))
+        patches.set(torch, "load", self._loads(torch.load))
+        patches.set(torch, "Generator", _generator_class())
+
+    def _places_result(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            device = kwargs.get("device")
+            if device is None or torch.device(device).type != "cuda":
+                return stock(*args, **kwargs)
+            kwargs["device"] = "cpu"
+            tensor = stock(*args, **kwargs)
+            if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
+                tensor = tensor.clone()
+            return self._on_device(tensor, device)
+
+        return wrapped
+
+    def _loads(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(map_location, str | torch.device) and torch.device(map_location).type == "cuda":
+                map_location = "cpu"
+            return stock(f, map_location, *args, **kwargs)
+
+        return load
+
+    def _wrap_tensor(self, patches: Patches) -> None:
+        base: Any = torch._C.TensorBase
+        stock_to, stock_device, stock_is_cuda = base.to, base.device, base.is_cuda
+        current = self.current
+
+        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            target = kwargs.get("device", args[0] if args else None)
+            if isinstance(target, torch.Tensor):
+                kind = "cuda" if block_of(target) is not None else "cpu"
+                if kind == "cuda":
+                    args = (torch.device("cuda"), target.dtype, *args[1:])
+            elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
+                kind = "cuda" if isinstance(target, int) else torch.device(target).type
+            else:
+                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+            if kind not in ("cuda", "cpu") or current() is None:
+                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+            if type(tensor) not in _PLAIN:
+                return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))  # type: ignore[no-any-return]
+            here = block_of(tensor) is not None
+            args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
+            if here == (kind == "cuda"):
+                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+            kwargs["copy"] = True
+            result: torch.Tensor = stock_to(tensor, *args, **kwargs)
+            device = self.mine()
+            device.used = device.used or kind == "cuda"
+            device.transfer([result], to_device=kind == "cuda")
+            return result
+
+        def cuda(
+            tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+        ) -> torch.Tensor:
+            return to(tensor, torch.device("cuda", self.number(device)))
+
+        def cpu(tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+            return to(tensor, torch.device("cpu"))
+
+        def device_of(tensor: torch.Tensor) -> torch.device:
+            block = block_of(tensor) if current() is not None else None
+            if block is None:
+                return stock_device.__get__(tensor)  # type: ignore[no-any-return]
+            return torch.device("cuda", block.memory.index)
+
+        def is_cuda(tensor: torch.Tensor) -> bool:
+            return stock_is_cuda.__get__(tensor) or (current() is not None and block_of(tensor) is not None)
+
+        def get_device(tensor: torch.Tensor) -> int:
+            block = block_of(tensor)
+            return -1 if block is None else block.memory.index
+
+        tensor_class = torch.Tensor
+        patches.set(tensor_class, "to", to)
+        patches.set(tensor_class, "cuda", cuda)
+        patches.set(tensor_class, "cpu", cpu)
+        patches.set(tensor_class, "device", property(device_of))
+        patches.set(tensor_class, "is_cuda", property(is_cuda))
+        patches.set(tensor_class, "get_device", get_device)
+        patches.set(tensor_class, "pin_memory", lambda tensor, device=None: tensor)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _with_device(args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
+    """Positional arguments of ``Tensor.to`` with another device."""
+    if args and not isinstance(args[0], torch.dtype | bool) and isinstance(args[0], str | torch.device | int):
+        return (device, *args[1:])
+    return args
+
+
+def _with_device_keyword(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
+    return {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
+
+
+@functools.cache
+def _generator_class() -> type:
+    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own."""
+    stock = torch._C.Generator
+
+    class Kind(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, stock)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return stock(device="cpu" if torch.device(device).type == "cuda" else device)
+
+    return Kind("Generator", (), {})

@@ -1,0 +1,162 @@
+"""What is different about torch and Python while simulated ranks run.
+
+An :class:`Environment` is opened by ``spawn`` before its ranks start, and closed when they have ended or were unwound. In
+between, names of torch's distributed package, of ``torch.cuda`` and of ``time`` have other values, and process-wide state
+is switched with the ranks. Closing puts everything back, also after a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.torch_backend import clocks
+from kernbench.torch_backend.devices import Devices
+from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
+from kernbench.torch_backend.imports import StockImports
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
+from kernbench.torch_backend.process_state import ProcessState
+from kernbench.torch_backend.store import StoreHost, store_classes
+from kernbench.torch_backend.world import RankWorld
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+
+class Environment:
+    """Torch for the ranks of one spawn.
+
+    Attributes:
+        ctx: the simulation.
+        world_size: number of ranks.
+        renumbered: whether a rank has given itself another number than spawn did.
+    """
+
+    def __init__(self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str] = ()) -> None:
+        self.ctx = ctx
+        self.world_size = world_size
+        self.renumbered = False
+        self._communicators: dict[Any, list[Communicator]] = {}
+        self._calls: dict[Any, int] = {}
+        self._patches = Patches()
+        self._imports = StockImports(self._patches)
+        self._threads = torch.get_num_threads()
+        self._isolated = False
+        self.devices = Devices(ctx)
+        self.state = ProcessState(ctx, world_size, per_rank_modules)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Replace what is different."""
+        try:
+            if self._threads != 1:
+                torch.set_num_threads(1)  # ranks take turns: more threads would only wait
+            torch._C._distributed_c10d._set_thread_isolation_mode(True)
+            self._isolated = True
+            self._replace_distributed()
+            clocks.install(self._patches, self.ctx)
+            self.devices.open(self._patches)
+            self.state.open(self._patches)
+            self._imports.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Put everything back. Idempotent."""
+        self._imports.close()
+        self.state.close()
+        self._patches.undo()
+        self.devices.close()
+        if self._isolated:
+            self._isolated = False
+            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+    def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
+        """``body`` with what a rank's thread needs around it."""
+        return functools.partial(self._run_rank, rank, body)
+
+    def _run_rank(self, rank: int, body: Callable[[], Any]) -> Any:
+        recorder = self.devices.of(rank).recorder
+        recorder.open()
+        try:
+            return body()
+        finally:
+            recorder.close()
+            # the C++ registry of group names belongs to this thread, which is about to end
+            world = c10d._world
+            if isinstance(world, RankWorld) and world.pg_map:
+                c10d._unregister_all_process_groups()
+                world.__dict__.clear()
+                world.__init__()  # type: ignore[misc]
+
+    # -- distributed -------------------------------------------------------------------------------------------------
+
+    def _replace_distributed(self) -> None:
+        patch = self._patches.set
+        patch(sys, "excepthook", sys.excepthook)  # init_process_group of each rank wraps it once more
+        patch(c10d, "_world", RankWorld())
+        patch(c10d, "_new_process_group_helper", make_helper(self, c10d._new_process_group_helper))
+        for name, cls in store_classes(StoreHost(self.ctx)).items():
+            for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
+                if hasattr(module, name):
+                    patch(module, name, cls)
+        for name in ("is_nccl_available", "is_mpi_available"):
+            for module in (dist, c10d):
+                patch(module, name, _always)
+        if not hasattr(dist, "ProcessGroupNCCL"):
+            for module in (dist, c10d):
+                patch(module, "ProcessGroupNCCL", NcclStandIn)
+
+    def make_group(
+        self,
+        *,
+        members: tuple[int, ...],
+        rank: int,
+        backend: str,
+        timeout: timedelta,
+        name: str,
+        description: str,
+        store: Any,
+    ) -> SimProcessGroup:
+        """This rank's object of the group of ``members`` (simulated ranks, in group order) that is called ``name``."""
+        return SimProcessGroup(
+            self, self._communicator(name, members), rank, backend, timeout, timeout not in DEFAULT_TIMEOUTS, name,
+            description, store,
+        )  # fmt: skip
+
+    def _communicator(self, name: str, members: tuple[int, ...]) -> Communicator:
+        """What the members share: the k-th group of this name and these members that each of them makes."""
+        key = (name, members)
+        me = (self.ctx.distributed._rank(), key)
+        nth = self._calls.get(me, 0)
+        self._calls[me] = nth + 1
+        made = self._communicators.setdefault(key, [])
+        if nth == len(made):
+            everybody = members == tuple(range(self.world_size))
+            title = "the default group" if name == "0" and everybody else f"group {name} {list(members)}"
+            made.append(Communicator(title, members))
+        return made[nth]
+
+
+def _always() -> bool:
+    return True
+
+
+class NcclStandIn:
+    """``ProcessGroupNCCL`` for programs that make its options."""
+
+    Options = BackendOptions
+    NCCLConfig = object

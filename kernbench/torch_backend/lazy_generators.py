@@ -1,0 +1,94 @@
+"""``random`` and ``numpy.random``: one generator state per rank, switched when it is used.
+
+Switching these two takes about 40 us, which every switch of ranks would pay. So their functions are wrapped while ranks
+run: the first one that a rank calls after another rank has used the generator brings the rank's own state back.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from kernbench.torch_backend.patches import Patches
+
+
+@dataclass
+class _Shared:
+    """A generator that a whole process shares, through the functions of a module."""
+
+    module: ModuleType
+    owner: Any
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    seed: Callable[[int], None]
+    resident: int | None = None
+    states: dict[int | None, Any] = field(default_factory=dict)
+
+
+_PLAIN_FUNCTIONS = ("seed", "sample", "ranf")
+"""Functions of ``numpy.random`` that use its generator without being its methods."""
+
+
+def _uses(function: Any, owner: Any) -> bool:
+    return getattr(function, "__self__", None) is owner or (
+        owner is np.random.mtrand._rand
+        and getattr(function, "__name__", "") in _PLAIN_FUNCTIONS
+        and not isinstance(function, type)
+    )
+
+
+class LazyGenerators:
+    """The generators of ``random`` and ``numpy.random`` for the ranks of one spawn.
+
+    Args:
+        current: the rank that runs, None for main.
+        seed_of: the seed of a rank's generators until it sets one.
+    """
+
+    def __init__(self, current: Callable[[], int | None], seed_of: Callable[[int], int]) -> None:
+        self._current = current
+        self._seed_of = seed_of
+        self._shared = (
+            _Shared(random, random._inst, random.getstate, random.setstate, random.seed),  # type: ignore[attr-defined]
+            _Shared(np.random, np.random.mtrand._rand, np.random.get_state, np.random.set_state, np.random.seed),
+        )
+
+    def open(self, patches: Patches) -> None:
+        """Wrap every function of the two modules that belongs to the shared generator."""
+        for shared in self._shared:
+            for name, function in list(vars(shared.module).items()):
+                if _uses(function, shared.owner):
+                    patches.set(shared.module, name, self._wrap(shared, function))
+
+    def close(self) -> None:
+        """Give main its states back."""
+        for shared in self._shared:
+            self._bring(shared, None)
+            shared.states.clear()
+
+    def _wrap(self, shared: _Shared, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            rank = self._current()
+            if rank != shared.resident:
+                self._bring(shared, rank)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    def _bring(self, shared: _Shared, rank: int | None) -> None:
+        if rank == shared.resident:
+            return
+        shared.states[shared.resident] = shared.read()
+        if rank in shared.states:
+            shared.write(shared.states[rank])
+        else:
+            assert rank is not None
+            shared.seed(self._seed_of(rank) % 2**32)
+        shared.resident = rank

@@ -1,0 +1,176 @@
+"""``per_rank_modules``: modules whose globals each rank has of its own.
+
+A program for many processes keeps what belongs to one process in module globals (Megatron's ``parallel_state``). Which of
+them can change is read off the module: names that one of its functions declares ``global``, names whose value is a list, a
+dict or a set, and names that somebody sets from outside. Only these are switched, so a module with sixty such names costs
+a few microseconds. Every rank starts with the values that the module had when the ranks were spawned, containers copied.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterator, Sequence
+from types import CodeType, ModuleType
+from typing import Any
+
+MISSING: Any = object()
+
+_STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_CONTAINERS = (list, dict, set)
+
+ALWAYS = (
+    "torch.distributed.tensor._random",
+    "torch.distributed.tensor._ops._math_ops",
+    "torch.utils._python_dispatch",
+)
+"""Modules of torch itself that keep per process what belongs to a rank."""
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _functions(module: ModuleType) -> Iterator[CodeType]:
+    """The code of every function that the module defines, also in its classes."""
+    seen: set[int] = set()
+    pending = list(vars(module).values())
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        value = getattr(value, "__func__", value)
+        value = getattr(value, "__wrapped__", value)
+        code = getattr(value, "__code__", None)
+        if isinstance(code, CodeType):
+            if getattr(value, "__module__", None) == module.__name__:
+                yield code
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            pending += vars(value).values()
+        elif isinstance(value, property):
+            pending += [part for part in (value.fget, value.fset, value.fdel) if part is not None]
+
+
+def rebindable(module: ModuleType) -> list[str]:
+    """Names of globals that may be different in each rank."""
+    names = {
+        instruction.argval
+        for function in _functions(module)
+        for code in _codes(function)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in _STORES
+    }
+    names |= {name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")}
+    return sorted(names)
+
+
+class _Watched(ModuleType):
+    """A module that notes which of its names are set from outside."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        note = vars(self).get("__kernbench_note__")
+        if note is not None:
+            note(self, name)
+        super().__setattr__(name, value)
+
+
+class _Switched:
+    """One module that is switched."""
+
+    __slots__ = ("cls", "initial", "module", "names", "values")
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        self.cls = type(module)
+        self.names = rebindable(module)
+        self.initial = {name: vars(module).get(name, MISSING) for name in self.names}
+        self.values: dict[int | None, list[Any]] = {}
+
+
+class ModuleGlobals:
+    """The globals of some modules, for the ranks of one spawn.
+
+    Args:
+        prefixes: a module counts if its name is one of these or begins with one and a dot.
+    """
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self._prefixes = tuple(prefixes)
+        self._switched: list[_Switched] = []
+        self._known: set[str] = set()
+        self._resident: int | None = None
+
+    def open(self) -> None:
+        """Find the modules that are loaded by now."""
+        self._find()
+
+    def _matches(self, name: str) -> bool:
+        return name in ALWAYS or any(name == prefix or name.startswith(prefix + ".") for prefix in self._prefixes)
+
+    def _find(self) -> None:
+        """Take in the modules that match and have not been met. One that a rank has imported meanwhile starts, for the
+        others, as it was after that import."""
+        candidates: Sequence[str] = list(sys.modules) if self._prefixes else ALWAYS
+        for name in candidates:
+            if name in self._known or not self._matches(name):
+                continue
+            module = sys.modules.get(name)
+            if not isinstance(module, ModuleType) or getattr(getattr(module, "__spec__", None), "_initializing", False):
+                continue
+            self._known.add(name)
+            switched = _Switched(module)
+            self._switched.append(switched)
+            if name not in ALWAYS and type(module) is ModuleType:
+                module.__class__ = _Watched
+                vars(module)["__kernbench_note__"] = self._note
+
+    def _note(self, module: ModuleType, name: str) -> None:
+        for switched in self._switched:
+            if switched.module is module and name not in switched.names:
+                before = vars(module).get(name, MISSING)
+                switched.names.append(name)
+                switched.initial[name] = before
+                for values in switched.values.values():
+                    values.append(before)
+
+    def switch(self, leaving: int | None, entering: int | None) -> None:
+        """Save the globals of one rank, and load those of another."""
+        if self._prefixes and len(sys.modules) != self._module_count:
+            self._find()
+            self._module_count = len(sys.modules)
+        for switched in self._switched:
+            names = switched.names
+            if not names:
+                continue
+            variables = vars(switched.module)
+            switched.values[leaving] = [variables.get(name, MISSING) for name in names]
+            values = switched.values.get(entering)
+            if values is None:
+                values = [_fresh(switched.initial[name]) for name in names] if entering is not None else [
+                    switched.initial[name] for name in names
+                ]  # fmt: skip
+            for name, value in zip(names, values, strict=True):
+                if value is MISSING:
+                    variables.pop(name, None)
+                else:
+                    variables[name] = value
+        self._resident = entering
+
+    _module_count = 0
+
+    def close(self) -> None:
+        """Forget what the ranks had; main has its own values back by now."""
+        for switched in self._switched:
+            if type(switched.module) is _Watched:
+                vars(switched.module).pop("__kernbench_note__", None)
+                switched.module.__class__ = switched.cls
+        self._switched.clear()
+        self._known.clear()
+
+
+def _fresh(value: Any) -> Any:
+    return value.copy() if type(value) in _CONTAINERS else value

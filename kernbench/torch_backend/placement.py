@@ -1,0 +1,81 @@
+"""Which tensors are on a simulated GPU, and how much memory they take there.
+
+A tensor that a program has put on ``cuda`` is a CPU tensor whose storage carries a :class:`Block`. Operations on such
+tensors give such tensors. A block counts against the HBM of its rank's SIP until its storage dies.
+
+Relies on: a storage's Python object living as long as the storage itself, with attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+_ATTRIBUTE = "_kernbench_block"
+
+
+class DeviceMemory:
+    """Bytes allocated on one SIP by torch tensors."""
+
+    def __init__(self, index: int, capacity: int) -> None:
+        self.index = index
+        self.capacity = capacity
+        self.used = 0
+        self.peak = 0
+        self.fraction = 1.0
+        self.limited = False
+
+    def reserve(self, nbytes: int) -> None:
+        """Count ``nbytes`` more. Raises ``torch.OutOfMemoryError`` if the SIP is full and the program asked for limits."""
+        used = self.used + nbytes
+        if self.limited and used > self.capacity * self.fraction:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {nbytes / 2**20:.2f} MiB. GPU {self.index} has a total capacity "
+                f"of {self.capacity / 2**30:.2f} GiB of which {(self.capacity - self.used) / 2**30:.2f} GiB is free "
+                f"(simulated; {self.used / 2**30:.2f} GiB is allocated by PyTorch)."
+            )
+        self.used = used
+        if used > self.peak:
+            self.peak = used
+
+
+class Block:
+    """The memory of one storage on a SIP."""
+
+    __slots__ = ("memory", "nbytes")
+
+    def __init__(self, memory: DeviceMemory, nbytes: int) -> None:
+        memory.reserve(nbytes)
+        self.memory = memory
+        self.nbytes = nbytes
+
+    def __del__(self) -> None:
+        self.memory.used -= self.nbytes
+
+
+def block_of(tensor: torch.Tensor) -> Block | None:
+    """The block of a tensor's storage, None if it is not on a simulated GPU."""
+    try:
+        return getattr(torch._C.TensorBase.untyped_storage(tensor), _ATTRIBUTE, None)
+    except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
+        return getattr(tensor, _ATTRIBUTE, None)
+
+
+def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
+    """Put a tensor's storage on a SIP, or (None) back on the host."""
+    try:
+        storage: Any = torch._C.TensorBase.untyped_storage(tensor)
+        nbytes = storage.nbytes()
+    except (NotImplementedError, RuntimeError):
+        storage, nbytes = tensor, 0
+    block = getattr(storage, _ATTRIBUTE, None)
+    if memory is None:
+        if block is not None:
+            delattr(storage, _ATTRIBUTE)
+    elif block is None or block.memory is not memory:
+        setattr(storage, _ATTRIBUTE, Block(memory, nbytes))
+
+
+__all__ = ["Block", "DeviceMemory", "block_of", "place"]

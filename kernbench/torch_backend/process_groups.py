@@ -1,0 +1,105 @@
+"""How process groups come about: what replaces ``distributed_c10d._new_process_group_helper``.
+
+``init_process_group`` and ``new_group`` are torch's own, with their checks, rendezvous and bookkeeping; only the object that
+they make is ours, whatever backend name was asked for. Torch's helper would look for compiled-in backends.
+
+Relies on: that function's name and arguments, ``_register_pg_in_world``, ``_find_pg_by_ranks_and_tag`` and ``_world``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
+
+from kernbench.errors import KernbenchError
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.environment import Environment
+
+DEFAULT_TIMEOUTS = (default_pg_timeout, timedelta(minutes=10))
+"""What torch fills in where a program gives no timeout (NCCL has its own)."""
+
+UNMODELLED = ("fake",)
+"""Backends that torch makes itself, in a simulation too."""
+
+
+def make_helper(environment: Environment, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``_new_process_group_helper`` for the ranks of ``environment``."""
+
+    def new_process_group(
+        group_size: int,
+        group_rank: int,
+        global_ranks_in_group: list[int],
+        backend: Any,
+        store: Any,
+        group_name: str,
+        backend_options: Any = None,
+        timeout: Any = None,
+        pg_tag: str | None = None,
+        device_id: Any = None,
+        group_desc: str | None = None,
+    ) -> tuple[Any, Any]:
+        if str(backend) in UNMODELLED:
+            return stock(
+                group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout,
+                pg_tag, device_id, group_desc,
+            )  # fmt: skip
+        world = c10d._world
+        if group_name in world.pg_names.values():
+            raise ValueError("The specified group name has already been created, please use a different group name")
+        if device_id is not None and (device_id.index is None or device_id.type == "cpu"):
+            raise ValueError("init_process_group device_id parameter must be an accelerator with an index")
+        c10d._check_valid_timeout(timeout)
+        if pg_tag not in (None, ""):
+            existing = c10d._find_pg_by_ranks_and_tag(pg_tag, global_ranks_in_group)
+            if existing:
+                return existing, world.pg_map[existing][1]
+        prefixed = (
+            dist.PrefixStore(f"{group_name}/", store) if str(backend) != "mpi" or global_ranks_in_group else store
+        )
+        if global_ranks_in_group:
+            default = c10d._get_default_group()
+            if default.rank() not in global_ranks_in_group:
+                return c10d.GroupMember.NON_GROUP_MEMBER, None
+            members = tuple(default.communicator.ranks[rank] for rank in global_ranks_in_group)
+        else:
+            members, group_rank = _default_members(environment, group_size, group_rank, prefixed)
+        config = str(c10d.BackendConfig(c10d.Backend(str(backend))))
+        group = environment.make_group(
+            members=members, rank=group_rank, backend=str(backend), timeout=timeout, name=group_name,
+            description=group_desc or "undefined", store=prefixed,
+        )  # fmt: skip
+        if device_id:
+            group.bound_device_id = device_id
+        c10d._register_pg_in_world(
+            group, backend_name=backend, store=prefixed, group_name=group_name, backend_config=config,
+            add_to_default_tag=pg_tag in (None, ""), pg_tag=None if pg_tag in (None, "") else f"user:{pg_tag}",
+        )  # fmt: skip
+        return group, prefixed
+
+    return new_process_group
+
+
+def _default_members(environment: Environment, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
+    """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
+    mine = environment.ctx.distributed._rank()
+    world = environment.world_size
+    if size == rank == -1:  # MPI assigns both
+        return tuple(range(world)), mine
+    if not 0 <= rank < size:
+        raise KernbenchError(f"init_process_group: rank {rank} is not one of a world of {size}")
+    if size > world:
+        raise KernbenchError(
+            f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world has"
+        )
+    if size == world and rank == mine and not environment.renumbered:
+        return tuple(range(world)), rank
+    # ranks number themselves in another way than spawn does: tell each other who is who
+    environment.renumbered = True
+    store.set(f"kernbench/{rank}", str(mine))
+    return tuple(int(store.get(f"kernbench/{number}")) for number in range(size)), rank

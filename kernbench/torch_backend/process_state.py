@@ -1,0 +1,160 @@
+"""State that torch and Python keep per process, kept per rank.
+
+Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
+switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
+product attention, ``os.environ``, ``__main__``, and the globals of ``per_rank_modules``. The generators of ``random`` and
+``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
+
+Relies on: ``os.environ._data`` holding the variables, and ``torch.default_generator`` being the generator that torch uses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench.torch_backend.lazy_generators import LazyGenerators
+from kernbench.torch_backend.module_globals import ModuleGlobals
+from kernbench.torch_backend.patches import Patches
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+Getter = Callable[[], Any]
+Setter = Callable[[Any], None]
+
+_SDPA = torch.backends.cuda
+FLAGS: tuple[tuple[Getter, Setter], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_SDPA.flash_sdp_enabled, _SDPA.enable_flash_sdp),
+    (_SDPA.math_sdp_enabled, _SDPA.enable_math_sdp),
+    (_SDPA.mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
+    (_SDPA.cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
+)
+"""Settings of the process that a rank may change, by how they are read and written."""
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """The seed of a rank's generators until it sets one: differs between ranks, as separate processes' do."""
+    return seed * 1_000_003 + rank + 1
+
+
+class _Saved:
+    """One rank's process-wide state while another rank runs."""
+
+    __slots__ = ("environ", "flags", "generator", "main")
+
+    def __init__(self, generator: torch.Tensor, flags: tuple[Any, ...], environ: dict[Any, Any], main: Any) -> None:
+        self.generator = generator
+        self.flags = flags
+        self.environ = environ
+        self.main = main
+
+
+class ProcessState:
+    """Switches the state of the process between the ranks of one spawn and main (rank None)."""
+
+    def __init__(self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str]) -> None:
+        self._ctx = ctx
+        self._world_size = world_size
+        self._resident: int | None = None
+        self._saved: dict[int | None, _Saved] = {}
+        self._environ: Any = os.environ
+        self._original: dict[Any, Any] = {}
+        self._open = False
+        self.main_modules: dict[int, Any] = {}
+        self.variables: Callable[[int], dict[str, str]] = self._default_variables
+        self.generators = LazyGenerators(lambda: self._resident, lambda rank: seed_of(ctx.seed, rank))
+        self.modules = ModuleGlobals(per_rank_modules)
+
+    def open(self, patches: Patches) -> None:
+        """Remember main's state. From here on :meth:`enter` switches."""
+        self._original = dict(self._environ._data)
+        self._open = True
+        self.generators.open(patches)
+        self.modules.open()
+
+    def close(self) -> None:
+        """Put main's state back. Idempotent."""
+        if not self._open:
+            return
+        self.enter(None)
+        self._open = False
+        self.generators.close()
+        self.modules.close()
+        self._restore_c_environment()
+        self._saved.clear()
+
+    def enter(self, rank: int | None) -> None:
+        """Make the state of ``rank`` that of the process; a no-op if it is already."""
+        resident = self._resident
+        if rank == resident or not self._open:
+            return
+        self._saved[resident] = _Saved(
+            torch.default_generator.get_state(),
+            tuple([read() for read, _ in FLAGS]),
+            self._environ._data,
+            sys.modules.get("__main__"),
+        )
+        state = self._saved.get(rank)
+        if state is None:
+            assert rank is not None
+            state = self._fresh(rank)
+        torch.default_generator.set_state(state.generator)
+        for (read, write), value in zip(FLAGS, state.flags, strict=True):
+            if read() != value:
+                write(value)
+        self._environ._data = state.environ
+        if state.main is not None:
+            sys.modules["__main__"] = state.main
+        self.modules.switch(resident, rank)
+        self._resident = rank
+
+    def _fresh(self, rank: int) -> _Saved:
+        main = self._saved[None]
+        generator = torch.Generator().manual_seed(seed_of(self._ctx.seed, rank))
+        environ = dict(main.environ)
+        encode = self._environ.encodekey
+        for name, value in self.variables(rank).items():
+            environ[encode(name)] = self._environ.encodevalue(value)
+        return _Saved(generator.get_state(), main.flags, environ, self.main_modules.get(rank, main.main))
+
+    def _default_variables(self, rank: int) -> dict[str, str]:
+        return rank_variables(rank, self._world_size, self._world_size)
+
+    def _restore_c_environment(self) -> None:
+        """``os.environ[...] = ...`` in a rank has also reached the C library's variables: put those back."""
+        environ = self._environ
+        current, original = environ._data, self._original
+        touched = {key for state in self._saved.values() for key in state.environ}
+        for key in touched - set(original):
+            os.unsetenv(key)
+        for key, value in original.items():
+            if any(state.environ.get(key) != value for state in self._saved.values()):
+                os.putenv(key, value)
+        assert current is original or current == original
+
+
+def rank_variables(rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+    """The environment variables by which torchrun tells a process who it is."""
+    node, local = divmod(rank, local_world_size)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(-(-world_size // local_world_size)),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "kernbench",
+    }

@@ -1,0 +1,221 @@
+"""Every torch operation of a rank, on that rank's stream in virtual time.
+
+A dispatch mode per rank sees each operation below autograd, also those of a backward pass. Operations on tensors that are
+on a simulated GPU are recorded; in a program that uses no GPU, those on any tensor are. Views cost nothing.
+
+An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._dynamo import eval_frame
+from torch.utils import _python_dispatch as python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernbench.runtime_api.types import short_dtype
+from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.placement import block_of, place
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.devices import RankDevice
+
+COMPUTE_STREAM = "compute"
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(6)
+
+_GEMMS = {
+    "mm": lambda a: 2 * prod(a[0].shape) * a[1].shape[-1],
+    "addmm": lambda a: 2 * prod(a[1].shape) * a[2].shape[-1],
+    "bmm": lambda a: 2 * prod(a[0].shape) * a[1].shape[-1],
+    "baddbmm": lambda a: 2 * prod(a[1].shape) * a[2].shape[-1],
+    "addmv": lambda a: 2 * prod(a[1].shape),
+    "mv": lambda a: 2 * prod(a[0].shape),
+    "dot": lambda a: 2 * prod(a[0].shape),
+}
+"""FLOPs of the matrix products, from their tensor arguments; a multiply-add counts as two."""
+
+_ATTENTION = "scaled_dot_product"
+_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+_HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
+_SKIPPED = frozenset(
+    {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
+)
+_TRANSFERS = frozenset({"_to_copy", "copy_"})
+
+
+def classify(func: Any) -> int:
+    """What kind of operation an ``OpOverload`` is."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return SKIP
+    namespace, _, name = func.name().partition("::")
+    name = name.partition(".")[0]
+    if namespace not in _NAMESPACES or name in _SKIPPED:
+        return SKIP
+    if name in _TRANSFERS:
+        return TRANSFER
+    if name in _GEMMS or _ATTENTION in name or "convolution" in name:
+        return GEMM
+    schema = func._schema
+    returns_alias = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if returns_alias:
+        return VIEW
+    if not any("Tensor" in str(argument.type) for argument in schema.arguments):
+        return FACTORY
+    return MATH
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operations of one rank.
+
+    Args:
+        device: the rank's.
+    """
+
+    def __init__(self, device: RankDevice) -> None:
+        super().__init__()
+        self._device = device
+        self._kinds: dict[Any, int] = {}
+        self._rates: dict[tuple[torch.dtype, bool], float] = {}
+        self._spec = device.ctx.topology.device
+        self._copy_rate = self._spec.hbm_copy_bandwidth
+        self._launch = self._spec.launch
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here that Dynamo could trace, and wrapping would import it
+
+    def open(self) -> None:
+        """Record from now on, in this thread."""
+        # not `with self`: that also keeps flags per process, which ranks would leave in another order than they entered
+        python_dispatch._push_mode(self)
+
+    def close(self) -> None:
+        """Stop recording in this thread."""
+        python_dispatch._pop_mode()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for cls in types:
+            if cls.__module__ == "torch._subclasses.fake_tensor":
+                return func(*args, **(kwargs or {}))  # shapes only: nothing runs
+            if cls is not torch.Tensor and cls is not torch.nn.Parameter:
+                return NotImplemented  # a subclass unwraps itself: its own operations are recorded
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = classify(func)
+        if kind > VIEW:
+            self._record(func, kind, args, kwargs, result)
+        return result
+
+    def _record(self, func: Any, kind: int, args: Any, kwargs: Any, result: Any) -> None:
+        device = self._device
+        inputs: list[torch.Tensor] = []
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                inputs.append(value)
+            elif type(value) in (list, tuple):
+                inputs += [each for each in value if isinstance(each, torch.Tensor)]
+        if isinstance(result, torch.Tensor):
+            outputs = [result]
+        elif type(result) in (list, tuple):
+            outputs = [each for each in result if isinstance(each, torch.Tensor)]
+        else:
+            outputs = []
+        for output in outputs:
+            if output.is_meta or type(output) not in _PLAIN:
+                return
+        if device.used:
+            on_device = any(block_of(tensor) is not None for tensor in inputs)
+            wanted = kwargs.get("device") if kwargs else None
+            if wanted is not None:
+                placed = wanted.type == "cuda"
+                if kind == TRANSFER and placed != on_device:
+                    device.transfer(outputs, to_device=placed)
+                    return
+            else:
+                placed = on_device
+            if not placed:
+                return
+            if kind == TRANSFER and len(inputs) == 2 and (block_of(inputs[0]) is None) != (block_of(inputs[1]) is None):
+                device.transfer(outputs, to_device=block_of(inputs[0]) is not None)
+                return
+            for output in outputs:
+                if block_of(output) is None:
+                    place(output, device.memory)
+        nbytes = 0
+        for tensor in inputs:
+            nbytes += tensor.numel() * tensor.element_size()
+        count = 0
+        for tensor in outputs:
+            count += tensor.numel()
+            nbytes += tensor.numel() * tensor.element_size()
+        if not outputs and not inputs:
+            return
+        if func._opname in _HOST_READS:
+            device.finish()
+            return
+        dtype = (outputs or inputs)[0].dtype
+        if kind == GEMM:
+            flops = self._flops(func, inputs, count)
+            seconds = max(nbytes / self._copy_rate, flops / self._rate(dtype, matrix=True))
+        else:
+            seconds = max(nbytes / self._copy_rate, count / self._rate(dtype, matrix=False))
+        device.enqueue(func.__name__, "gemm" if kind == GEMM else "math", seconds, nbytes)
+
+    def _flops(self, func: Any, inputs: list[torch.Tensor], count: int) -> int:
+        name = func._opname
+        known = _GEMMS.get(name)
+        if known is not None:
+            return int(known(inputs))
+        if _ATTENTION in name and len(inputs) >= 3:
+            query, key = (inputs[0], inputs[1]) if "backward" not in name else (inputs[1], inputs[2])
+            return 4 * query.numel() * key.shape[-2] * (1 if "backward" not in name else 2)
+        if "convolution" in name and len(inputs) >= 2:
+            weight = inputs[1]
+            return 2 * count * prod(weight.shape[1:])
+        return count
+
+    def _rate(self, dtype: torch.dtype, matrix: bool) -> float:
+        rate = self._rates.get((dtype, matrix))
+        if rate is None:
+            name = short_dtype(dtype)
+            rate = self._spec.matrix_rate(name) if matrix else self._spec.vector_rate(name)
+            self._rates[dtype, matrix] = rate
+        return rate
+
+
+def put_on_stream(device: RankDevice, name: str, kind: str, seconds: float, nbytes: int) -> Operation:
+    """Put an operation whose values are there already on the rank's compute stream."""
+    me, engine = device.state, device.ctx.engine
+    launch = device.ctx.topology.device.launch
+    me.clock += launch.overhead
+    stream = engine.stream(me.sip, COMPUTE_STREAM)
+    op = Operation(
+        name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency, duration=seconds
+    )
+    op.nbytes = nbytes
+    tail = stream.tail
+    if tail is None or tail.end is not None:
+        start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+        op.start, op.end = start, start + seconds
+        stream.tail = op
+        engine.op_log.operations.append(op)
+        if op.end > engine.latest_end:
+            engine.latest_end = op.end
+    else:
+        engine.submit(op)
+    me.last = me.tails[COMPUTE_STREAM] = op
+    return op
+
+
+# `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but imports Dynamo, which takes seconds.
+_skip = eval_frame._FrameAction.SKIP
+eval_frame.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))

@@ -1,0 +1,235 @@
+"""Stores: ``TCPStore``, ``FileStore`` and ``HashStore`` without sockets, files or blocking.
+
+Inside a simulation the three names are these classes. Stores of one address share their content; a rank that waits for a
+key lets the others run, and its timeout is in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from kernbench.sim_engine.operation import Operation
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+
+class Contents:
+    """The keys and values behind one or more store objects, and the ranks that wait for a key."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.queues: dict[str, deque[bytes]] = {}
+        self.waiters: list[tuple[Callable[[], bool], Operation]] = []
+
+
+class StoreHost:
+    """All stores of one spawn."""
+
+    def __init__(self, ctx: RuntimeContext) -> None:
+        self.ctx = ctx
+        self._shared: dict[tuple[Any, ...], Contents] = {}
+        self._next_port = 29500
+
+    def shared(self, *key: Any) -> Contents:
+        """The contents that every store of this address has."""
+        return self._shared.setdefault(key, Contents())
+
+    def free_port(self) -> int:
+        """A port that no store has."""
+        self._next_port += 1
+        return self._next_port
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+class CooperativeStore(dist.Store):
+    """``torch.distributed.Store`` over :class:`Contents`."""
+
+    def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
+        super().__init__()
+        self._host = host
+        self._contents = contents
+        self._timeout = timeout
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _wait_until(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
+        if ready():
+            return
+        ctx = self._host.ctx
+        me = ctx._me()
+        limit = self._timeout if timeout is None else timeout
+        op = Operation(f"store wait for {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        seconds = limit.total_seconds()
+
+        def expire(at: float) -> None:
+            milliseconds = round(seconds * 1000)
+            op.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
+
+        self._contents.waiters.append((ready, op))
+        asked_for = timeout is not None or limit != default_pg_timeout
+        ctx.deadlines.add(op, me.clock + seconds, expire, asked_for=asked_for)
+        ctx.wait(op)
+
+    def _changed(self) -> None:
+        """Resume those whose key is there now."""
+        contents, clock = self._contents, self._host.ctx._me().clock
+        if not contents.waiters:
+            return
+        still = []
+        for ready, op in contents.waiters:
+            if op.done:
+                continue
+            if ready():
+                op.resolve(op.enqueue, max(clock, op.enqueue))
+                self._host.ctx.engine.progress += 1
+            else:
+                still.append((ready, op))
+        contents.waiters = still
+
+    # -- torch.distributed.Store -------------------------------------------------------------------------------------
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long ``get`` and ``wait`` wait, virtual time."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change it."""
+        self._timeout = timeout
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a value."""
+        self._contents.values[key] = _bytes(value)
+        self._changed()
+
+    def get(self, key: str) -> bytes:
+        """The value of ``key``; waits until there is one."""
+        self._wait_until(lambda: key in self._contents.values, key, None)
+        return self._contents.values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which starts at 0; return the sum."""
+        total = int(self._contents.values.get(key, b"0")) + amount
+        self._contents.values[key] = str(total).encode()
+        self._changed()
+        return total
+
+    def append(self, key: str, value: Any) -> None:
+        """Append to a value."""
+        self._contents.values[key] = self._contents.values.get(key, b"") + _bytes(value)
+        self._changed()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(key in self._contents.values or self._contents.queues.get(key) for key in keys)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Write ``desired`` if the value is ``expected`` (or absent and ``expected`` empty); return the value."""
+        values = self._contents.values
+        if key not in values:
+            if _bytes(expected):
+                return _bytes(expected)
+            values[key] = _bytes(desired)
+        elif values[key] == _bytes(expected):
+            values[key] = _bytes(desired)
+        self._changed()
+        return values[key]
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        return self._contents.values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return len(self._contents.values)
+
+    def list_keys(self) -> list[str]:
+        """The keys."""
+        return sorted(self._contents.values)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        self._wait_until(lambda: self.check(keys), ", ".join(keys), timeout)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; waits until all are there."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """True: append, multi_get and multi_set are there."""
+        return True
+
+    def queue_push(self, key: str, value: Any) -> None:
+        """Add to the end of a queue."""
+        self._contents.queues.setdefault(key, deque()).append(_bytes(value))
+        self._changed()
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take from the front of a queue; wait until there is something, or raise if not ``block``."""
+        queue = self._contents.queues.setdefault(key, deque())
+        if not block and not queue:
+            raise dist.QueueEmptyError(f"queue {key} is empty")
+        self._wait_until(lambda: bool(queue), key, None)
+        return queue.popleft()
+
+    def queue_len(self, key: str) -> int:
+        """Length of a queue."""
+        return len(self._contents.queues.get(key, ()))
+
+    def clone(self) -> CooperativeStore:
+        """Another store over the same contents."""
+        return CooperativeStore(self._host, self._contents, self._timeout)
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """Wait until ``world_size`` callers are here."""
+        self.add(key, 1)
+        self._wait_until(lambda: int(self._contents.values.get(key, b"0")) >= world_size, key, timeout)
+
+
+def store_classes(host: StoreHost) -> dict[str, type[CooperativeStore]]:
+    """``TCPStore``, ``FileStore`` and ``HashStore`` for the ranks of one spawn, with torch's constructors."""
+
+    class TCPStore(CooperativeStore):
+        def __init__(
+            self,
+            host_name: str,
+            port: int,
+            world_size: int | None = None,
+            is_master: bool = False,
+            timeout: timedelta = default_pg_timeout,
+            wait_for_workers: bool = True,
+            multi_tenant: bool = False,
+            master_listen_fd: int | None = None,
+            use_libuv: bool = True,
+        ) -> None:
+            self.host = host_name
+            self.port = port or host.free_port()
+            self.is_master = is_master
+            self.libuvBackend = use_libuv
+            super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
+
+    class FileStore(CooperativeStore):
+        def __init__(self, file_name: str, world_size: int = -1) -> None:
+            self.path = file_name
+            super().__init__(host, host.shared("file", file_name))
+
+    class HashStore(CooperativeStore):
+        def __init__(self) -> None:
+            super().__init__(host, Contents())
+
+    return {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}

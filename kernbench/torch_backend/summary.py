@@ -1,0 +1,92 @@
+"""What a run took, in virtual time: per rank, and by collective."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """Where a rank's time went. Seconds; the four shares add up to ``total``.
+
+    Attributes:
+        compute: an operation was running on its SIP.
+        communication: none was, and a collective or message was under way.
+        host: neither, and its program was enqueueing operations.
+        idle: the rest.
+    """
+
+    rank: int
+    total: float
+    compute: float
+    communication: float
+    host: float
+    idle: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was sent by one kind of collective: calls and payload bytes, over all ranks."""
+
+    name: str
+    calls: int
+    nbytes: int
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The union of intervals, sorted and disjoint."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > begin:
+            merged.append((begin, end))
+    return merged
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Total length of disjoint intervals."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def rank_times(ctx: RuntimeContext) -> list[RankTime]:
+    """One line per rank of the last spawn."""
+    compute: dict[int, list[Interval]] = defaultdict(list)
+    communication: dict[int, list[Interval]] = defaultdict(list)
+    enqueued: dict[int, int] = defaultdict(int)
+    for op in ctx.engine.op_log.operations:
+        if op.rank is None or op.start is None or op.end is None:
+            continue
+        enqueued[op.rank] += 1
+        (communication if op.kind == "collective" else compute)[op.rank].append((op.start, op.end))
+    overhead = ctx.topology.device.launch.overhead
+    lines = []
+    for rank, state in sorted(ctx._ranks.items()):
+        busy = merge(compute[rank])
+        either = merge([*busy, *communication[rank]])
+        total = max(state.clock, either[-1][1] if either else 0.0)
+        computing = length(busy)
+        communicating = length(either) - computing
+        rest = max(total - computing - communicating, 0.0)
+        host = min(rest, enqueued[rank] * overhead)
+        lines.append(RankTime(rank, total, computing, communicating, host, rest - host))
+    return lines
+
+
+def traffic(ctx: RuntimeContext) -> list[Traffic]:
+    """Calls and bytes by collective, largest first."""
+    calls: dict[str, int] = defaultdict(int)
+    nbytes: dict[str, int] = defaultdict(int)
+    for op in ctx.engine.op_log.operations:
+        if op.kind == "collective":
+            calls[op.name] += 1
+            nbytes[op.name] += op.nbytes
+    return sorted((Traffic(name, calls[name], nbytes[name]) for name in calls), key=lambda t: (-t.nbytes, t.name))

@@ -1,0 +1,88 @@
+"""The handle of a collective, as torch's own code expects it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from kernbench.sim_engine.operation import Operation
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+
+class SimWork(dist.Work):
+    """One or more of this rank's operations, as one ``torch.distributed.Work``.
+
+    Args:
+        ctx: the simulation.
+        operations: what must be done.
+        tensors: what they write on this rank.
+        source: asked by ``source_rank`` once it is done.
+    """
+
+    def __init__(
+        self,
+        ctx: RuntimeContext,
+        operations: Sequence[Operation],
+        tensors: Sequence[torch.Tensor] = (),
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._ctx = ctx
+        self._operations = operations
+        self._tensors = tensors
+        self._source = source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block this rank until it is done. Raises what made it fail."""
+        for op in self._operations:
+            self._ctx.wait(op)
+        return True
+
+    def synchronize(self) -> None:
+        """As :meth:`wait`: a stream that waits and a host that waits are not told apart."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return at once. Asking lets the others go on, so a loop of this ends."""
+        for op in self._operations:
+            if not op.done:
+                self._ctx._poll(op)
+        return all(op.done for op in self._operations)
+
+    def is_success(self) -> bool:
+        """Whether it is done and did not fail."""
+        return all(op.done and op.error is None for op in self._operations)
+
+    def exception(self) -> BaseException | None:
+        """What made it fail, if anything did."""
+        return next((op.error for op in self._operations if op.error is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that it wrote; waits for them."""
+        self.wait()
+        return list(self._tensors)
+
+    def source_rank(self) -> int:
+        """Number in the group of the rank that a received message came from."""
+        if self._source is None:
+            raise RuntimeError("sourceRank() may only be called on work objects that correspond to a recv")
+        return self._source()
+
+    def get_future(self) -> Any:
+        """A ``torch.futures.Future`` that is complete.
+
+        Code in C++ waits for futures without letting other ranks run, so this waits first (ADR 0042).
+        """
+        self.wait()
+        future: Any = torch.futures.Future()
+        future.set_result(list(self._tensors))
+        return future
+
+    _source_rank = source_rank
+    getFuture = get_future
