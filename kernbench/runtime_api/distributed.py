@@ -243,7 +243,9 @@ class Distributed:
     ) -> Work | None:
         """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``, all of one shape."""
         self._check_list("all_gather", "tensor_list", tensor_list, tensor, group or self._require_world())
-        return self._post(self._signature("all_gather", tensor, "ring_allgather"), (tensor,), tensor_list, group, async_op)
+        return self._post(
+            self._signature("all_gather", tensor, "ring_allgather"), (tensor,), tensor_list, group, async_op
+        )
 
     def reduce_scatter_tensor(
         self,

@@ -119,9 +119,7 @@ def all_reduce(tensor: torch.Tensor, op: str = SUM, *, group: Group, async_op: b
     return dist.all_reduce(tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
-def all_gather_into_tensor(
-    output: torch.Tensor, tensor: torch.Tensor, *, group: Group, async_op: bool = False
-) -> Any:
+def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, *, group: Group, async_op: bool = False) -> Any:
     """``output`` ``[n * d0, ...]`` = every member's ``tensor`` ``[d0, ...]``, in group order. Both contiguous."""
     if group is SOLO:
         output.copy_(tensor)

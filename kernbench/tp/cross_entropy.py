@@ -90,7 +90,9 @@ def vocab_parallel_cross_entropy(
             f"so target must be {tuple(vocab_parallel_logits.shape[:-1])}; found {tuple(target.shape)}"
         )
     if not 0.0 <= label_smoothing < 1.0:
-        raise PartitionError(f"{whoami('vocab_parallel_cross_entropy')}: label_smoothing {label_smoothing} is not in [0, 1)")
+        raise PartitionError(
+            f"{whoami('vocab_parallel_cross_entropy')}: label_smoothing {label_smoothing} is not in [0, 1)"
+        )
     # evenly over the others is evenly over all, of a little more
     smoothing = label_smoothing * vocabulary / (vocabulary - 1) if label_smoothing else 0.0
     if not needs_autograd(vocab_parallel_logits):

@@ -63,7 +63,9 @@ def partition_parameter(
             values = mine.to(dtype=dtype, device=device or torch.get_default_device(), copy=True)
             values = values.contiguous()
     parameter = torch.nn.Parameter(values, requires_grad=comm.can_differentiate())
-    set_tensor_model_parallel_attributes(parameter, is_parallel=dim is not None, dim=-1 if dim is None else dim, stride=1)
+    set_tensor_model_parallel_attributes(
+        parameter, is_parallel=dim is not None, dim=-1 if dim is None else dim, stride=1
+    )
     return parameter
 
 

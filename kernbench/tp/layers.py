@@ -96,7 +96,9 @@ class ColumnParallelLinear(_ParallelLayer):
         if activation and skip_bias_add:
             raise ConfigError(f"{whoami(self._place)}: an activation in the epilogue needs the bias added before it")
         if gather_output and sequence_parallel and self.tp_size > 1:
-            raise ConfigError(f"{whoami(self._place)}: gather_output=True and sequence_parallel=True exclude each other")
+            raise ConfigError(
+                f"{whoami(self._place)}: gather_output=True and sequence_parallel=True exclude each other"
+            )
         self.input_size = input_size
         self.output_size = output_size
         self.output_size_per_partition = self._divide(output_size, "output_size")

@@ -63,7 +63,13 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         group: Group,
     ) -> torch.Tensor:
         output, pre = _forward(
-            inputs, weight, bias, activation, True, group if sequence_parallel else None, group if reduce_output else None
+            inputs,
+            weight,
+            bias,
+            activation,
+            True,
+            group if sequence_parallel else None,
+            group if reduce_output else None,
         )
         ctx.save_for_backward(inputs, weight, pre)
         ctx.has_bias, ctx.activation = bias is not None, activation

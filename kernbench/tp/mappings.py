@@ -164,15 +164,11 @@ def reduce_scatter_to_sequence_parallel_region(input_: torch.Tensor, group: Grou
     return _apply(input_, _reduce_scatter_first, _gather_first, group)
 
 
-def all_gather_last_dim_from_tensor_parallel_region(
-    input_: torch.Tensor, group: Group | None = None
-) -> torch.Tensor:
+def all_gather_last_dim_from_tensor_parallel_region(input_: torch.Tensor, group: Group | None = None) -> torch.Tensor:
     """``[..., size * n]`` of every member's ``[..., n]``; gradients of all members are summed."""
     return _apply(input_, _gather_last, _reduce_scatter_last, group)
 
 
-def reduce_scatter_last_dim_to_tensor_parallel_region(
-    input_: torch.Tensor, group: Group | None = None
-) -> torch.Tensor:
+def reduce_scatter_last_dim_to_tensor_parallel_region(input_: torch.Tensor, group: Group | None = None) -> torch.Tensor:
     """This member's part ``[..., n / size]`` of the sum of all ``[..., n]``."""
     return _apply(input_, _reduce_scatter_last, _gather_last, group)

@@ -72,7 +72,9 @@ def merge_kernel(
     row = tl.program_id(0).to(tl.int64)
     numbers = tl.arange(0, BLOCK_P)
     columns = tl.arange(0, BLOCK_D)
-    lse = tl.load(part_lse_ptr + row * stride_lse_row + numbers * stride_lse_part, mask=numbers < parts, other=float("-inf"))
+    lse = tl.load(
+        part_lse_ptr + row * stride_lse_row + numbers * stride_lse_part, mask=numbers < parts, other=float("-inf")
+    )
     top = tl.max(lse, 0)
     top = tl.where(top == float("-inf"), 0.0, top)  # no keys at all: the result is zero
     weights = tl.exp2(lse - top)

@@ -43,9 +43,13 @@ def gemm_kernel(
     columns = column + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     # the tile's corner in 64 bits, offsets inside the tile in 32
-    a_ptrs = a_ptr + row.to(tl.int64) * stride_am + (tl.arange(0, BLOCK_M)[:, None] * stride_am + inner[None, :] * stride_ak)
+    a_ptrs = (
+        a_ptr + row.to(tl.int64) * stride_am + (tl.arange(0, BLOCK_M)[:, None] * stride_am + inner[None, :] * stride_ak)
+    )
     b_ptrs = (
-        b_ptr + column.to(tl.int64) * stride_bn + (inner[:, None] * stride_bk + tl.arange(0, BLOCK_N)[None, :] * stride_bn)
+        b_ptr
+        + column.to(tl.int64) * stride_bn
+        + (inner[:, None] * stride_bk + tl.arange(0, BLOCK_N)[None, :] * stride_bn)
     )
     a_mask = rows[:, None] < M
     b_mask = columns[None, :] < N

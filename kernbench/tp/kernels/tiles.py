@@ -42,7 +42,19 @@ class Tile:
     group: int = 8
 
 
-_SIDES = ((16, 16), (16, 32), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
+_SIDES = (
+    (16, 16),
+    (16, 32),
+    (32, 32),
+    (32, 64),
+    (64, 32),
+    (64, 64),
+    (64, 128),
+    (128, 64),
+    (128, 128),
+    (128, 256),
+    (256, 128),
+)
 _STEPS = (16, 32, 64, 128)
 _STAGES = (2, 3, 4)
 
@@ -80,4 +92,7 @@ def tile_seconds(tile: Tile, rows: int, columns: int, inner: int, dtype: torch.d
 @functools.lru_cache(maxsize=4096)
 def choose_tile(rows: int, columns: int, inner: int, dtype: torch.dtype, device: DeviceSpec) -> Tile:
     """The candidate with the least modelled duration; of equals, the one with fewer stages and smaller sizes."""
-    return min(CANDIDATES, key=lambda tile: (tile_seconds(tile, rows, columns, inner, dtype, device), tile.stages, tile.m * tile.n))
+    return min(
+        CANDIDATES,
+        key=lambda tile: (tile_seconds(tile, rows, columns, inner, dtype, device), tile.stages, tile.m * tile.n),
+    )
