@@ -27,6 +27,9 @@ def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
 class Factories:
     """Base of the context: makes tensors."""
 
+    _records_itself = False
+    """Whether the torch operations that run now are recorded, if at all, by whoever runs them."""
+
     if TYPE_CHECKING:
 
         @property
@@ -36,7 +39,11 @@ class Factories:
 
     def _make(self, make: Any, name: str, requires_grad: bool) -> Tensor:
         """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled."""
-        tensor = self._adopt(make("cpu" if self.enable_data else "meta"), name=name)
+        self._records_itself = True  # what fills a new tensor is no operation of the device
+        try:
+            tensor = self._adopt(make("cpu" if self.enable_data else "meta"), name=name)
+        finally:
+            self._records_itself = False
         return tensor.requires_grad_() if requires_grad else tensor  # type: ignore[return-value]
 
     def empty(

@@ -16,6 +16,7 @@ from torch._C._dynamo import eval_frame
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernbench.runtime_api.current import current_context
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.placement import block_of, place
@@ -109,7 +110,8 @@ class Recorder(TorchDispatchMode):
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = classify(func)
-        if kind > VIEW:
+        ctx = current_context()
+        if kind > VIEW and not (ctx is not None and ctx._records_itself):
             self._record(func, kind, args, kwargs, result)
         return result
 
