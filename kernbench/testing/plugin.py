@@ -165,8 +165,8 @@ class _Session:
 
             begin, before = item.stash[_BEGIN]
             row: dict[str, Any] = {"seconds": time.perf_counter() - begin, "host": resident_bytes() - before}
-            row |= item.stash.setdefault(ROW, {})
-            report.user_properties.append(("kernbench", row))
+            added: dict[str, Any] = item.stash.setdefault(ROW, {})
+            report.user_properties.append(("kernbench", row | added))
         if getattr(item, "_kernbench_is_dependency", False):
             from kernbench.testing.order import note_outcome
 
