@@ -117,7 +117,9 @@ class ScalingOptions:
     def points(self) -> list[tuple[str | None, Layout]]:
         return [(system, layout) for system in self.systems for layout in self.layouts]
 
-    def sweep(self, name: str, measure: Callable[[Any, Layout], Measurement], *, enable_data: bool = True) -> list[Measurement]:
+    def sweep(
+        self, name: str, measure: Callable[[Any, Layout], Measurement], *, enable_data: bool = True
+    ) -> list[Measurement]:
         """``measure(ctx, layout)`` in a simulation of its own per point. ``--trace`` is of the last point."""
         points, results = self.points, []
         with ProgressBar(len(points), name) as bar:
@@ -146,7 +148,9 @@ def scaling_options(tp: str = "1,2,4,8", steps: int = 2) -> Callable[[F], F]:
     """Decorate a click command function: it gets ``--tp``, ``--dp`` and the others as one ``scaling`` argument."""
 
     def decorate(function: F) -> F:
-        @click.option("--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas.")
+        @click.option(
+            "--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas."
+        )
         @click.option("--dp", type=click.IntRange(min=1), default=1, show_default=True, help="Data parallel size.")
         @click.option("--steps", type=click.IntRange(min=1), default=steps, show_default=True, help="Steps per point.")
         @click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the comparison: .png, .svg or .pdf.")

@@ -422,9 +422,20 @@ class RuntimeContext(Factories):
         )
         self._enqueue(name.strip("_"), "gemm" if flops else "math", work, outputs or inputs)
 
+    @contextmanager
+    def _operation_of_its_own(self) -> Iterator[None]:
+        """What torch computes in here is recorded as one operation, by the context: whoever else records steps aside."""
+        me = self._me()
+        outer, me.inside_operation = me.inside_operation, True
+        try:
+            yield
+        finally:
+            me.inside_operation = outer
+
     def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor:
         """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
         me = self._me()
+        me.holds_tensors = True
         self.storages.allocate(plain(tensor), me, name)
         return tensor.as_subclass(Tensor)
 
