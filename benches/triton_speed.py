@@ -2,9 +2,9 @@
 
 ``python -m benches.triton_speed [--quick] [--threads N] [--json FILE]``. Absolute times depend on the machine; the
 ratios are the result. Ours and torch's are timed in turns, so that a busy machine slows both; a row shows medians. On a
-machine that others use, measure with one thread: CPU time is measured then, and no thread waits for a busy core. The interpreter
-is slow, so it is timed once per row, in a process of its own (it must be chosen before Triton is imported), on the
-share of the row's programs that the table names, and scaled.
+machine that others use, measure with one thread: CPU time is measured then, and no thread waits for a busy core. The
+interpreter is slow, so it is timed once per row, in a process of its own (it must be chosen before Triton is imported),
+on the share of the row's programs that the table names, and scaled.
 """
 
 from __future__ import annotations
