@@ -47,6 +47,8 @@ _SKIPPED = frozenset(
     {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
 )
 _TRANSFERS = frozenset({"_to_copy", "copy_"})
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""They take memory and launch nothing."""
 
 
 def classify(func: Any) -> int:
@@ -163,6 +165,8 @@ class Recorder(TorchDispatchMode):
             for output in outputs:
                 if block_of(output) is None:
                     place(output, device.memory)
+        if func._opname in _ALLOCATIONS:
+            return
         nbytes = 0
         for tensor in inputs:
             nbytes += tensor.numel() * tensor.element_size()

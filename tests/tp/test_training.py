@@ -114,8 +114,8 @@ def test_backward_travels_while_it_computes():
     def body(rank: int) -> None:
         torch.distributed.init_process_group("nccl")
         tp.initialize_model_parallel(4)
-        layer = tp.ColumnParallelLinear(256, 512, gather_output=False)
-        x = fixed(128, 256).requires_grad_()
+        layer = tp.ColumnParallelLinear(512, 1024, gather_output=False)
+        x = fixed(512, 512).requires_grad_()
         layer(x)[0].sum().backward()
 
     with kernbench.simulate() as ctx:
@@ -124,7 +124,7 @@ def test_backward_travels_while_it_computes():
     for rank in range(4):
         mine = [op for op in operations if op.rank == rank]
         gemms = [op for op in mine if op.name == "gemm_kernel"]
-        (reduce,) = (op for op in mine if op.kind == "collective" and op.nbytes == 128 * 256 * 4)
+        (reduce,) = (op for op in mine if op.kind == "collective" and op.nbytes == 512 * 512 * 4)
         assert len(gemms) == 3  # forward, input gradient, weight gradient
         assert reduce.start >= gemms[1].end
         assert reduce.start < gemms[2].end
