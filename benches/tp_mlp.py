@@ -42,14 +42,14 @@ class Plan:
         steps: forward and backward, this often.
     """
 
-    hidden: int = 256
-    ffn: int = 1024
+    hidden: int = 1024
+    ffn: int = 4096
     sequence: int = 128
-    batch: int = 4
+    batch: int = 8
     activation: str = "gelu"
     dtype: str = "float32"
     sequence_parallel: bool = False
-    steps: int = 2
+    steps: int = 1
 
 
 def worker(rank: int, plan: Plan, layout: Layout, timer: StepTimer, losses: dict[int, float]) -> None:
@@ -103,7 +103,7 @@ def run(ctx: Any, plan: Plan | None = None, layout: Layout | None = None) -> Mea
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default=Plan.dtype, show_default=True)
 @click.option("--sequence-parallel", is_flag=True, help="Split activations along the sequence.")
 @click.option("--no-data", is_flag=True, help="Model time only: for sizes too large to compute here.")
-@scaling_options()
+@scaling_options(steps=1)
 def command(scaling: ScalingOptions, ffn: int | None, no_data: bool, **sizes: Any) -> None:
     """A two-layer MLP, forward and backward: modelled step time by tensor parallel size and system."""
     plan = Plan(ffn=ffn or 4 * sizes["hidden"], steps=scaling.steps, **sizes)

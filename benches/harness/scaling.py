@@ -11,6 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ class Measurement:
         communication: a collective was under way and nothing was computed meanwhile.
         overlapped: a collective was under way while something was computed.
         host: the host was launching, and none of the above.
-        wall: seconds of this machine that the simulation took per step.
+        wall: seconds of this machine that the simulation took, all of it.
         figures: what else the bench has to say, by name.
     """
 
@@ -70,13 +71,12 @@ class StepTimer:
         self._ctx = ctx
         self._begin: dict[int, float] = {}
         self._end: dict[int, float] = {}
-        self._wall = 0.0
+        self._created = time.perf_counter()
 
     def begin(self, rank: int) -> None:
         """This rank starts its steps; the ranks line up first."""
         self._ctx.distributed.barrier()
         self._begin[rank] = self._ctx.now()
-        self._wall = self._wall or time.perf_counter()
 
     def end(self, rank: int) -> None:
         """This rank has done its steps, and everything that it enqueued has ended."""
@@ -87,11 +87,13 @@ class StepTimer:
         """After the ranks have ended: what the steps took."""
         from kernbench.trace import summary
 
-        wall = (time.perf_counter() - self._wall) / steps
+        wall = time.perf_counter() - self._created
         ranks = summary(self._ctx).ranks
         worst = max(ranks, key=lambda rank: rank.compute + rank.communication, default=None)
         shares = {
-            name: 0.0 if worst is None else getattr(worst, name) / steps
+            name: 0.0
+            if worst is None
+            else max(0.0, getattr(worst, name)) / steps  # differences of sums may round below 0
             for name in ("compute", "communication", "overlapped", "host")
         }
         step = (max(self._end.values()) - min(self._begin.values())) / steps
@@ -117,10 +119,20 @@ class ScalingOptions:
     def points(self) -> list[tuple[str | None, Layout]]:
         return [(system, layout) for system in self.systems for layout in self.layouts]
 
-    def sweep(self, name: str, measure: Callable[[Any, Layout], Measurement], *, enable_data: bool = True) -> list[Measurement]:
-        """``measure(ctx, layout)`` in a simulation of its own per point. ``--trace`` is of the last point."""
+    def sweep(
+        self,
+        name: str,
+        measure: Callable[[Any, Layout], Measurement],
+        *,
+        enable_data: bool = True,
+        progress: bool = True,
+    ) -> list[Measurement]:
+        """``measure(ctx, layout)`` in a simulation of its own per point. ``--trace`` is of the last point.
+
+        ``progress``: count points on a bar; False for a bench that counts something of its own.
+        """
         points, results = self.points, []
-        with ProgressBar(len(points), name) as bar:
+        with ProgressBar(len(points), name) if progress else nullcontext() as bar:
             for number, (system, layout) in enumerate(points, 1):
                 simulation = dataclasses.replace(
                     self.simulation, system=system, ranks=layout.world,
@@ -128,7 +140,8 @@ class ScalingOptions:
                 )  # fmt: skip
                 with simulation.open(name, enable_data=enable_data) as ctx:
                     results.append(measure(ctx, layout))
-                bar.advance()
+                if bar is not None:
+                    bar.advance()
         return results
 
 
@@ -146,7 +159,9 @@ def scaling_options(tp: str = "1,2,4,8", steps: int = 2) -> Callable[[F], F]:
     """Decorate a click command function: it gets ``--tp``, ``--dp`` and the others as one ``scaling`` argument."""
 
     def decorate(function: F) -> F:
-        @click.option("--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas.")
+        @click.option(
+            "--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas."
+        )
         @click.option("--dp", type=click.IntRange(min=1), default=1, show_default=True, help="Data parallel size.")
         @click.option("--steps", type=click.IntRange(min=1), default=steps, show_default=True, help="Steps per point.")
         @click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the comparison: .png, .svg or .pdf.")
@@ -206,7 +221,7 @@ def _advice(results: Sequence[Measurement]) -> list[str]:
         base = mine[0]
         good = [r for r in mine if base.step * base.layout.world >= 0.5 * r.step * r.layout.world]
         largest = max(good, key=lambda result: result.layout.world)
-        lines.append(f"# {system}: at least half of each device's time is worth its price up to {_name(largest)}")
+        lines.append(f"# {system}: efficiency of 50 % or more up to tp {largest.layout.tp} x dp {largest.layout.dp}")
     return lines
 
 

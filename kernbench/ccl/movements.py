@@ -38,14 +38,15 @@ def _all_reduce(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
     assert op is not None
-    targets = [target for (target,) in outputs]
-    flat_targets = [_flat(target) for target in targets]
-    same = all(mine[0] is yours[0] for mine, yours in zip(inputs, outputs, strict=True))
-    flat_sources = flat_targets if same else [_flat(source) for (source,) in inputs]
-    run_all_reduce(schedule, flat_sources, flat_targets, op)
-    for target, flat in zip(targets, flat_targets, strict=True):
-        if flat.data_ptr() != target.data_ptr():
-            target.copy_(flat.view(target.shape))
+    # a coalesced all-reduce has several tensors per member
+    for sources, targets in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), strict=True):
+        flat_targets = [_flat(target) for target in targets]
+        same = all(mine is yours for mine, yours in zip(sources, targets, strict=True))
+        flat_sources = flat_targets if same else [_flat(source) for source in sources]
+        run_all_reduce(schedule, flat_sources, flat_targets, op)
+        for target, flat in zip(targets, flat_targets, strict=True):
+            if flat.data_ptr() != target.data_ptr():
+                target.copy_(flat.view(target.shape))
 
 
 def _broadcast(
@@ -78,7 +79,8 @@ def _chains(schedule: Schedule, owners: IntArray) -> list[list[int]]:
 def _reduce(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
-    assert op is not None and root is not None
+    assert op is not None
+    assert root is not None
     chains = _chains(schedule, np.full(schedule.cells, root, dtype=np.int64))
     flat = [_flat(source) for (source,) in inputs]
     if all(chain == chains[0] for chain in chains):
@@ -111,8 +113,10 @@ def _reduce_scatter(
 def _all_gather(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
+    # a coalesced all-gather has several inputs per member, and as many outputs for each member
+    sources = [source for member in inputs for source in member]
     for cells in outputs:
-        for target, (source,) in zip(cells, inputs, strict=True):
+        for target, source in zip(cells, sources, strict=True):
             _assign(target, source)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @click.option("--system", metavar="NAME|FILE", help="System to run on (see `kernbench systems`).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the ranks' random generators.")
 @click.option("--trace", metavar="FILE", help="Write the timeline here, for chrome://tracing or ui.perfetto.dev.")
+@click.option("--flight-recorder", metavar="DIR", help="Write what each rank called last here, for "
+              "python -m torch.distributed.flight_recorder.fr_trace.")  # fmt: skip
 @click.option("--per-rank-module", "per_rank_modules", metavar="PREFIX", multiple=True, default=("megatron",),
               show_default=True, help="Modules whose globals each rank has of its own; may be repeated. Modules beside "
               "the script always are.")  # fmt: skip
@@ -35,6 +37,7 @@ def command(
     system: str | None,
     seed: int,
     trace: str | None,
+    flight_recorder: str | None,
     per_rank_modules: tuple[str, ...],
     prefix: bool,
     summary: bool,
@@ -69,6 +72,10 @@ def command(
             code = 1
         if trace is not None:
             _write_trace(ctx, trace)
+        if flight_recorder is not None:
+            from kernbench.torch_backend.flight_recorder import write_flight_record
+
+            write_flight_record(ctx, flight_recorder)
         if summary:
             print_summary(ctx)
     sys.exit(code)

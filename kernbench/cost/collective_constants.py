@@ -22,7 +22,8 @@ class Generation:
         hop: work of one ring or tree step inside a node beyond the flight over the link, by protocol.
         ring_share: what rings keep of the links' payload bandwidth.
         tree_share: what a tree of one node keeps of ``ring_share``: its GPUs receive, reduce and send both ways.
-        ll_bandwidth: most bus bandwidth of the LL protocol, whose stores carry a flag beside each four bytes of data.
+        ll_bandwidth: most bus bandwidth of the LL protocol, whose stores carry a flag beside each four bytes of data: half
+            of a ring's.
         ll128_share: share left of a ring by LL128, 120 of 128 bytes.
         nvls_share: algorithm bandwidth of all-reduce in the switch, of the links' payload bandwidth; 0: none.
         nvls_base: latency of an all-reduce in the switch.
@@ -75,7 +76,7 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(1.2, 1.4, 3.2),
         ring_share=0.82,
         tree_share=0.92,
-        ll_bandwidth=87.7 * GB,  # [N]
+        ll_bandwidth=110 * GB,
         ll128_share=0.55,
         nvls_share=0.0,
         nvls_base=0.0,
@@ -89,7 +90,7 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(0.5, 1.0, 2.8),
         ring_share=0.865,
         tree_share=0.80,
-        ll_bandwidth=141 * GB,  # [N]
+        ll_bandwidth=183 * GB,
         ll128_share=0.92,
         nvls_share=0.688,
         nvls_base=38 * US,
@@ -104,7 +105,7 @@ GENERATIONS: Mapping[str, Generation] = {
         hop=_protocols(0.5, 1.0, 2.8),
         ring_share=0.805,
         tree_share=0.80,
-        ll_bandwidth=282 * GB,  # [N]
+        ll_bandwidth=340 * GB,
         ll128_share=0.92,
         nvls_share=0.603,
         nvls_base=34 * US,

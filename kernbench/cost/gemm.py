@@ -15,6 +15,7 @@ import numpy as np
 
 from kernbench.cost.devices import generation_of, resolve_device
 from kernbench.cost.estimate import Estimate, Floats, interval
+from kernbench.cost.memory_bound import ITEM_BYTES
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import canonical_dtype
@@ -133,13 +134,17 @@ def kernels_of(device: DeviceSpec) -> GemmKernels:
     return KERNELS[generation_of(device)]
 
 
-def gemm_time(device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1) -> Estimate:
+def gemm_time(
+    device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None
+) -> Estimate:
     """How long ``[batch, M, K] @ [batch, K, N]`` takes in the vendor's library.
 
     Args:
         device: shipped name, YAML path or DeviceSpec.
         M, N, K, batch: numbers, or arrays that broadcast together.
         dtype: of the operands. ``float32`` means full precision; ask for ``tf32`` where that is meant.
+
+        out_dtype: of the result; that of the operands without it, but 16 bits at least.
 
     Returns:
         An :class:`Estimate`: ``protocol`` is the tile (``"128x256"``, with ``/4`` when K is cut in four), ``algorithm``
@@ -150,7 +155,7 @@ def gemm_time(device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", ba
     """
     spec = resolve_device(device)
     try:
-        name = canonical_dtype(dtype)
+        name, out = canonical_dtype(dtype), canonical_dtype(out_dtype) if out_dtype else None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if name not in _WIDTH:
@@ -167,12 +172,18 @@ def gemm_time(device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", ba
     if np.any(b < 1):
         raise ConfigError(f"batch holds {b.min():g}; expected at least 1")
     step = 4096
-    parts = [_fastest(spec, name, *(value[at : at + step] for value in (m, n, k, b))) for at in range(0, m.size, step)]
+    # Results of eight bits are not stored faster than those of sixteen: they are converted on the way.
+    result = max(2.0, ITEM_BYTES[out] if out else _WIDTH[name])
+    parts = [
+        _fastest(spec, name, result, *(value[at : at + step] for value in (m, n, k, b)))
+        for at in range(0, m.size, step)
+    ]
     seconds, memory, tile = (
         np.concatenate(column).reshape(np.atleast_1d(dims[0]).shape) for column in zip(*parts, strict=True)
     )
     width = _WIDTH[name]
-    moved = np.atleast_1d(dims[3]) * width * sum(np.atleast_1d(dims[i] * dims[j]) for i, j in ((0, 2), (2, 1), (0, 1)))
+    read = width * sum(np.atleast_1d(dims[i] * dims[2]) for i in (0, 1))
+    moved = np.atleast_1d(dims[3]) * (read + result * np.atleast_1d(dims[0] * dims[1]))
     low, high = interval(seconds, *_spread(seconds))
     limit = np.where(memory, "memory", "compute")
     values = (seconds, low, high, limit, tile, moved / seconds, moved / seconds)
@@ -200,7 +211,9 @@ _NAMES = np.array(
 )
 
 
-def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Floats) -> tuple[Floats, Any, Any]:
+def _fastest(
+    spec: DeviceSpec, name: str, result: float, m: Floats, n: Floats, k: Floats, b: Floats
+) -> tuple[Floats, Any, Any]:
     """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product."""
     kernels, width = kernels_of(spec), _WIDTH[name]
     m, n, k, b = (value[:, None] for value in (m, n, k, b))
@@ -211,7 +224,6 @@ def _fastest(spec: DeviceSpec, name: str, m: Floats, n: Floats, k: Floats, b: Fl
     shared = cache.bandwidth * kernels.operand_reuse * wide
     own = cache.bandwidth * kernels.pe_share * wide / pes
     copy = spec.hbm_copy_bandwidth
-    result = 4 if width >= 4 else 2
 
     down, across = np.ceil(m / rows), np.ceil(n / columns)
     blocks = down * across * b * parts

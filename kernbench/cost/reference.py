@@ -111,19 +111,20 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 # Measured columns in the order of preference, and how a value and its row become seconds.
-_TIME_COLUMNS = {
-    "time_us": 1e-6,
-    "time_us_median": 1e-6,
-    "oop_us": 1e-6,
-    "triton_us": 1e-6,
-    "nccl_us": 1e-6,
-    "rccl_us": 1e-6,
-    "time_us_min": 1e-6,
-    "time_ms": 1e-3,
-}
+_TIME_COLUMNS = (
+    "time_us",
+    "time_us_median",
+    "oop_us",
+    "triton_us",
+    "nccl_us",
+    "rccl_us",
+    "time_us_min",
+    "time_ms",
+    "time_s",
+)
+_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE_COLUMNS = {"tflops": 1e12, "mamf_tflops": 1e12}
 _ELEMENT_RATES = {"gelem_per_s": 1e9}
-_BYTE_RATES = {"torch_GBps": 1e9, "triton_GBps": 1e9}
 
 
 def number(row: Mapping[str, str], column: str, path: Path) -> float:
@@ -143,16 +144,20 @@ def gemm_shape(row: Mapping[str, str], path: Path) -> tuple[int, int, int, int]:
     return m, n, k, int(float(row.get("b") or row.get("batch") or 1))
 
 
-def seconds_of(row: Mapping[str, str], path: Path, column: str | None, flops: float, elements: float) -> float:
-    """The duration that a row states, in whichever way it does."""
-    for name, scale in _TIME_COLUMNS.items():
-        if column in (None, name) and row.get(name):
-            return number(row, name, path) * scale
+def seconds_of(row: Mapping[str, str], path: Path, table: Table, *, flops: float = 0, elements: float = 0) -> float:
+    """The duration that a row states, in whichever way it does. Raises ConfigError."""
+    column = table.column
+    in_place = ("ip_us",) if table.placement == "in" else ()
+    for name in (column,) if column else (*in_place, *_TIME_COLUMNS):
+        if row.get(name) and (
+            unit := _TIME_UNITS.get(name.rsplit("_", 1)[-1], 1e-6 if name.startswith("time_us") else 0)
+        ):
+            return number(row, name, path) * unit
     for name, scale in _RATE_COLUMNS.items():
         if column in (None, name) and row.get(name) and flops:
             return flops / (number(row, name, path) * scale)
     for name, scale in _ELEMENT_RATES.items():
-        if column in (None, name) and row.get(name):
+        if column in (None, name) and row.get(name) and elements:
             return elements / (number(row, name, path) * scale)
     raise ConfigError(
         f"table {path}: no measured column {column or ''} among {', '.join(row)}; expected one of "
@@ -186,15 +191,22 @@ _OPERANDS = {"f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m3fnuz": "fp8", "f8e5m2fnu
 
 def operand_dtype(text: str) -> str:
     """The operand format of ``"bf16"`` or ``"bf16xbf16->f32"``. fp32 operands of a library GEMM run as tf32 there."""
-    if "x" not in text:
+    if "->" not in text:
         return canonical_dtype(text)
     left = text.split("->")[0].split("x")[0]
     return _OPERANDS.get(left) or canonical_dtype(left)
 
 
+def result_dtype(text: str) -> str | None:
+    """The format of the result of ``"bf16xbf16->f32"``; None when the text does not say."""
+    _, arrow, right = text.partition("->")
+    return (_OPERANDS.get(right) if right.startswith("f8") else canonical_dtype(right)) if arrow else None
+
+
 def _same_dtype(found: str, wanted: str) -> bool:
     try:
-        return found == wanted or operand_dtype(found) == canonical_dtype(wanted)
+        plain, asked = operand_dtype(found), canonical_dtype(wanted)
+        return found == wanted or plain == asked or {plain, asked} == {"tf32", "fp32"}
     except ValueError:
         return False
 

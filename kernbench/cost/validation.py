@@ -14,7 +14,16 @@ from kernbench.cost.collectives import collective_time
 from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time, traffic_of
-from kernbench.cost.reference import Table, gemm_shape, number, operand_dtype, read_manifest, seconds_of, select_rows
+from kernbench.cost.reference import (
+    Table,
+    gemm_shape,
+    number,
+    operand_dtype,
+    read_manifest,
+    result_dtype,
+    seconds_of,
+    select_rows,
+)
 from kernbench.errors import ConfigError
 from kernbench.topology import load_fabric
 from kernbench.topology.system import SystemSpec
@@ -124,7 +133,7 @@ def compare_manifest(path: Path) -> list[Comparison]:
 
 def _collective(table: Table, path: Path, rows: list[dict[str, str]], system: Any) -> Comparison:
     size = np.array([number(row, "size_bytes", path) for row in rows])
-    measured = np.array([seconds_of(row, path, table.column, 0, 0) for row in rows])
+    measured = np.array([seconds_of(row, path, table) for row in rows])
     return compare_points(table, size, measured, system)
 
 
@@ -150,13 +159,13 @@ def compare_points(table: Table, size: Floats, measured: Floats, system: SystemS
 def _gemm(table: Table, path: Path, rows: list[dict[str, str]], device: Any) -> Comparison:
     shapes = np.array([gemm_shape(row, path) for row in rows])
     flops = 2.0 * shapes.prod(axis=1)
-    measured = np.array([seconds_of(row, path, table.column, f, 0) for row, f in zip(rows, flops, strict=True)])
-    dtypes = np.array([table.dtype or operand_dtype(row.get("dtype") or "float16") for row in rows])
+    measured = np.array([seconds_of(row, path, table, flops=f) for row, f in zip(rows, flops, strict=True)])
+    texts = np.array([row.get("dtype") or table.dtype or "float16" for row in rows])
     seconds, low, high = (np.empty(len(rows)) for _ in range(3))
     m, n, k, batch = shapes.T
-    for dtype in np.unique(dtypes):
-        at = dtypes == dtype
-        found = gemm_time(device, m[at], n[at], k[at], dtype=str(dtype), batch=batch[at])
+    for text in np.unique(texts):
+        at, dtype, out = texts == text, operand_dtype(str(text)), result_dtype(str(text))
+        found = gemm_time(device, m[at], n[at], k[at], dtype=dtype, batch=batch[at], out_dtype=out)
         seconds[at], low[at], high[at] = found.seconds, found.low, found.high
     moved = 2.0 * batch * (m * k + k * n + m * n)
     return Comparison(table, moved, measured, seconds, low, high)
@@ -188,7 +197,7 @@ def _memory_bound(table: Table, path: Path, rows: list[dict[str, str]], device: 
         op, shape = _op(table, row), _shape(row, path)
         cold = "triton_us" in row if table.cold is None else table.cold
         estimate = memory_bound_time(device, op, shape, dtype=dtype, cold=cold)
-        measured = seconds_of(row, path, table.column, 0, float(np.prod(shape)))
+        measured = seconds_of(row, path, table, elements=float(np.prod(shape)))
         points.append((traffic_of(op, shape, dtype), measured, estimate.seconds, estimate.low, estimate.high))
     return Comparison(table, *np.array(points, dtype=float).T)
 

@@ -43,6 +43,7 @@ class Distributed:
 
     def _open_world(self, size: int) -> None:
         self._reset()
+        self.matcher.history.clear()
         self._world = ProcessGroup("default", tuple(range(size)))
 
     def _reset(self) -> None:

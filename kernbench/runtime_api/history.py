@@ -21,6 +21,7 @@ class Call:
         number: how many the rank had posted before.
         sequence: the collective's number in its group, -1 for a message.
         peer: the other side of a message (a rank of the world).
+        shapes: of the tensors that the rank gave.
     """
 
     rank: int
@@ -31,6 +32,12 @@ class Call:
     op: Operation
     location: Location
     peer: int | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def profiled_name(self) -> str:
+        """The operation as gloo's profiler events name it."""
+        return "recvAnySource" if self.signature.op == "recv" and self.peer is None else self.signature.op
 
     @property
     def state(self) -> str:
@@ -66,6 +73,7 @@ class History:
         location: Location,
         *,
         peer: int | None = None,
+        shapes: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Note a call."""
         number = self._counts.get(rank, 0)
@@ -73,7 +81,11 @@ class History:
         calls = self._calls.get(rank)
         if calls is None:
             calls = self._calls[rank] = deque(maxlen=KEPT)
-        calls.append(Call(rank, number, group, sequence, signature, op, location, peer))
+        calls.append(Call(rank, number, group, sequence, signature, op, location, peer, shapes))
+
+    def count(self, rank: int) -> int:
+        """How many calls a rank has made."""
+        return self._counts.get(rank, 0)
 
     def of(self, rank: int) -> list[Call]:
         """The last calls of a rank, oldest first."""

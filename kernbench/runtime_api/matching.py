@@ -104,9 +104,14 @@ class Matcher:
         outputs: Sequence[torch.Tensor],
         *,
         splits: tuple[int, ...] | None = None,
-        name: str | None = None,
+        given: Sequence[torch.Tensor] | None = None,
     ) -> Operation:
         """Post this rank's part of the next collective of ``group``; wait for the operation to have its result.
+
+        Args:
+            inputs, outputs: see :mod:`kernbench.ccl.movements`.
+            splits: elements per cell, where they are not all alike.
+            given: the tensors that the program gave, where ``inputs`` are pieces of them.
 
         Raises:
             KernbenchError: this rank is no member.
@@ -119,11 +124,12 @@ class Matcher:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
-        op = self._operation(name or signature.op, COMM_STREAM, inputs or outputs)
+        op = self._operation(signature.op, COMM_STREAM, inputs or outputs)
         after = () if me.last is None else (me.last,)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
-        self.history.add(rank, group, collective.sequence, signature, op, arrival.location)
+        shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
+        self.history.add(rank, group, collective.sequence, signature, op, arrival.location, shapes=shapes)
         if len(collective.arrivals) == 1 and error is None:
             ctx._pending_collectives.append(collective)
         ctx.engine.progress += 1
@@ -164,6 +170,25 @@ class Matcher:
                 state.last = op
                 operands.append(state.operand(tensor, "w"))
         op.operands = operands
+
+    def give_up(self, op: Operation, error: BaseException, at: float) -> None:
+        """Fail ``op``, which has waited too long: the others of its collective cannot complete it any more."""
+        op.fail(error, at)
+        for pending in list(self._ctx._pending_collectives):
+            arrivals = pending.arrivals.values()
+            if any(arrival.op is op for arrival in arrivals):
+                if pending.error is None:
+                    pending.error = CollectiveMismatchError(f"{pending} has timed out on rank {op.rank}: {error}")
+                if all(arrival.op.done for arrival in arrivals):
+                    self._ctx._pending_collectives.remove(pending)
+        for table in (self._sends, self._receives):
+            for key, queue in list(table.items()):
+                kept = deque(message for message in queue if message.op is not op)
+                if not kept:
+                    del table[key]
+                elif len(kept) < len(queue):
+                    table[key] = kept
+        self._any_source = [message for message in self._any_source if message.op is not op]
 
     def collective_of(self, op: Operation) -> Collective:
         """The collective that a pending operation, posted here, is a part of."""
@@ -214,6 +239,8 @@ class Matcher:
         signature = collective.signature
         reference = next(iter((*arrivals[0].inputs, *arrivals[0].outputs)), None)
         count = 1 if reference is None else reference.numel()  # a barrier passes a token
+        if signature.op in ("all_reduce", "all_gather"):
+            count = sum(tensor.numel() for tensor in arrivals[0].inputs)
         if signature.op in _PER_CELL:
             count *= len(arrivals) * (2 if signature.op == "all_to_all" else 1)
         root = None if signature.root is None else collective.group.index[signature.root]
@@ -318,7 +345,9 @@ class Matcher:
         after = () if me.last is None else (me.last,)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
         self._touch(op, (tensor,) if sends else (), () if sends else (tensor,))
-        self.history.add(rank, group, -1, message.signature, op, message.location, peer=peer)
+        self.history.add(
+            rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
+        )
         ctx.engine.progress += 1
         if peer is None:
             self._any_source.append(message)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
 _MOST_RANKS = 64
+_MOST_DIVERGING = 8
+_MOST_HISTORIES = 16
+_LAST_CALLS = 3
 
 
 def deadlock_report(ctx: RuntimeContext) -> str:
@@ -24,6 +27,9 @@ def deadlock_report(ctx: RuntimeContext) -> str:
         for arrival in collective.arrivals.values():
             arrival_of[id(arrival.op)] = (collective, arrival)
 
+    messages = ctx.distributed.matcher.messages
+    message_of = {id(message.op): message for message in messages}
+
     waits_for: dict[int, list[int]] = {}
     waiting_line: dict[int, str] = {}
     for op, target in awaited.values():
@@ -34,6 +40,11 @@ def deadlock_report(ctx: RuntimeContext) -> str:
             collective, arrival = arrival_of[id(op)]
             waits_for[rank] = collective.missing
             waiting_line[rank] = f"waits in {collective}: {arrival.signature} at {arrival.location}"
+        elif id(op) in message_of:
+            message = message_of[id(op)]
+            others = [other.index for other in ctx.scheduler.ranks if other.index != rank]
+            waits_for[rank] = others if message.peer is None else [message.peer]
+            waiting_line[rank] = f"waits in {message}: {message.signature} at {message.location}"
         else:
             waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(ctx.scheduler.ranks[rank])}"
 
@@ -56,7 +67,34 @@ def deadlock_report(ctx: RuntimeContext) -> str:
             f"{collective.group.name}."
             + "".join(_never(ctx.scheduler.ranks[rank]) for rank in missing[:8] if rank < len(ctx.scheduler.ranks))
         )
-    return "\n".join(lines)
+    for message in messages:
+        if message.peer is None:
+            lines.append(
+                f"To go on: some rank must send to rank {message.rank} (tag {message.tag}, {message.group.name})."
+            )
+        else:
+            what = "receive from" if message.sends else "send to"
+            lines.append(
+                f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
+                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(ctx.scheduler.ranks[message.peer])
+            )
+    return "\n".join([*lines, *history_lines(ctx)])
+
+
+def history_lines(ctx: RuntimeContext) -> list[str]:
+    """What the ranks called last, and the first collective that they disagree on."""
+    history = ctx.distributed.matcher.history
+    lines = []
+    diverging = history.divergence()
+    if diverging is not None:
+        sequence, calls = diverging
+        lines.append(f"Ranks diverge at collective #{sequence} of {calls[0].group.name}:")
+        lines += [f"  rank {call.rank}: {call.signature} at {call.location}" for call in calls[:_MOST_DIVERGING]]
+    recent = [(rank, history.of(rank)[-_LAST_CALLS:]) for rank in history.ranks[:_MOST_HISTORIES]]
+    if recent:
+        lines.append("Last operations:")
+        lines += [f"  rank {rank}: {call}" for rank, calls in recent for call in calls]
+    return lines
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -1,7 +1,8 @@
 """The schema of a device description: one SIP, its PEs, its memories, its rates.
 
 All figures are SI (bytes, bytes/s, seconds, operations/s, hertz). Rates are dense peaks, as on the data sheet; what
-real kernels reach is the cost models' business, except for ``hbm.copy_efficiency``, which is measured, and ``matrix_efficiency``.
+real kernels reach is the cost models' business, except for ``hbm.copy_efficiency``, which is measured,
+and ``matrix_efficiency``.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def names(devices: Devices) -> dict[str, Any]:
     """``torch.cuda``'s attributes."""
     streams = _Streams(devices)
     generator = torch.default_generator
-    bound = {"stream": None}
+    bound: dict[str, Any] = {"stream": None}
 
     def use(device: Any) -> None:
         number = devices.number(device)
@@ -142,7 +142,12 @@ def names(devices: Devices) -> dict[str, Any]:
         mine.used = True
         mine.state.sip = devices.ctx.sips[number]
 
-    class on:  # noqa: N801  # torch's name is `device`, a class
+    def exchange(device: Any) -> int:
+        before = devices.mine().index
+        use(device)
+        return before
+
+    class on:  # torch's name is `device`, a class
         """Another device for the length of a block."""
 
         def __init__(self, device: Any) -> None:
@@ -218,8 +223,8 @@ def names(devices: Devices) -> dict[str, Any]:
         "set_device": use,
         "device": on,
         "_DeviceGuard": on,
-        "_exchange_device": lambda device: (devices.mine().index, use(device))[0],
-        "_maybe_exchange_device": lambda device: (devices.mine().index, use(device))[0],
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": exchange,
         "synchronize": lambda device=None: devices.mine().finish(),
         "ipc_collect": nothing,
         "is_current_stream_capturing": lambda: False,

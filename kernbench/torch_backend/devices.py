@@ -187,6 +187,12 @@ class Devices:
     def _wrap_functions(self, patches: Patches) -> None:
         for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
             patches.set(torch, name, self._places_result(getattr(torch, name)))
+        patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
+        for name in _TAKE_AN_INDEX:
+            patches.set(torch, name, _with_index(getattr(torch, name)))
+        patches.set(
+            torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__)
+        )
         patches.set(torch, "load", self._loads(torch.load))
         patches.set(torch, "Generator", _generator_class())
 
@@ -194,7 +200,7 @@ class Devices:
         @functools.wraps(stock)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
-            if device is None or torch.device(device).type != "cuda":
+            if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
                 return stock(*args, **kwargs)
             kwargs["device"] = "cpu"
             tensor = stock(*args, **kwargs)
@@ -227,15 +233,15 @@ class Devices:
             elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
                 kind = "cuda" if isinstance(target, int) else torch.device(target).type
             else:
-                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return stock_to(tensor, *args, **kwargs)
             if kind not in ("cuda", "cpu") or current() is None:
-                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return stock_to(tensor, *args, **kwargs)
             if type(tensor) not in _PLAIN:
-                return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))  # type: ignore[no-any-return]
+                return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
             here = block_of(tensor) is not None
             args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
             if here == (kind == "cuda"):
-                return stock_to(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return stock_to(tensor, *args, **kwargs)
             kwargs["copy"] = True
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
             device = self.mine()
@@ -254,7 +260,7 @@ class Devices:
         def device_of(tensor: torch.Tensor) -> torch.device:
             block = block_of(tensor) if current() is not None else None
             if block is None:
-                return stock_device.__get__(tensor)  # type: ignore[no-any-return]
+                return stock_device.__get__(tensor)
             return torch.device("cuda", block.memory.index)
 
         def is_cuda(tensor: torch.Tensor) -> bool:
@@ -274,6 +280,36 @@ class Devices:
         patches.set(tensor_class, "pin_memory", lambda tensor, device=None: tensor)
 
 
+_TAKE_AN_INDEX = (
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+)  # fmt: skip
+"""Functions of which a program may write ``device=torch.cuda.current_device()``, a number: C++ would ask a CUDA runtime."""
+
+
+def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        return stock(*args, **kwargs)
+
+    return factory
+
+
+def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module.to(3)``: the first argument may be a number."""
+    with_keyword = _with_index(stock)
+
+    @functools.wraps(stock)
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return with_keyword(*args, **kwargs)
+
+    return parse
+
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -286,6 +322,20 @@ def _with_device(args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
 
 def _with_device_keyword(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
     return {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
+
+
+def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
+    """``torch.autocast("cuda")`` applies to the CPU tensors that stand for the GPU's, with CUDA's default dtype."""
+
+    @functools.wraps(stock)
+    def init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        stock(self, device_type, dtype, enabled, cache_enabled)
+
+    return init
 
 
 @functools.cache

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
-from kernbench.torch_backend import clocks
+from kernbench.torch_backend import clocks, profiling
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
@@ -30,6 +30,10 @@ from kernbench.torch_backend.world import RankWorld
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+
+
+c10d: Any = torch.distributed.distributed_c10d
+_registry: Any = torch._C._distributed_c10d
 
 
 class Environment:
@@ -48,11 +52,11 @@ class Environment:
         self._communicators: dict[Any, list[Communicator]] = {}
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
-        self._imports = StockImports(self._patches)
         self._threads = torch.get_num_threads()
         self._isolated = False
         self.devices = Devices(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
+        self._imports = StockImports(self._patches, self.state.modules)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -61,11 +65,12 @@ class Environment:
         try:
             if self._threads != 1:
                 torch.set_num_threads(1)  # ranks take turns: more threads would only wait
-            torch._C._distributed_c10d._set_thread_isolation_mode(True)
+            _registry._set_thread_isolation_mode(True)
             self._isolated = True
             self._replace_distributed()
             clocks.install(self._patches, self.ctx)
             self.devices.open(self._patches)
+            profiling.install(self._patches, self.ctx)
             self.state.open(self._patches)
             self._imports.open()
         except BaseException:
@@ -80,7 +85,7 @@ class Environment:
         self.devices.close()
         if self._isolated:
             self._isolated = False
-            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+            _registry._set_thread_isolation_mode(False)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
@@ -113,6 +118,10 @@ class Environment:
             for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
                 if hasattr(module, name):
                     patch(module, name, cls)
+        patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+        patch(
+            dist.Backend, "backend_capability", {**dist.Backend.backend_capability, "kernbench": ["cpu", "cuda"]}
+        )  # else torch warns
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)

@@ -85,7 +85,7 @@ class BackendStandIn:
     supports_time_estimate = False
     supports_shrinking = False
 
-    def __init__(self, group: SimProcessGroup) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = group
         self.splits = 0
         self.options = BackendOptions(group.backend_name, group.timeout)
@@ -140,7 +140,10 @@ class _AnyConfig:
     """NCCL's tuning knobs: kept, without effect."""
 
 
-class SimProcessGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
+
+
+class SimProcessGroup(_ProcessGroup):
     """A group of simulated ranks.
 
     Args:
@@ -285,6 +288,7 @@ class SimProcessGroup(dist.ProcessGroup):
         reduction: ReduceOp | None = None,
         root: int | None = None,
         splits: tuple[int, ...] | None = None,
+        given: Tensors | None = None,
     ) -> SimWork:
         for tensor in outputs:
             if tensor.is_sparse:
@@ -298,7 +302,7 @@ class SimProcessGroup(dist.ProcessGroup):
             ALGORITHMS.get(op) or self._ctx.ccl_config.algorithm,
         )
         self._sequence += 1
-        operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits)
+        operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, _timeout_of(opts))
         return self._work(operation, outputs)
 
@@ -307,10 +311,12 @@ class SimProcessGroup(dist.ProcessGroup):
         timeout = (own or self.timeout).total_seconds()
 
         def expire(at: float) -> None:
-            operation.fail(
+            situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
+            self._post_to.give_up(
+                operation,
                 dist.DistBackendError(
-                    f"Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
-                    f"{self.communicator.name}.\n{self._ctx.distributed._report()}"
+                    f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
+                    f"{self.communicator.name}.\n{situation}"
                 ),
                 at,
             )
@@ -347,7 +353,13 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimWork:
-        return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
+        """All tensors in one collective."""
+        if any(tensor.is_sparse for tensor in tensors):
+            return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
+        return self._post(
+            "all_reduce", tuple(tensors), tuple(tensors), opts, shape=tuple(tensor.numel() for tensor in tensors),
+            dtype=tensors[0].dtype, reduction=_reduction(opts, tensors[0].dtype),
+        )  # fmt: skip
 
     def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> SimWork:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
@@ -413,9 +425,20 @@ class SimProcessGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
 
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> SimWork:
-        """``output_lists[i]`` gets every rank's i-th input."""
-        pairs = zip(output_lists, input_list, strict=True)
-        return self._joined([self.allgather([list(outputs)], [tensor], opts) for outputs, tensor in pairs])
+        """``output_lists[r]`` gets the inputs of rank r."""
+        if len(output_lists) != self.size():
+            raise ValueError(
+                f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}"
+            )
+        outputs = [output for of_rank in output_lists for output in of_rank]
+        sizes = [tensor.numel() for tensor in input_list]
+        for of_rank in output_lists:
+            if [output.numel() for output in of_rank] != sizes:
+                raise ValueError(
+                    f"all_gather: inputs have {sizes} elements, and the outputs for one rank "
+                    f"{[output.numel() for output in of_rank]}"
+                )
+        return self._post("all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
         pairs = zip(outputs, inputs, strict=True)
@@ -461,7 +484,7 @@ class SimProcessGroup(dist.ProcessGroup):
         cells = input.reshape(-1).split(output.numel()) if output.numel() else [input] * self.size()
         return self._post(
             "reduce_scatter", cells, (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
-            reduction=_reduction(opts, output.dtype),
+            reduction=_reduction(opts, output.dtype), given=(input,),
         )  # fmt: skip
 
     _reduce_scatter_base = reduce_scatter_single
@@ -489,7 +512,7 @@ class SimProcessGroup(dist.ProcessGroup):
         """Rows ``input_split_sizes[j]`` of ``input`` go to rank j; without sizes, dimension 0 is cut evenly."""
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
-        work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype)
+        work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype, given=(input,))
         work._tensors = (output,)
         return work
 
@@ -534,7 +557,8 @@ class SimProcessGroup(dist.ProcessGroup):
         def expire(at: float) -> None:
             missing = [members.index[rank] for rank in collective.missing]
             if 0 in missing:
-                operation.fail(
+                self._post_to.give_up(
+                    operation,
                     RuntimeError(
                         f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting "
                         "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
@@ -548,7 +572,8 @@ class SimProcessGroup(dist.ProcessGroup):
                 text = f"Rank {missing[0]} failed to pass monitoredBarrier in {milliseconds} ms"
             for rank, arrival in collective.arrivals.items():
                 number = members.index[rank]
-                arrival.op.fail(
+                self._post_to.give_up(
+                    arrival.op,
                     RuntimeError(
                         text
                         if number == 0
@@ -557,8 +582,6 @@ class SimProcessGroup(dist.ProcessGroup):
                     ),
                     at,
                 )
-            if collective in self._ctx._pending_collectives:
-                self._ctx._pending_collectives.remove(collective)
 
         asked_for = self._asked_for or timeout is not None
         self._ctx.deadlines.add(operation, operation.enqueue + limit.total_seconds(), expire, asked_for=asked_for)

@@ -1,7 +1,11 @@
-"""Modules of torch that a rank is the first to import see stock torch.
+"""Modules that a rank is the first to import.
+
+Those of torch see stock torch.
 
 They keep what they find (``class CudaInterface: Event = torch.cuda.Event``), and would keep a stand-in beyond the simulation.
 So while one of them is executed, the patches are lifted. Nobody else runs meanwhile: an import does not switch ranks.
+
+Those whose globals are each rank's are taken in as they are right after their execution.
 """
 
 from __future__ import annotations
@@ -9,9 +13,11 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
+from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
@@ -20,33 +26,40 @@ PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
 class StockImports:
     """An entry of ``sys.meta_path``."""
 
-    def __init__(self, patches: Patches) -> None:
+    def __init__(self, patches: Patches, modules: ModuleGlobals) -> None:
         self._patches = patches
+        self._modules = modules
 
     def open(self) -> None:
         """Be asked first."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def close(self) -> None:
         """Be asked no more. Idempotent."""
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        if not name.startswith(PREFIXES):
+        per_rank = self._modules.matches(name)
+        if not per_rank and not name.startswith(PREFIXES):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _StockLoader(spec.loader.name, spec.loader.path)
-            spec.loader.patches = self._patches
+            loader = _Loader(spec.loader.name, spec.loader.path)
+            loader.patches = self._patches if name.startswith(PREFIXES) else None
+            loader.modules = self._modules if per_rank else None
+            spec.loader = loader
         return spec
 
 
-class _StockLoader(importlib.machinery.SourceFileLoader):
-    """Executes a module with the patches lifted."""
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Executes a module with the patches lifted, or takes in its globals afterwards."""
 
-    patches: Patches
+    patches: Patches | None
+    modules: ModuleGlobals | None
 
     def exec_module(self, module: ModuleType) -> None:
-        with self.patches.lifted():
+        with self.patches.lifted() if self.patches is not None else nullcontext():
             super().exec_module(module)
+        if self.modules is not None:
+            self.modules.loaded(module)

@@ -55,7 +55,7 @@ class LazyGenerators:
         self._current = current
         self._seed_of = seed_of
         self._shared = (
-            _Shared(random, random._inst, random.getstate, random.setstate, random.seed),  # type: ignore[attr-defined]
+            _Shared(random, random._inst, random.getstate, random.setstate, random.seed),
             _Shared(np.random, np.random.mtrand._rand, np.random.get_state, np.random.set_state, np.random.seed),
         )
 

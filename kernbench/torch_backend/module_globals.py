@@ -85,9 +85,9 @@ class _Switched:
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
-        self.cls = type(module)
+        self.cls: type[ModuleType] = type(module)
         self.names = rebindable(module)
-        self.initial = {name: vars(module).get(name, MISSING) for name in self.names}
+        self.initial = {name: _fresh(vars(module).get(name, MISSING)) for name in self.names}
         self.values: dict[int | None, list[Any]] = {}
 
 
@@ -105,28 +105,26 @@ class ModuleGlobals:
         self._resident: int | None = None
 
     def open(self) -> None:
-        """Find the modules that are loaded by now."""
-        self._find()
+        """Take in the modules that are loaded by now."""
+        for name in list(sys.modules) if self._prefixes else ALWAYS:
+            module = sys.modules.get(name)
+            if isinstance(module, ModuleType) and self.matches(name):
+                self.loaded(module)
 
-    def _matches(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
+        """Whether a module of this name has globals per rank."""
         return name in ALWAYS or any(name == prefix or name.startswith(prefix + ".") for prefix in self._prefixes)
 
-    def _find(self) -> None:
-        """Take in the modules that match and have not been met. One that a rank has imported meanwhile starts, for the
-        others, as it was after that import."""
-        candidates: Sequence[str] = list(sys.modules) if self._prefixes else ALWAYS
-        for name in candidates:
-            if name in self._known or not self._matches(name):
-                continue
-            module = sys.modules.get(name)
-            if not isinstance(module, ModuleType) or getattr(getattr(module, "__spec__", None), "_initializing", False):
-                continue
-            self._known.add(name)
-            switched = _Switched(module)
-            self._switched.append(switched)
-            if name not in ALWAYS and type(module) is ModuleType:
-                module.__class__ = _Watched
-                vars(module)["__kernbench_note__"] = self._note
+    def loaded(self, module: ModuleType) -> None:
+        """Take in a module, which has just been executed: what it is now, it is for every rank that comes to it."""
+        name = module.__name__
+        if name in self._known:
+            return
+        self._known.add(name)
+        self._switched.append(_Switched(module))
+        if name not in ALWAYS and type(module) is ModuleType:
+            module.__class__ = _Watched
+            vars(module)["__kernbench_note__"] = self._note
 
     def _note(self, module: ModuleType, name: str) -> None:
         for switched in self._switched:
@@ -139,9 +137,6 @@ class ModuleGlobals:
 
     def switch(self, leaving: int | None, entering: int | None) -> None:
         """Save the globals of one rank, and load those of another."""
-        if self._prefixes and len(sys.modules) != self._module_count:
-            self._find()
-            self._module_count = len(sys.modules)
         for switched in self._switched:
             names = switched.names
             if not names:
@@ -160,14 +155,12 @@ class ModuleGlobals:
                     variables[name] = value
         self._resident = entering
 
-    _module_count = 0
-
     def close(self) -> None:
         """Forget what the ranks had; main has its own values back by now."""
         for switched in self._switched:
             if type(switched.module) is _Watched:
                 vars(switched.module).pop("__kernbench_note__", None)
-                switched.module.__class__ = switched.cls
+                switched.module.__class__ = switched.cls  # type: ignore[assignment]
         self._switched.clear()
         self._known.clear()
 

@@ -55,7 +55,7 @@ def rank_streams(ctx: RuntimeContext, prefix: bool) -> Iterator[None]:
         return
     stdout, stderr = sys.stdout, sys.stderr
     streams = RankStream(stdout, ctx), RankStream(stderr, ctx)
-    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-
 _ATTRIBUTE = "_kernbench_block"
 
 

@@ -13,13 +13,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed.distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.errors import KernbenchError
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
+
+c10d: Any = torch.distributed.distributed_c10d
 
 DEFAULT_TIMEOUTS = (default_pg_timeout, timedelta(minutes=10))
 """What torch fills in where a program gives no timeout (NCCL has its own)."""

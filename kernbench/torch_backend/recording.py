@@ -108,12 +108,25 @@ class Recorder(TorchDispatchMode):
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._steps_aside():
+            return result
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = classify(func)
         if kind > VIEW:
             self._record(func, kind, args, kwargs, result)
         return result
+
+    def _steps_aside(self) -> bool:
+        """Whether the context records this operation itself, or it is the host's.
+
+        A rank that works on the context's tensors says what its device does: its plain CPU tensors are the host's. What
+        autograd computes below them in a backward pass is seen here only.
+        """
+        state = self._device.state
+        if state.inside_operation:
+            return True
+        return state.holds_tensors and not self._device.used and torch._C._current_graph_task_id() < 0
 
     def _record(self, func: Any, kind: int, args: Any, kwargs: Any, result: Any) -> None:
         device = self._device
@@ -216,6 +229,7 @@ def put_on_stream(device: RankDevice, name: str, kind: str, seconds: float, nbyt
     return op
 
 
-# `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but imports Dynamo, which takes seconds.
+# `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
+# seconds.
 _skip = eval_frame._FrameAction.SKIP
 eval_frame.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))

@@ -12,7 +12,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed.distributed_c10d
+
+c10d: Any = torch.distributed.distributed_c10d
 
 
 class RankWorld(threading.local):
@@ -33,5 +35,5 @@ class RankWorld(threading.local):
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
         """What torch's own computes from the rest."""
-        info: list[dict[str, Any]] = c10d._World.pg_config_info.fget(self)  # type: ignore[attr-defined]
+        info: list[dict[str, Any]] = c10d._World.pg_config_info.fget(self)
         return info

@@ -55,7 +55,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """d loss / d logit = softmax - q, with q the (smoothed) target distribution."""
         softmax, local, elsewhere = ctx.saved_tensors
         grad = softmax.clone()

@@ -151,16 +151,14 @@ def finalize_model_grads(models: Iterable[nn.Module]) -> None:
 
 
 def clip_grad_norm(params: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients so that the norm of the whole model's, over all tensor parallel ranks, is at most ``max_norm``.
+    """Scale gradients so that the norm of the whole model's, over all model parallel ranks, is at most ``max_norm``.
 
-    A parameter that every rank has whole counts once. Returns the norm before.
+    A parameter that every tensor parallel rank has whole counts once. Returns the norm before.
     """
     params = [param for param in params if param.grad is not None]
-    counted = [param.grad.float().square().sum() for param in params if param_is_not_tensor_parallel_duplicate(param)]  # type: ignore[union-attr]
-    total = torch.stack(counted).sum() if counted else torch.zeros(())
+    counted = [p.grad for p in params if p.grad is not None and param_is_not_tensor_parallel_duplicate(p)]
+    total = torch.nn.utils.get_total_norm(counted, foreach=True).float().square()
     comm.all_reduce(total, group=parallel_state.get_model_parallel_group())
-    norm = float(total.sqrt())
-    if norm > max_norm:
-        for param in params:
-            param.grad.mul_(max_norm / norm)  # type: ignore[union-attr]
-    return norm
+    norm = total.sqrt()
+    torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm, foreach=True)
+    return float(norm)

@@ -69,6 +69,11 @@ def partition_parameter(
     return parameter
 
 
+def mark_sequence_parallel(parameter: torch.nn.Parameter, sequence_parallel: bool) -> None:
+    """Note, under Megatron-Core's name, that each rank's gradient of ``parameter`` is of its part of the sequence only."""
+    parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+
+
 def set_tensor_model_parallel_attributes(tensor: torch.Tensor, is_parallel: bool, dim: int, stride: int) -> None:
     """Note on a parameter how it is split, under Megatron-Core's attribute names, which optimizers and checkpoints read."""
     tensor.tensor_model_parallel = is_parallel  # type: ignore[attr-defined]

@@ -7,12 +7,14 @@ other they need a single all-reduce forward and one backward (Shoeybi et al., ar
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from kernbench.errors import ConfigError
 from kernbench.tp.errors import PartitionError
-from kernbench.tp.initialize import InitMethod, partition_parameter
+from kernbench.tp.initialize import InitMethod, mark_sequence_parallel, partition_parameter
 from kernbench.tp.kernels.activations import check_activation
 from kernbench.tp.linear import linear_with_async_communication
 from kernbench.tp.mappings import (
@@ -104,11 +106,9 @@ class ColumnParallelLinear(_ParallelLayer):
         self.skip_bias_add = skip_bias_add
         self.sequence_parallel = sequence_parallel
         self.activation = activation
-        split = {"rank": self.tp_rank, "world_size": self.tp_size, "dtype": dtype, "device": device}
-        self.weight = partition_parameter(
-            (output_size, input_size), 0, init_method=init_method or nn.init.xavier_normal_, **split
-        )
-        self.bias = partition_parameter((output_size,), 0, init_method=None, **split) if bias else None
+        split = partial(partition_parameter, rank=self.tp_rank, world_size=self.tp_size, dtype=dtype, device=device)
+        self.weight = split((output_size, input_size), 0, init_method=init_method or nn.init.xavier_normal_)
+        self.bias = split((output_size,), 0, init_method=None) if bias else None
 
     def forward(self, input_: torch.Tensor) -> LayerOutput:
         """``[..., input_size]`` -> ``[..., output_size]`` (or ``output_size / tp``), and the bias if it was skipped."""
@@ -172,13 +172,11 @@ class RowParallelLinear(_ParallelLayer):
         self.input_is_parallel = input_is_parallel
         self.skip_bias_add = skip_bias_add
         self.sequence_parallel = sequence_parallel
-        split = {"rank": self.tp_rank, "world_size": self.tp_size, "dtype": dtype, "device": device}
-        self.weight = partition_parameter(
-            (output_size, input_size), 1, init_method=init_method or nn.init.xavier_normal_, **split
-        )
-        self.bias = partition_parameter((output_size,), None, init_method=None, **split) if bias else None
+        split = partial(partition_parameter, rank=self.tp_rank, world_size=self.tp_size, dtype=dtype, device=device)
+        self.weight = split((output_size, input_size), 1, init_method=init_method or nn.init.xavier_normal_)
+        self.bias = split((output_size,), None, init_method=None) if bias else None
         if self.bias is not None:
-            self.bias.sequence_parallel = sequence_parallel
+            mark_sequence_parallel(self.bias, sequence_parallel)
 
     def forward(self, input_: torch.Tensor) -> LayerOutput:
         """``[..., input_size]`` (or ``input_size / tp``) -> ``[..., output_size]``, and the bias if it was skipped."""
@@ -214,7 +212,7 @@ class VocabParallelEmbedding(_ParallelLayer):
         num_embeddings: words of the vocabulary.
         embedding_dim: features of a word.
         init_method: fills the whole weight; default ``xavier_normal_``.
-        reduce_scatter_embeddings: return ``[s / tp, b, h]`` of the sequence, for sequence parallelism, instead of ``[b, s, h]``.
+        reduce_scatter_embeddings: return ``[s / tp, b, h]``, for sequence parallelism, instead of ``[b, s, h]``.
         dtype: of the parameters; default: torch's.
         device: of the parameters; default: torch's.
         name: for messages.

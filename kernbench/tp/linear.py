@@ -1,8 +1,9 @@
 """The product at the heart of the parallel layers, with its communication hidden behind it.
 
-Forward ``Y = act(X W^T + b)``. Backward has two products, ``dX = dZ W`` and ``dW = dZ^T X``. Only dX concerns other ranks, so it is
-computed first and its all-reduce (with sequence parallelism: reduce-scatter) travels while dW is computed; the all-gather
-of X that sequence parallelism needs for dW travels while dX is computed (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+Forward ``Y = act(X W^T + b)``. Backward has two products, ``dX = dZ W`` and ``dW = dZ^T X``. Only dX concerns other ranks, so
+it is computed first and its all-reduce (with sequence parallelism: reduce-scatter) travels while dW is computed; the
+all-gather of X that sequence parallelism needs for dW travels while dX is computed (Korthikanti et al., arXiv 2205.05198,
+section 4.2.2).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         inputs, weight, pre = ctx.saved_tensors
         need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad = grad_output.reshape(-1, grad_output.size(-1))
@@ -140,7 +141,7 @@ def linear_with_async_communication(
     communicates = allreduce_dgrad or sequence_parallel or reduce_output
     tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
     wanted = needs_autograd if communicates else requires_grad
-    if any([wanted(tensor) for tensor in tensors]):
+    if any(wanted(tensor) for tensor in tensors):
         result: torch.Tensor = LinearWithAsyncCommunication.apply(
             inputs, weight, bias, activation, allreduce_dgrad, sequence_parallel, reduce_output, group
         )

@@ -92,7 +92,7 @@ class _Region(torch.autograd.Function):
         return tensor.view_as(tensor) if move is _identity else move(tensor, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return ctx.adjoint(grad, ctx.group), None, None, None
 
 

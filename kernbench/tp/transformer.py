@@ -14,7 +14,12 @@ from torch import nn
 from kernbench.tp import comm, parallel_state
 from kernbench.tp.cross_entropy import vocab_parallel_cross_entropy
 from kernbench.tp.errors import PartitionError
-from kernbench.tp.initialize import init_method_normal, partition_parameter, scaled_init_method_normal
+from kernbench.tp.initialize import (
+    init_method_normal,
+    mark_sequence_parallel,
+    partition_parameter,
+    scaled_init_method_normal,
+)
 from kernbench.tp.kernels.attention import flash_attention
 from kernbench.tp.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from kernbench.tp.linear import linear_with_async_communication
@@ -74,7 +79,7 @@ class ParallelLayerNorm(nn.LayerNorm):
         super().__init__(config.hidden_size, dtype=config.dtype)
         for param in self.parameters():
             param.requires_grad_(comm.can_differentiate())
-            param.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+            mark_sequence_parallel(param, config.sequence_parallel)
 
 
 class ParallelMLP(nn.Module):
@@ -94,7 +99,7 @@ class ParallelMLP(nn.Module):
         )  # fmt: skip
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.linear_fc2(self.linear_fc1(hidden)[0])[0]  # type: ignore[no-any-return]
+        return self.linear_fc2(self.linear_fc1(hidden)[0])[0]
 
 
 class SelfAttention(nn.Module):
@@ -134,7 +139,7 @@ class SelfAttention(nn.Module):
         v = mixed[..., queries + 1, :].permute(1, 2, 0, 3)
         context = flash_attention(q, k, v, causal=True)  # [b, heads / tp, s, d], sequence first in memory
         context = context.permute(2, 0, 1, 3).reshape(length, batch, self.groups * queries * head_dim)
-        return self.linear_proj(context)[0]  # type: ignore[no-any-return]
+        return self.linear_proj(context)[0]
 
 
 class TransformerLayer(nn.Module):
@@ -178,12 +183,12 @@ class GPTModel(nn.Module):
             (config.max_sequence_length, config.hidden_size), None, rank=0, world_size=1, init_method=init,
             dtype=config.dtype,
         )  # fmt: skip
-        self.position_embeddings.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        mark_sequence_parallel(self.position_embeddings, config.sequence_parallel)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_layers))
         self.final_layernorm = ParallelLayerNorm(config)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-        """Word numbers ``[b, s]`` -> losses ``[b, s]``, or without ``labels`` this rank's logits ``[s, b, vocabulary / tp]``."""
+        """Word numbers ``[b, s]`` -> losses ``[b, s]``; without ``labels`` this rank's logits ``[s, b, vocabulary / tp]``."""
         length = tokens.size(1)
         if length > self.config.max_sequence_length:
             raise PartitionError(

@@ -443,17 +443,23 @@ def load(
     elif not mask:
         return None
     if p.den is None:
-        if dense is not None:
+        if dense is not None and b.x.checks is None:
             found = _load_where(access, dense, dtype, other)
             if found is not None:
                 return found
-        else:
+        elif dense is None:
             cut = access.pieces(box)
             if cut is not None:
+                if b.x.checks is not None:
+                    for piece in cut[0]:
+                        b.x.checks.read_piece(b, info, piece, dtype.itemsize)
                 return _load_pieces(info, cut[0], cut[1], dtype, other)
     if box is not None:
         dense = dense_mask(box, b.lanes, tile)  # type: ignore[assignment]
     groups = access.flat_index(dense)
+    if b.x.checks is not None:
+        for allocation, index, here in groups:
+            b.x.checks.read_index(b, info, allocation, index, here, dtype.itemsize)
     if len(groups) == 1 and groups[0][2] is None:
         return (
             groups[0][0].flat(dtype).take(groups[0][1])
@@ -537,14 +543,27 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
     if p.den is None and dense is None:
         cut = access.pieces(box)
         if cut is not None:
+            if len(cut[0]) > 1:
+                value = _own(value, [piece.allocation for piece in cut[0]])
             for piece in cut[0]:
+                if b.x.checks is not None:
+                    b.x.checks.write_piece(b, info, piece, dtype.itemsize)
                 _store_piece(piece, value, dtype)
             return
-    if p.den is None and dense is not None and _store_blend(access, value, dense, dtype):
+    if p.den is None and dense is not None and b.x.checks is None and _store_blend(access, value, dense, dtype):
         return
     if box is not None:
         dense = dense_mask(box, b.lanes, tile)  # type: ignore[assignment]
     scatter(access, value, dense, dtype)
+
+
+def _own(value: Any, targets: list[Allocation]) -> Any:
+    """``value``, copied if it is a view of memory that is about to be written."""
+    if type(value) is Tensor:
+        base = value.untyped_storage().data_ptr()
+        if any(t.base == base for t in targets):
+            return value.clone()
+    return value
 
 
 def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
@@ -558,8 +577,7 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
     source = narrow_to(value, piece)
     if backwards:
         source = source.expand(view.shape).flip(backwards)
-    if source.untyped_storage().data_ptr() == piece.allocation.base:
-        source = source.clone()
+    source = _own(source, [piece.allocation])
     view.copy_(source)
 
 
@@ -630,6 +648,9 @@ def scatter(access: Access, value: Any, mask: Tensor | None, dtype: torch.dtype)
     if source.dtype != raw:
         source = source.contiguous().view(raw) if source.element_size() == 1 else source
     for allocation, index, here in access.flat_index(mask):
+        if access.b.x.checks is not None:
+            access.b.x.checks.write_index(access.b, access.info, allocation, index, here, dtype.itemsize)
+        source = _own(source, [allocation])
         shape = torch.broadcast_shapes(index.shape, source.shape)
         index, values = index.expand(shape), source.expand(shape)
         if here is not None:

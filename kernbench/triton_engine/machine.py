@@ -21,6 +21,7 @@ from kernbench.errors import KernbenchError
 from . import lanes as lane_ops
 from .batch import Batch, flat, merge, select, squeeze
 from .binding import Binding, Launch
+from .checks import checks_of
 from .counts import Counts
 from .lift.program import Branch, Code, ForBack, ForHead, Jump, OpInfo, Return
 from .memory import AllocationMap, write_epoch
@@ -61,6 +62,7 @@ class Execution(Binding):
         #: Lanes that entered each block.
         self.block_lanes = [0] * len(self.program.blocks)
         self.atomics = 0
+        self.checks = checks_of(self)
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
         self.programs = prod(self.grid)

@@ -81,10 +81,11 @@ class RegisteredAllocations:
     def __init__(self) -> None:
         self._bases: list[int] = []
         self._entries: dict[int, tuple[weakref.ref[torch.Tensor], int, str, int | None]] = {}
+        self._written: dict[int, torch.Tensor] = {}
 
-    def register(self, tensor: torch.Tensor, name: str = "", rank: int | None = None) -> None:
+    def register(self, tensor: torch.Tensor, name: str = "", rank: int | None = None, *, fresh: bool = False) -> None:
         """Make ``tensor``'s storage known, so that pointers to it that come from memory (tables of peers' buffers)
-        resolve."""
+        resolve. ``fresh``: nothing has been written to it yet (see :mod:`.checks`)."""
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
         if base == 0:
@@ -92,6 +93,13 @@ class RegisteredAllocations:
         if base not in self._entries:
             bisect.insort(self._bases, base)
         self._entries[base] = (weakref.ref(tensor), storage.nbytes(), name, rank)
+        self._written.pop(base, None)
+        if fresh:
+            self._written[base] = torch.zeros(storage.nbytes(), dtype=torch.bool)
+
+    def written(self, base: int) -> torch.Tensor | None:
+        """Which bytes of a fresh allocation have been written by kernels; None if it was not registered as fresh."""
+        return self._written.get(base)
 
     def unregister(self, tensor: torch.Tensor) -> None:
         self._drop(tensor.untyped_storage().data_ptr())
@@ -99,6 +107,7 @@ class RegisteredAllocations:
     def _drop(self, base: int) -> None:
         if self._entries.pop(base, None) is not None:
             self._bases.remove(base)
+        self._written.pop(base, None)
 
     def find(self, address: int) -> Allocation | None:
         at = bisect.bisect_right(self._bases, address) - 1
@@ -117,6 +126,7 @@ class RegisteredAllocations:
 
     def clear(self) -> None:
         self._bases.clear()
+        self._written.clear()
         self._entries.clear()
 
 

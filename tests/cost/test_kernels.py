@@ -159,3 +159,8 @@ def test_views_and_attention_are_recognised():
     assert estimate_op("aten::view", [(4, 4)], "float16", "h100_sxm").seconds == 0
     found = estimate_op("scaled_dot_product_attention", [(2, 8, 512, 64)] * 3, "float16", "h100_sxm")
     assert found == attention_time("h100_sxm", 2, 8, 512, 512, 64)
+
+
+def test_wider_results_take_longer_to_store():
+    narrow, wide = (gemm_time("h100_sxm", 16384, 16384, 64, out_dtype=out).seconds for out in ("bf16", "fp32"))
+    assert 1.3 < wide / narrow < 2.1

@@ -27,6 +27,7 @@ class _CudaIsCpu(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
         if "device" in kwargs:
             kwargs["device"] = _cpu(kwargs["device"])
         if getattr(function, "__name__", "") == "cuda":

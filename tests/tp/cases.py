@@ -40,7 +40,11 @@ def assert_matches(found: Tensors, expected: Tensors, tolerance: float = 2e-6) -
     for name, value in found.items():
         scale = expected[name].abs().max().clamp(min=1e-6)
         torch.testing.assert_close(
-            value.double() / scale, expected[name].double() / scale, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            value.double() / scale,
+            expected[name].double() / scale,
+            rtol=0,
+            atol=tolerance,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 

@@ -46,7 +46,9 @@ def _process(rank: int, world: int, port: int, results: Any, fn: Callable[..., A
     dist.init_process_group("gloo", rank=rank, world_size=world)
     tp.initialize_model_parallel(world)
     tp.model_parallel_manual_seed(SEED)
-    results[rank] = {name: value.numpy() for name, value in fn(*args).items()}  # tensors would travel by file descriptor
+    results[rank] = {
+        name: value.numpy() for name, value in fn(*args).items()
+    }  # tensors would travel by file descriptor
     dist.barrier()
     dist.destroy_process_group()
 

@@ -22,8 +22,14 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 3e-2)], ids=str)
 @pytest.mark.parametrize(
     ("heads", "key_heads", "len_q", "len_k", "head_dim", "causal"),
-    [(4, 4, 64, 64, 32, True), (4, 2, 70, 70, 24, True), (3, 3, 33, 50, 40, False), (2, 1, 10, 33, 64, True), (2, 2, 130, 130, 16, True)],
-)  # fmt: skip
+    [
+        (4, 4, 64, 64, 32, True),
+        (4, 2, 70, 70, 24, True),
+        (3, 3, 33, 50, 40, False),
+        (2, 1, 10, 33, 64, True),
+        (2, 2, 130, 130, 16, True),
+    ],
+)
 def test_forward_and_every_gradient(heads, key_heads, len_q, len_k, head_dim, causal, dtype, tolerance):
     q = fixed(2, heads, len_q, head_dim, dtype=dtype).requires_grad_()
     k = fixed(2, key_heads, len_k, head_dim, seed=1, dtype=dtype).requires_grad_()
@@ -51,7 +57,7 @@ def test_transposed_inputs_and_output_layout():
     [((1, 3, 4, 8), (1, 2, 4, 8)), ((1, 2, 4, 8), (1, 2, 4, 16)), ((1, 2, 4, 300), (1, 2, 4, 300))],
 )
 def test_shapes_that_do_not_fit(q, k):
-    with pytest.raises(PartitionError, match="flash_attention.*found q"):
+    with pytest.raises(PartitionError, match=r"flash_attention.*found q"):
         flash_attention(torch.ones(q), torch.ones(k), torch.ones(k))
 
 
@@ -70,7 +76,9 @@ def decode_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths:
     return torch.cat(rows).squeeze(2)
 
 
-@pytest.mark.parametrize(("heads", "key_heads", "length", "head_dim"), [(8, 2, 300, 64), (4, 4, 70, 40), (16, 1, 1000, 128)])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "length", "head_dim"), [(8, 2, 300, 64), (4, 4, 70, 40), (16, 1, 1000, 128)]
+)
 def test_decode(heads, key_heads, length, head_dim):
     q, (k, v) = fixed(2, heads, head_dim), cache(2, length, key_heads, head_dim)
     lengths = [length, length // 3]
@@ -100,4 +108,6 @@ def test_merge_is_the_softmax_over_all_parts():
     out, merged = merge_partial_softmax(partial, lse, torch.float32)
     weights = torch.softmax(lse.double() * torch.log(torch.tensor(2.0)).double(), 1)
     torch.testing.assert_close(out.double(), (weights.unsqueeze(2) * partial.double()).sum(1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(merged.double(), torch.logsumexp(lse.double() * 0.6931471805599453, 1) / 0.6931471805599453)
+    torch.testing.assert_close(
+        merged.double(), torch.logsumexp(lse.double() * 0.6931471805599453, 1) / 0.6931471805599453
+    )

@@ -31,11 +31,16 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor, inner: int = 1) -> No
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (16, 16, 16), (33, 50, 70), (17, 128, 1), (1, 300, 257), (129, 64, 65), (5, 1, 200), (200, 333, 96)]
+    "shape",
+    [(1, 1, 1), (16, 16, 16), (33, 50, 70), (17, 128, 1), (1, 300, 257), (129, 64, 65), (5, 1, 200), (200, 333, 96)],
 )
 def test_any_shape_and_dtype(shape, dtype):
     rows, inner, columns = shape
-    a, b, bias = fixed(rows, inner, dtype=dtype), fixed(inner, columns, seed=1, dtype=dtype), fixed(columns, dtype=dtype)
+    a, b, bias = (
+        fixed(rows, inner, dtype=dtype),
+        fixed(inner, columns, seed=1, dtype=dtype),
+        fixed(columns, dtype=dtype),
+    )
     assert_close(gemm(a, b), a.double() @ b.double(), inner)
     assert_close(gemm(a, b, bias=bias), a.double() @ b.double() + bias.double(), inner)
 

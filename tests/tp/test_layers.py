@@ -69,7 +69,9 @@ def test_vocab_parallel_cross_entropy(size, smoothing):
     logits = fixed(5, 7, cases.OUTPUTS, scale=4.0).double().requires_grad_()
     target = torch.randint(0, cases.OUTPUTS, (5, 7), generator=torch.Generator().manual_seed(0))
     everywhere = smoothing * cases.OUTPUTS / (cases.OUTPUTS - 1)  # torch spreads it over the target word too
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none", label_smoothing=everywhere)
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1), target.flatten(), reduction="none", label_smoothing=everywhere
+    )
     loss.view(5, 7).backward(fixed(5, 7, seed=3).double())
     cases.assert_matches(found, {"loss": loss.detach().view(5, 7), "dlogits": logits.grad})
 
@@ -138,18 +140,31 @@ def test_layers_leave_the_random_state_alone():
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: tp.ColumnParallelLinear(8, 10, name="fc1"), "ColumnParallelLinear 'fc1' with tensor_model_parallel_size 4: output_size 10"),
-        (lambda: tp.RowParallelLinear(10, 8), "RowParallelLinear with tensor_model_parallel_size 4: input_size 10"),
-        (lambda: tp.VocabParallelEmbedding(50, 8), "VocabParallelEmbedding.*num_embeddings 50"),
-        (lambda: tp.ColumnParallelLinear(8, 8)(torch.ones(2, 7)), r"expected input \[..., 8\], found \(2, 7\); weight is \(2, 8\)"),
-        (lambda: tp.RowParallelLinear(8, 8, input_is_parallel=True)(torch.ones(2, 8)), r"expected input \[..., 2\]"),
-        (lambda: tp.ColumnParallelLinear(8, 8)(torch.ones(2, 8).half()), "input is torch.float16, weight is torch.float32"),
-        (lambda: tp.vocab_parallel_cross_entropy(torch.ones(2, 8), torch.ones(3).long()), r"target must be \(2,\); found \(3,\)"),
-    ],
-)  # fmt: skip
+# what a rank does, and what the error says after "rank R, "
+MISTAKES = [
+    (
+        lambda: tp.ColumnParallelLinear(8, 10, name="fc1"),
+        "ColumnParallelLinear 'fc1' with tensor_model_parallel_size 4: output_size 10",
+    ),
+    (lambda: tp.RowParallelLinear(10, 8), "RowParallelLinear with tensor_model_parallel_size 4: input_size 10"),
+    (lambda: tp.VocabParallelEmbedding(50, 8), "VocabParallelEmbedding.*num_embeddings 50"),
+    (
+        lambda: tp.ColumnParallelLinear(8, 8)(torch.ones(2, 7)),
+        r"expected input \[..., 8\], found \(2, 7\); weight is \(2, 8\)",
+    ),
+    (lambda: tp.RowParallelLinear(8, 8, input_is_parallel=True)(torch.ones(2, 8)), r"expected input \[..., 2\]"),
+    (
+        lambda: tp.ColumnParallelLinear(8, 8)(torch.ones(2, 8).half()),
+        "input is torch.float16, weight is torch.float32",
+    ),
+    (
+        lambda: tp.vocab_parallel_cross_entropy(torch.ones(2, 8), torch.ones(3).long()),
+        r"target must be \(2,\); found \(3,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), MISTAKES)
 def test_partition_errors_name_rank_layer_and_sizes(make, words):
     with pytest.raises(SpawnException, match=rf"rank \d.*{words}") as caught:
         simulated(4, make)

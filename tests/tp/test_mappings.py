@@ -91,7 +91,7 @@ def test_several_groups_at_once():
 
     def body() -> float:
         group = tp.get_data_parallel_rank()
-        x = torch.full((1000,), 10.0 ** group * (1 + tp.get_tensor_model_parallel_rank()))
+        x = torch.full((1000,), 10.0**group * (1 + tp.get_tensor_model_parallel_rank()))
         return float(tp.reduce_from_tensor_model_parallel_region(x)[-1])
 
     assert simulated(8, body, tensor=2) == [3.0, 3.0, 30.0, 30.0, 300.0, 300.0, 3000.0, 3000.0]
@@ -101,7 +101,9 @@ def test_sizes_that_do_not_divide_name_rank_and_shape():
     def body() -> None:
         tp.scatter_to_sequence_parallel_region(torch.ones(7, 2))
 
-    with pytest.raises(SpawnException, match=r"rank 0: first \(sequence\) dimension of \(7, 2\) 7 is not divisible by 2"):
+    with pytest.raises(
+        SpawnException, match=r"rank 0: first \(sequence\) dimension of \(7, 2\) 7 is not divisible by 2"
+    ):
         simulated(2, body)
 
 

@@ -170,7 +170,5 @@ def test_mappings(name):
         y.backward(fixed(*y.shape, seed=100 + tp.get_tensor_model_parallel_rank()))
         return {"y": y.detach(), "dx": x.grad}
 
-    for ours, theirs in both(
-        4, lambda: run(tp), lambda: run(tensor_parallel.mappings), tensor_model_parallel_size=4
-    ):
+    for ours, theirs in both(4, lambda: run(tp), lambda: run(tensor_parallel.mappings), tensor_model_parallel_size=4):
         cases.assert_matches(ours, theirs)

@@ -101,9 +101,7 @@ def test_interleaved_pipeline_stages():
             seen.append((tp.is_pipeline_first_stage(False), tp.is_pipeline_last_stage(False)))
         return seen
 
-    seen = simulated(
-        2, stages, tensor=1, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2
-    )
+    seen = simulated(2, stages, tensor=1, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
     assert seen == [[(True, False), (False, False)], [(False, False), (False, True)]]
 
 

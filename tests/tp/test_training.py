@@ -17,7 +17,9 @@ def gpt_alone() -> cases.Tensors:
     return cases.joined(simulated(1, cases.gpt, False, 3))
 
 
-@pytest.mark.parametrize(("size", "sequence_parallel"), [(2, False), (4, False), (8, False), (2, True), (4, True), (8, True)])
+@pytest.mark.parametrize(
+    ("size", "sequence_parallel"), [(2, False), (4, False), (8, False), (2, True), (4, True), (8, True)]
+)
 def test_gpt_losses_gradients_and_weights(size, sequence_parallel, gpt_alone):
     found = cases.joined(simulated(size, cases.gpt, sequence_parallel, 3))
     cases.assert_matches(found, gpt_alone, 2e-5)
@@ -108,6 +110,7 @@ def test_accumulated_micro_batches_are_one_batch():
 
 def test_backward_travels_while_it_computes():
     """The input gradient's all-reduce is in flight during the weight gradient's gemm, on every rank's timeline."""
+
     def body(rank: int) -> None:
         torch.distributed.init_process_group("nccl")
         tp.initialize_model_parallel(4)

@@ -131,7 +131,10 @@ def decode_attention(
     Returns:
         ``[batch, heads, head_dim]``, equal on all ranks of the group.
     """
-    shapes = f"q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}, lengths {tuple(lengths.shape)}"
+    shapes = ", ".join(
+        f"{name} {tuple(tensor.shape)}"
+        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("lengths", lengths))
+    )
     if (
         q.dim() != 3 or k_cache.dim() != 4 or k_cache.shape != v_cache.shape or q.size(0) != k_cache.size(0)
         or q.size(2) != k_cache.size(3) or q.size(1) % k_cache.size(2) or lengths.shape != q.shape[:1]

@@ -1,0 +1,87 @@
+"""Flight-recorder files: what ``python -m torch.distributed.flight_recorder.fr_trace <dir> -p <prefix>`` reads.
+
+One pickle per rank, in the format (version 2.10) that NCCL's watchdog dumps: the last collectives and messages of the rank,
+with sizes, dtypes, states and the user's line. Times are virtual.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernbench.runtime_api.groups import ProcessGroup
+from kernbench.runtime_api.history import Call
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+VERSION = "2.10"
+PREFIX = "kernbench_rank_"
+
+_NAMES = {"monitored_barrier": "barrier"}
+_SCALES = {"all_gather": (1, None), "gather": (1, None), "reduce_scatter": (None, 1), "scatter": (None, 1)}
+"""How many of the signature's tensors go in and out; None: one per member."""
+
+
+def write_flight_record(ctx: RuntimeContext, directory: str | Path, prefix: str = PREFIX) -> list[Path]:
+    """Write the last calls of every rank of the last spawn, also of one that failed, to ``<directory>/<prefix><rank>``."""
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    history = ctx.distributed.matcher.history
+    calls = {rank: history.of(rank) for rank in (sorted(ctx._ranks) or history.ranks)}
+    groups: dict[int, ProcessGroup] = {}
+    for of_rank in calls.values():
+        for call in of_rank:
+            groups.setdefault(id(call.group), call.group)
+    names = {key: str(number) for number, key in enumerate(groups)}
+    written = []
+    for rank, of_rank in calls.items():
+        config = {
+            names[key]: {"name": names[key], "desc": group.name, "ranks": str(list(group.ranks))}
+            for key, group in groups.items()
+            if rank in group.index
+        }
+        dump = {
+            "version": VERSION,
+            "pg_config": config,
+            "pg_status": {},
+            "entries": [_entry(call, names[id(call.group)]) for call in of_rank],
+        }
+        path = target / f"{prefix}{rank}"
+        path.write_bytes(pickle.dumps(dump))
+        written.append(path)
+    return written
+
+
+def _entry(call: Call, group_name: str) -> dict[str, Any]:
+    signature, group = call.signature, call.group
+    name = _NAMES.get(signature.op, signature.op)
+    if call.sequence < 0:
+        me, peer = group.index[call.rank], -1 if call.peer is None else group.index[call.peer]
+        name = f"send {me}->{peer}" if signature.op == "send" else f"recv {me}<-{peer}"
+    shape = list(signature.shape or ())
+    into, out = _SCALES.get(signature.op, (1, 1))
+    dtype = str(signature.dtype).removeprefix("torch.").capitalize() if signature.dtype is not None else "Int"
+    return {
+        "record_id": call.number,
+        "pg_id": int(group_name),
+        "process_group": (group_name, group.name),
+        "collective_seq_id": max(call.sequence, 0),
+        "p2p_seq_id": call.number if call.sequence < 0 else 0,
+        "op_id": call.number,
+        "profiling_name": f"nccl:{name}",
+        "time_created_ns": round(call.op.enqueue * 1e9),
+        "time_discovered_started_ns": None if call.op.start is None else round(call.op.start * 1e9),
+        "time_discovered_completed_ns": None if call.op.end is None else round(call.op.end * 1e9),
+        "duration_ms": None if call.op.end is None or call.op.start is None else (call.op.end - call.op.start) * 1e3,
+        "input_sizes": [shape] * (into or group.size),
+        "input_dtypes": [dtype] * (into or group.size),
+        "output_sizes": [shape] * (out or group.size),
+        "output_dtypes": [dtype] * (out or group.size),
+        "state": call.state,
+        "timeout_ms": 600_000,
+        "is_p2p": call.sequence < 0,
+        "retired": call.state == "completed",
+        "frames": [{"name": call.location.function, "filename": call.location.file, "line": call.location.line}],
+    }

@@ -1,0 +1,156 @@
+"""Every collective of ``torch.distributed``, against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.torch_backend.conftest import Ranks
+
+WORLD = 4
+REDUCTIONS = {
+    dist.ReduceOp.SUM: lambda values: sum(values),
+    dist.ReduceOp.PRODUCT: lambda values: int(torch.tensor(values).prod()),
+    dist.ReduceOp.MIN: min,
+    dist.ReduceOp.MAX: max,
+    dist.ReduceOp.BOR: lambda values: values[0] | values[1] | values[2] | values[3],
+    dist.ReduceOp.BAND: lambda values: values[0] & values[1] & values[2] & values[3],
+    dist.ReduceOp.BXOR: lambda values: values[0] ^ values[1] ^ values[2] ^ values[3],
+}
+
+
+@pytest.mark.parametrize("op", list(REDUCTIONS), ids=str)
+def test_all_reduce(ranks: Ranks, op: dist.ReduceOp) -> None:
+    def body() -> list[int]:
+        tensor = torch.full((3,), dist.get_rank() + 3, dtype=torch.int64)
+        dist.all_reduce(tensor, op)
+        return tensor.tolist()
+
+    assert ranks(body) == [[REDUCTIONS[op]([3, 4, 5, 6])] * 3] * WORLD
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.uint8], ids=str)
+def test_all_reduce_dtypes(ranks: Ranks, dtype: torch.dtype) -> None:
+    def body() -> bool:
+        tensor = torch.full((5,), dist.get_rank() + 1, dtype=dtype)
+        dist.all_reduce(tensor)
+        return torch.equal(tensor, torch.full((5,), 10, dtype=dtype))
+
+    assert all(ranks(body))
+
+
+def test_rooted_collectives(ranks: Ranks) -> None:
+    def body() -> tuple[object, ...]:
+        rank = dist.get_rank()
+        reduced = torch.full((2,), float(rank))
+        dist.reduce(reduced, 2)
+        shared = torch.full((2,), float(rank))
+        dist.broadcast(shared, 3)
+        part = torch.zeros(1)
+        dist.scatter(part, [torch.full((1,), 10.0 * i) for i in range(WORLD)] if rank == 1 else None, src=1)
+        parts = [torch.zeros(1) for _ in range(WORLD)] if rank == 0 else None
+        dist.gather(torch.full((1,), float(rank)), parts, dst=0)
+        return reduced.tolist(), shared.tolist(), part.item(), parts and torch.cat(parts).tolist()
+
+    results = ranks(body)
+    assert results[2][0] == [6.0, 6.0]
+    assert [result[1] for result in results] == [[3.0, 3.0]] * WORLD
+    assert [result[2] for result in results] == [0.0, 10.0, 20.0, 30.0]
+    assert results[0][3] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_gathering_and_scattering_collectives(ranks: Ranks) -> None:
+    def body() -> tuple[object, ...]:
+        rank = dist.get_rank()
+        listed = [torch.zeros(2) for _ in range(WORLD)]
+        dist.all_gather(listed, torch.full((2,), float(rank)))
+        whole = torch.zeros(WORLD * 2)
+        dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+        mine = torch.zeros(2)
+        dist.reduce_scatter_tensor(mine, torch.arange(8.0))
+        from_list = torch.zeros(1)
+        dist.reduce_scatter(from_list, [torch.full((1,), float(i)) for i in range(WORLD)])
+        return torch.cat(listed).tolist(), whole.tolist(), mine.tolist(), from_list.item()
+
+    for rank, (listed, whole, mine, from_list) in enumerate(ranks(body)):
+        assert listed == whole == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert mine == [4 * 2 * rank, 4 * (2 * rank + 1)]
+        assert from_list == 4 * rank
+
+
+def test_uneven_all_to_all(ranks: Ranks) -> None:
+    def body() -> list[float]:
+        rank = dist.get_rank()
+        given, wanted = [rank + 1] * WORLD, [sender + 1 for sender in range(WORLD)]
+        output = torch.zeros(sum(wanted))
+        dist.all_to_all_single(output, torch.full((sum(given),), float(rank)), wanted, given)
+        return output.tolist()
+
+    assert ranks(body) == [[0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]] * WORLD
+
+
+def test_messages_with_tags_and_from_anybody(ranks: Ranks) -> None:
+    import time
+
+    def body() -> list[tuple[int, float]]:
+        rank, seen = dist.get_rank(), []
+        if rank:
+            time.sleep(0.1 * (WORLD - rank))  # the last rank sends first
+            dist.send(torch.tensor([float(rank)]), 0, tag=7)
+        else:
+            for _ in range(WORLD - 1):
+                tensor = torch.zeros(1)
+                seen.append((dist.recv(tensor, tag=7), tensor.item()))
+        return seen
+
+    assert ranks(body)[0] == [(3, 3.0), (2, 2.0), (1, 1.0)]
+
+
+def test_objects(ranks: Ranks) -> None:
+    def body() -> tuple[object, ...]:
+        rank = dist.get_rank()
+        everybody: list[object] = [None] * WORLD
+        dist.all_gather_object(everybody, {"rank": rank})
+        shared = ["x" * rank]
+        dist.broadcast_object_list(shared, 2)
+        mine: list[object] = [None]
+        dist.scatter_object_list(mine, list("abcd") if rank == 0 else None, 0)
+        return everybody, shared[0], mine[0]
+
+    expected = [{"rank": rank} for rank in range(WORLD)]
+    assert ranks(body) == [(expected, "xx", letter) for letter in "abcd"]
+
+
+def test_groups_and_asynchronous_work(ranks: Ranks) -> None:
+    def body() -> tuple[float, ...]:
+        rank = dist.get_rank()
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        tensor, other = torch.tensor([float(rank)]), torch.ones(1)
+        first = dist.all_reduce(tensor, group=pairs[rank // 2], async_op=True)
+        second = dist.all_reduce(other, async_op=True)
+        second.wait()  # out of order
+        first.wait()
+        doubled = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: f.value()[0] * 2).wait()
+        return tensor.item(), other.item(), doubled.item()
+
+    assert ranks(body) == [(1.0, 4.0, 8.0)] * 2 + [(5.0, 4.0, 8.0)] * 2
+
+
+def test_sparse_and_coalesced_all_reduce(ranks: Ranks) -> None:
+    def body() -> tuple[list[float], list[float]]:
+        rank = dist.get_rank()
+        sparse = torch.sparse_coo_tensor([[rank % 2]], [1.0], (3,))
+        dist.all_reduce(sparse)
+        with dist._coalescing_manager():
+            first, second = torch.ones(2), torch.full((3,), 2.0)
+            dist.all_reduce(first)
+            dist.all_reduce(second)
+        return sparse.to_dense().tolist(), [*first.tolist(), *second.tolist()]
+
+    assert ranks(body) == [([2.0, 2.0, 0.0], [4.0, 4.0, 8.0, 8.0, 8.0])] * WORLD
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "kernbench"])
+def test_backends_keep_their_name(ranks: Ranks, backend: str) -> None:
+    assert ranks(dist.get_backend, backend=backend) == [backend] * WORLD
