@@ -2,9 +2,9 @@
 
 ``python -m benches.triton_speed [--quick] [--threads N] [--json FILE]``. Absolute times depend on the machine; the
 ratios are the result. Ours and torch's are timed in turns, so that a busy machine slows both; a row shows medians. On a
-machine that others use, measure with one thread: threads that wait for a busy core distort everything. The interpreter
-is slow, so it is timed once per row, in a process of its own (it must be chosen before Triton is imported), on the
-share of the row's programs that the table names, and scaled.
+machine that others use, measure with one thread: CPU time is measured then, and no thread waits for a busy core. The
+interpreter is slow, so it is timed once per row, in a process of its own (it must be chosen before Triton is imported),
+on the share of the row's programs that the table names, and scaled.
 """
 
 from __future__ import annotations
@@ -186,9 +186,11 @@ ROWS = [
 
 
 def _seconds(function: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    """Wall-clock seconds; with one thread the process's own CPU seconds, which other users of the machine do not move."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def measure(row: Row, interpreter: float | None, budget: float) -> Measurement:
@@ -217,7 +219,16 @@ def measure(row: Row, interpreter: float | None, budget: float) -> Measurement:
 
 def _isolated(task: str, *arguments: str, **environment: str) -> Any:
     """Run ``python -m benches.triton_speed --task TASK ...`` and return the JSON it prints last."""
-    command = [sys.executable, "-m", "benches.triton_speed", "--task", task, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "benches.triton_speed",
+        "--task",
+        task,
+        "--threads",
+        str(torch.get_num_threads()),
+        *arguments,
+    ]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{task}: {done.stderr.strip().splitlines()[-1]}")
@@ -344,8 +355,9 @@ def report(rows: list[Measurement], others: list[tuple[str, float, float, str]])
     from rich.table import Table
 
     console = Console()
+    clock = "CPU time" if torch.get_num_threads() == 1 else "wall clock"
     console.width = max(console.width, 150)
-    table = Table(title=f"Kernels on the engine (torch threads: {torch.get_num_threads()})")
+    table = Table(title=f"Kernels on the engine (torch threads: {torch.get_num_threads()}, {clock})")
     for heading in ("kernel", "ours", "torch", "ours / torch", "goal", "interpreter", "speed-up", "goal "):
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
     for r in rows:

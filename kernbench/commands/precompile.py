@@ -20,12 +20,13 @@ from kernbench.precompile.target import EXAMPLES
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes; by default one per core.")
 @click.option("--target", "targets", multiple=True, help=f"Compile for this one ({EXAMPLES}, ...); repeatable.")
 @click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help="Instead of Triton's own cache.")
+@click.option("--values", is_flag=True, help="Compile what kernbench's own engine runs, not the device's binaries.")
 @click.option("--list", "list_only", is_flag=True, help="Print the variants and compile nothing.")
 @click.option("--times", is_flag=True, help="Compare cold-serial, cold-parallel and warm, in caches of their own.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the whole traceback of each failure.")
 def command(
-    spec: str, jobs: int | None, targets: tuple[str, ...], cache_dir: Path | None, list_only: bool, times: bool,
-    verbose: bool,
+    spec: str, jobs: int | None, targets: tuple[str, ...], cache_dir: Path | None, values: bool, list_only: bool,
+    times: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Compile every variant of SPEC: a YAML file, or a Python module or file with declared spaces.
 
@@ -37,9 +38,9 @@ def command(
             click.echo(variant.name)
         return
     if times:
-        report = _compare(todo, jobs)
+        report = _compare(todo, jobs, values)
     else:
-        report = _with_bar("compiling", todo, jobs, cache_dir)
+        report = _with_bar("compiling", todo, jobs, cache_dir, values)
         click.echo(
             f"{len(todo)} variants: {report.compiled} compiled, {report.hits} in the cache, {len(report.failed)} failed; "
             f"{report.seconds:.1f} s with {report.jobs} processes"
@@ -52,7 +53,7 @@ def command(
         sys.exit(1)
 
 
-def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path | str | None) -> Report:
+def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path | str | None, values: bool) -> Report:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=len(todo))
@@ -62,16 +63,16 @@ def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path
                 bar.console.print(f"failed: {outcome.name}", markup=False, highlight=False)
             bar.advance(task)
 
-        return compile_all(todo, jobs=jobs, cache_dir=cache_dir, progress=advance)
+        return compile_all(todo, jobs=jobs, cache_dir=cache_dir, values=values, progress=advance)
 
 
-def _compare(todo: list[Variant], jobs: int | None) -> Report:
+def _compare(todo: list[Variant], jobs: int | None, values: bool) -> Report:
     """Cold with one process, cold with many, and warm; the first two in empty caches."""
     with tempfile.TemporaryDirectory() as serial, tempfile.TemporaryDirectory() as parallel:
         runs = {
-            "cold-serial": _with_bar("cold-serial", todo, 1, serial),
-            "cold-parallel": _with_bar("cold-parallel", todo, jobs, parallel),
-            "warm": _with_bar("warm", todo, jobs, parallel),
+            "cold-serial": _with_bar("cold-serial", todo, 1, serial, values),
+            "cold-parallel": _with_bar("cold-parallel", todo, jobs, parallel, values),
+            "warm": _with_bar("warm", todo, jobs, parallel, values),
         }
     for name, report in runs.items():
         ratio = runs["cold-serial"].seconds / report.seconds

@@ -69,6 +69,7 @@ def precompile(
     jobs: int | None = None,
     targets: Sequence[str] = (),
     cache_dir: str | Path | None = None,
+    values: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Compile every variant of ``spec`` into Triton's cache.
@@ -77,6 +78,7 @@ def precompile(
         spec: a YAML file, a Python module or file with declared spaces, or spaces.
         jobs: processes; by default as many as this process has cores, at most one per variant.
         targets: compile for these instead of those that the spec names: ``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, ...
+        values: compile what kernbench's own engine runs (as far as TTIR) instead of the device's binaries.
         cache_dir: where to, instead of Triton's own cache (``TRITON_CACHE_DIR``, else ``~/.triton/cache``).
         progress: called with every outcome as it comes.
 
@@ -91,7 +93,7 @@ def precompile(
     else:
         spaces = [spec] if isinstance(spec, Space) else spec
     todo = variants(spaces, targets)
-    return compile_all(todo, jobs=jobs, cache_dir=cache_dir, progress=progress)
+    return compile_all(todo, jobs=jobs, cache_dir=cache_dir, values=values, progress=progress)
 
 
 def compile_all(
@@ -99,6 +101,7 @@ def compile_all(
     *,
     jobs: int | None = None,
     cache_dir: str | Path | None = None,
+    values: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Compile these variants; see :func:`precompile`."""
@@ -106,7 +109,7 @@ def compile_all(
     jobs = max(1, min(jobs or _cores(), len(todo)))
     cache = None if cache_dir is None else str(Path(cache_dir).resolve())
     done: dict[str, Outcome] = {}
-    for outcome in _run(list(todo), jobs, cache):
+    for outcome in _run(list(todo), jobs, cache, values):
         done[outcome.name] = outcome
         if progress is not None:
             progress(outcome)
@@ -114,7 +117,7 @@ def compile_all(
     return Report(tuple(ordered), time.perf_counter() - begin, jobs)
 
 
-def _run(todo: list[Variant], jobs: int, cache: str | None) -> Iterator[Outcome]:
+def _run(todo: list[Variant], jobs: int, cache: str | None, values: bool) -> Iterator[Outcome]:
     """Outcomes as they come."""
     while todo:
         suspects: list[Variant] = []
@@ -126,7 +129,7 @@ def _run(todo: list[Variant], jobs: int, cache: str | None) -> Iterator[Outcome]
                 while True:
                     # No more in flight than processes, so that few are under suspicion when one dies.
                     while len(running) < jobs and (variant := next(waiting, None)) is not None:
-                        running[pool.submit(compile_variant, variant)] = variant
+                        running[pool.submit(compile_variant, variant, values)] = variant
                     if not running:
                         break
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -137,15 +140,15 @@ def _run(todo: list[Variant], jobs: int, cache: str | None) -> Iterator[Outcome]
                 suspects = [variant for variant in left.values() if variant in running.values()] or [*left.values()][:1]
         for variant in suspects:
             del left[variant.name]
-            yield _alone(variant, cache)
+            yield _alone(variant, cache, values)
         todo = list(left.values())
 
 
-def _alone(variant: Variant, cache: str | None) -> Outcome:
+def _alone(variant: Variant, cache: str | None, values: bool) -> Outcome:
     """Compile in a process of its own; if that dies, this variant is what kills it."""
     with _pool(1, cache) as pool:
         try:
-            return pool.submit(compile_variant, variant).result()
+            return pool.submit(compile_variant, variant, values).result()
         except BrokenProcessPool:
             return Outcome(
                 variant.name, FAILED, 0.0, (), "the compiler crashed: its process died without a Python error"

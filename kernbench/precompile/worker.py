@@ -42,8 +42,11 @@ def set_cache(directory: str | None) -> None:
         os.environ["TRITON_CACHE_DIR"] = directory
 
 
-def compile_variant(variant: Variant) -> Outcome:
-    """Compile one variant into Triton's cache, or find it there. Never raises an Exception."""
+def compile_variant(variant: Variant, values: bool = False) -> Outcome:
+    """Compile one variant into Triton's cache, or find it there. Never raises an Exception.
+
+    ``values``: what kernbench's own engine runs, instead of the device's binary.
+    """
     begin = time.perf_counter()
     try:
         kernel = load_kernel(variant.kernel)
@@ -54,7 +57,8 @@ def compile_variant(variant: Variant) -> Outcome:
         }
         triton_target.forget_compiled(kernel)
         inner = kernel.fn if hasattr(kernel, "configs") else kernel  # the variant has chosen the config
-        with triton_target.compiling_for(variant.target), count_compiles() as count:
+        compiling = triton_target.compiling_values_for if values else triton_target.compiling_for
+        with compiling(variant.target), count_compiles() as count:
             inner.warmup(**arguments, **variant.options, grid=(1,))
         entries = tuple((event.hash, event.identity) for event in count.events)
         status = COMPILED if count.compiled else HIT

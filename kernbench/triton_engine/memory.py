@@ -101,6 +101,11 @@ class RegisteredAllocations:
         """Which bytes of a fresh allocation have been written by kernels; None if it was not registered as fresh."""
         return self._written.get(base)
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """True if the tensor's storage is registered, and the tensor it was registered with still lives."""
+        entry = self._entries.get(tensor.untyped_storage().data_ptr())
+        return entry is not None and entry[0]() is not None and entry[1] == tensor.untyped_storage().nbytes()
+
     def unregister(self, tensor: torch.Tensor) -> None:
         self._drop(tensor.untyped_storage().data_ptr())
 
@@ -137,17 +142,18 @@ registry = RegisteredAllocations()
 def find_live(address: int) -> Allocation | None:
     """The storage of any live tensor of this process that includes ``address``.
 
-    The last resort for pointers that a plain script put into a table itself; what is found is registered.
+    The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of
+    milliseconds: young ones are looked at first, and every tensor met is registered.
     """
-    for obj in gc.get_objects():
-        if type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter:
-            if obj.device.type != "cpu" or obj.layout is not torch.strided:
+    for generation in range(3):
+        for obj in gc.get_objects(generation):
+            if type(obj) is not torch.Tensor and type(obj) is not torch.nn.Parameter:
                 continue
-            storage = obj.untyped_storage()
-            base = storage.data_ptr()
-            if base <= address < base + storage.nbytes():
+            if obj.device.type == "cpu" and obj.layout is torch.strided and not registry.knows(obj):
                 registry.register(obj)
-                return Allocation(obj)
+        found = registry.find(address)
+        if found is not None:
+            return found
     return None
 
 

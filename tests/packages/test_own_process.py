@@ -71,7 +71,7 @@ def test_own_kernel(environment, tmp_path):
 def test_public_package(environment, tmp_path):
     pytest.importorskip("liger_kernel")
     done = run(LIGER, environment | {"KERNBENCH_TRITON": "1"}, tmp_path)
-    assert done.stdout == "done\n", done.stderr
+    assert done.stdout.endswith("done\n"), done.stderr
 
 
 def test_inactive_without_the_variable(environment, tmp_path):

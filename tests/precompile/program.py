@@ -1,6 +1,7 @@
-"""A program that launches the kernels of ``push_pull.py`` for real, on a driver that only compiles and loads nothing.
+"""A program that launches the kernels of ``push_pull.py``.
 
-Run as a script with the name of a target; prints how many kernels were compiled, how many found, how many launched.
+Run as a script with the name of a target, on a driver that loads and runs nothing; or without, on kernbench's engine.
+Prints how many kernels were compiled, how many found, how many launches reached the driver.
 """
 
 import sys
@@ -11,6 +12,7 @@ from triton.runtime import driver
 
 from kernbench.precompile import count_compiles
 from kernbench.precompile.target import _target_driver
+from kernbench.triton_engine import activate
 
 launches = 0
 
@@ -38,21 +40,24 @@ class Launcher:
         launches += 1
 
 
-def main(target):
-    only_compiles = type(_target_driver(target))
-    launching = type("LaunchingDriver", (only_compiles,), {"utils": Utils, "launcher_cls": Launcher})
-    driver.set_active(launching())
+def main(target=""):
+    if target:
+        only_compiles = type(_target_driver(target))
+        launching = type("LaunchingDriver", (only_compiles,), {"utils": Utils, "launcher_cls": Launcher})
+        driver.set_active(launching())
+    else:
+        activate()
     with count_compiles() as count:
         for dtype, worlds in ((torch.float16, (2, 4)), (torch.float32, (2,))):
             for world in worlds:
                 for push in (True, False):
-                    x, out = torch.empty(world * 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
+                    x, out = torch.zeros(world * 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
                     push_pull.reduce_kernel[(32,)](x, out, 4096, WORLD=world, PUSH=push, BLOCK=128)
-        x, out = torch.empty(64), torch.empty(64)
+        x, out = torch.zeros(64), torch.zeros(64)
         push_pull.push_copy[(1,)](x, out, BLOCK=64)
         push_pull.pull_copy[(1,)](x, out, BLOCK=64)
     print(count.compiled, count.hits, launches)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -58,16 +58,26 @@ def test_a_second_run_compiles_nothing(cold: Report, cache: Path) -> None:
     assert entries(warm) == entries(cold)
 
 
-def test_the_program_compiles_nothing(cold: Report, cache: Path) -> None:
+def run_program(cache: Path, *args: str) -> list[int]:
+    """Kernels compiled, kernels found, and launches that reached the driver of the test."""
     root = HERE.parent.parent
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
     environment.pop("TRITON_DEFAULT_FP_FUSION", None)
     output = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "program.py"), "cuda:90"],
+        [sys.executable, "-W", "ignore", str(HERE / "program.py"), *args],
         env=environment, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
+    return [int(number) for number in output.split()]
+
+
+def test_the_program_compiles_nothing(cold: Report, cache: Path) -> None:
     launched = len(cold.outcomes)
-    assert output.split() == ["0", str(launched), str(launched)]
+    assert run_program(cache, "cuda:90") == [0, launched, launched]
+
+
+def test_the_program_compiles_nothing_on_kernbenchs_engine(tmp_path: Path) -> None:
+    report = precompile(KERNELS, jobs=1, cache_dir=tmp_path, values=True, targets=["sm_90"]).raise_if_failed()
+    assert run_program(tmp_path) == [0, len(report.outcomes), 0]
 
 
 def test_every_target(tmp_path: Path) -> None:

@@ -201,8 +201,10 @@ def _np_shift(f: Callable[[Any, Any], Any], saturate: bool = False) -> Callable[
 def _np_mulhi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     bits = a.dtype.itemsize * 8
     if bits < 64:
-        wide = NP_UNSIGNED[bits * 2]
-        return ((a.astype(wide) * b.astype(wide)) >> wide(bits)).astype(a.dtype)
+        product = np.multiply(a, b, dtype=NP_UNSIGNED[bits * 2])
+        if product.ndim:  # little-endian: the upper half is every other element
+            return np.ascontiguousarray(product).view(a.dtype)[..., 1::2]
+        return (product >> NP_UNSIGNED[bits * 2](bits)).astype(a.dtype)
     low = np.uint64(0xFFFFFFFF)
     s = np.uint64(32)
     a0, a1, b0, b1 = a & low, a >> s, b & low, b >> s
