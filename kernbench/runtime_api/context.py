@@ -244,11 +244,13 @@ class RuntimeContext(Factories):
         """
         op = handle.operation if isinstance(handle, Work) else handle
         op.observed = True
-        if not op.done:
-            self._block_on(op)
-        me = self._me()
-        if op.end is not None and op.end > me.clock:
-            me.clock = op.end
+        try:
+            if not op.done:
+                self._block_on(op)
+        finally:
+            me = self._me()
+            if op.end is not None and op.end > me.clock:
+                me.clock = op.end
         if op.error is not None:
             raise op.error
 

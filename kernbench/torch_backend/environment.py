@@ -122,6 +122,8 @@ class Environment:
         patch(
             dist.Backend, "backend_capability", {**dist.Backend.backend_capability, "kernbench": ["cpu", "cuda"]}
         )  # else torch warns
+        ddp: Any = torch.nn.parallel.DistributedDataParallel
+        patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)
@@ -162,6 +164,16 @@ class Environment:
 
 def _always() -> bool:
     return True
+
+
+def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """DDP's own record of itself, with the backend that the program asked for."""
+
+    @functools.wraps(stock)
+    def data(module: Any) -> dict[str, Any]:
+        return {**stock(module), "backend_name": module.process_group.name()}
+
+    return data
 
 
 class NcclStandIn:

@@ -39,7 +39,7 @@ _WHERE = {
     "DeviceAssertionError": "ops.debug",
 }
 
-__all__ = [*_WHERE]  # noqa: PLE0604
+__all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:

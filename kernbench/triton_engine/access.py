@@ -494,9 +494,7 @@ def narrow_to(value: Tensor, piece: Piece, full_shape: tuple[int, ...]) -> Tenso
     for n, have, at, size, (k, full_n) in zip(
         piece.sizes, value.shape, piece.at, piece.sizes, enumerate(full_shape), strict=True
     ):
-        if have == 1:
-            index.append(slice(None))
-        elif n == have:
+        if have == 1 or n == have:
             index.append(slice(None))
         elif n == 1 and at.stop - at.start == 1 and size == 1 and at.start == 0 and full_n != 1:
             # the address does not vary here: last lane of the piece, or last element

@@ -14,20 +14,15 @@ from .types import Ty
 
 #: Tile operations worth evaluating once per launch: index arithmetic stays symbolic there.
 _INVARIANT_TILE_OPS = frozenset(
-    "tt.splat tt.broadcast tt.expand_dims tt.make_range tt.reshape tt.trans tt.addptr tt.unsplat tt.bitcast "
-    "arith.addi arith.subi arith.muli arith.extsi arith.extui arith.trunci arith.divsi arith.divui arith.remsi "
-    "arith.remui arith.cmpi arith.andi arith.ori arith.xori arith.minsi arith.maxsi arith.minui arith.maxui "
-    "arith.select arith.index_cast".split()
+    ["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.make_range", "tt.reshape", "tt.trans", "tt.addptr", "tt.unsplat", "tt.bitcast", "arith.addi", "arith.subi", "arith.muli", "arith.extsi", "arith.extui", "arith.trunci", "arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.cmpi", "arith.andi", "arith.ori", "arith.xori", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui", "arith.select", "arith.index_cast"]
 )
 #: Operations whose integer, pointer and mask operands make it worth it.
 _ADDRESSING = frozenset(
-    "tt.addptr tt.load tt.store tt.atomic_rmw tt.atomic_cas tt.descriptor_load tt.descriptor_store "
-    "tt.descriptor_reduce tt.descriptor_gather tt.descriptor_scatter tt.make_tensor_descriptor arith.cmpi arith.select "
-    "arith.addi arith.subi arith.muli arith.andi arith.ori tt.splat tt.broadcast tt.expand_dims arith.extsi".split()
+    ["tt.addptr", "tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_load", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_gather", "tt.descriptor_scatter", "tt.make_tensor_descriptor", "arith.cmpi", "arith.select", "arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "tt.splat", "tt.broadcast", "tt.expand_dims", "arith.extsi"]
 )
 #: Consumers that turn per-program scalars into addresses: the lanes are laid out so that these scalars are affine.
 _FRONTIER = frozenset(
-    "tt.splat tt.addptr tt.load tt.store tt.atomic_rmw tt.descriptor_load tt.descriptor_store".split()
+    ["tt.splat", "tt.addptr", "tt.load", "tt.store", "tt.atomic_rmw", "tt.descriptor_load", "tt.descriptor_store"]
 )
 
 
