@@ -8,6 +8,7 @@ is switched with the ranks. Closing puts everything back, also after a failure.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
 
 c10d: Any = torch.distributed.distributed_c10d
 _registry: Any = torch._C._distributed_c10d
+
+
+_LOGGED_VARIABLES = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG", "NCCL_NTHREADS",
+        "NCCL_IB_TIMEOUT",
+    ),
+}  # fmt: skip
+"""Environment variables that DDP's logger notes, by backend."""
 
 
 class Environment:
@@ -171,7 +182,9 @@ def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., di
 
     @functools.wraps(stock)
     def data(module: Any) -> dict[str, Any]:
-        return {**stock(module), "backend_name": module.process_group.name()}
+        backend = module.process_group.name()
+        variables = {name.lower(): os.environ.get(name, "N/A") for name in _LOGGED_VARIABLES.get(backend, ())}
+        return {**stock(module), "backend_name": backend, **variables}
 
     return data
 

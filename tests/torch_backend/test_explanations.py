@@ -75,7 +75,8 @@ def test_mismatches_name_both_sides(calls: Any, differing: str) -> None:
     errors = failing(lambda rank: calls[rank](), world_size=2)
     assert {type(error) for error in errors.values()} == {kernbench.CollectiveMismatchError}
     assert differing in str(errors[0]).splitlines()[0]
-    assert "rank 0:" in str(errors[0]) and "rank 1:" in str(errors[0])
+    assert "rank 0:" in str(errors[0])
+    assert "rank 1:" in str(errors[0])
 
 
 def test_messages_that_do_not_fit() -> None:
