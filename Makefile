@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types suite clean
+.PHONY: help install bench test lint types suite docs test-triton-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,24 @@ types: install
 
 suite: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+docs: install  ## run the examples of README and docs, and rewrite the output that they show
+	KERNBENCH_UPDATE_DOCS=1 $(BIN)/python -m pytest tests/docs
+
+# torch pins one Triton; the other supported versions are installed over it.
+TRITON_VERSIONS ?= 3.6.0 3.7.1 3.9.0
+
+test-triton-matrix: $(TRITON_VERSIONS:%=.venv-triton-%/.tested)  ## the Triton engine on every supported Triton
+
+.venv-triton-%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-triton-$*
+	.venv-triton-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	.venv-triton-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps triton==$*
+	touch $@
+
+.PHONY: $(TRITON_VERSIONS:%=.venv-triton-%/.tested)
+$(TRITON_VERSIONS:%=.venv-triton-%/.tested): .venv-triton-%/.tested: .venv-triton-%/.installed
+	.venv-triton-$*/bin/python -m pytest -n $(JOBS) tests/triton_engine tests/kernels $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache build dist

@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+_ROOMS = ("autotune", "precompile", "sweep")
+"""Packages that are imported when they are first used; those with a function of their own name can be called."""
+
 _HOMES = {
     "simulate": "kernbench.runtime_api.context",
     "RuntimeContext": "kernbench.runtime_api.context",
@@ -37,7 +40,7 @@ _HOMES = {
     "MemoryAccessError": "kernbench.errors",
     "OutOfMemoryError": "kernbench.errors",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES, *_ROOMS]
 
 if TYPE_CHECKING:
     from kernbench.errors import (
@@ -67,6 +70,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"kernbench.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kernbench' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

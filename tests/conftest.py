@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+# One thread per test process, of torch and of what tests start: xdist already keeps every core busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

@@ -65,10 +65,16 @@ class CollectiveRunner:
 
         Raises :class:`ConfigError` if ``config``'s algorithm implements another collective.
         """
-        implements = algorithm_module(config.module).COLLECTIVE
+        module = algorithm_module(config.module)
+        implements = module.COLLECTIVE
         wanted = _IMPLEMENTS.get(op, op)
         if implements != wanted:
             raise ConfigError(f"algorithm {config.name} implements {implements}, not {wanted}")
+        if config.topology not in module.TOPOLOGIES:
+            raise ConfigError(
+                f"ccl.yaml: algorithms.{config.name}: topology {config.topology}, but {config.module} works on "
+                f"{', '.join(module.TOPOLOGIES)}"
+            )
         schedule = build_schedule(config.module, len(sips), root)
         bounds = schedule.cell_bounds(count)
         plan = lower(

@@ -108,7 +108,8 @@ def load_ccl_config(path: str | Path | None = None, *, system: SystemSpec | None
         except ValidationError as error:
             for item in error.errors():
                 key = ".".join(map(str, item["loc"]))
-                where = f"algorithms.{name}.{key}" if key in entry else f"defaults.{key}"
+                its_own = key in entry or item["type"] == "missing"
+                where = f"algorithms.{name}.{key}" if its_own else f"defaults.{key}"
                 text = item["msg"]
                 if item["type"] == "extra_forbidden":
                     text = f"unknown key{_did_you_mean(key, KEYS)}; expected one of {', '.join(KEYS)}"

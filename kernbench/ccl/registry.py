@@ -20,6 +20,7 @@ def algorithm_module(name: str) -> ModuleType:
         raise ConfigError(f"ccl.yaml: module {name!r} cannot be imported: {error}") from error
     for attribute, what in (
         ("COLLECTIVE", "the collective's name"),
+        ("TOPOLOGIES", "how its members may be joined"),
         ("build", "a function build(members) -> Schedule"),
     ):
         if not hasattr(module, attribute):

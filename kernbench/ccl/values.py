@@ -12,6 +12,8 @@ Three ways to the same bits, chosen by shape and size (a test holds them against
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +53,7 @@ def run_all_reduce(
         return
     total = count * inputs[0].element_size() * members
     if total <= STACK_BYTES or total <= STACK_CELL_BYTES * members * schedule.cells:
-        run_stacked(schedule, chains, inputs, outputs, op)
+        run_stacked(schedule, inputs, outputs, op)
     else:
         run_blocks(schedule, chains, inputs, outputs, op)
 
@@ -109,7 +111,6 @@ def run_blocks(
 
 def run_stacked(
     schedule: Schedule,
-    chains: IntArray,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     op: ReduceOp,
@@ -117,23 +118,43 @@ def run_stacked(
     """Fold all cells at once, one member of each chain after the other."""
     count = inputs[0].numel()
     members, cells = schedule.members, schedule.cells
-    length = -(-count // cells)
-    bounds = schedule.cell_bounds(count)
+    index = _stack_index(schedule, count)
     stacked = torch.stack(list(inputs))
-    if count % cells:  # cells of two lengths: pad the short ones, so that they form a matrix
-        at = torch.from_numpy(bounds[:-1, None] + np.minimum(np.arange(length), np.diff(bounds)[:, None] - 1).clip(0))
-        stacked = stacked[:, at.clamp_(max=count - 1)]
-    stacked = stacked.view(members * cells, length)
-    # row of the k-th member's part in each cell's chain: [members, cells]
-    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells))
-    total = stacked[rows[0]]
-    for k in range(1, members):
-        op.combine(total, stacked[rows[k]], total)
+    if index.pad is not None:
+        stacked = stacked[:, index.pad]
+    stacked = stacked.view(members * cells, -(-count // cells))
+    total = stacked[index.rows[0]]
+    for rows in index.rows[1:]:
+        op.combine(total, stacked[rows], total)
     op.finish(total, members)
-    if count % cells:
-        keep = torch.from_numpy(np.arange(length) < np.diff(bounds)[:, None])
-        result = total[keep]
-    else:
-        result = total.view(-1)
+    result = total.view(-1) if index.keep is None else total[index.keep]
     for output in outputs:
         output.copy_(result)
+
+
+class _StackIndex(NamedTuple):
+    """Where the parts of a stacked reduction are.
+
+    Attributes:
+        pad: ``[cells, length]`` element that stands at each place, None if all cells are equally long.
+        keep: ``[cells, length]`` whether that place is of the buffer, not of the padding.
+        rows: ``members`` times ``[cells]``: row of the k-th member's part in each cell's chain.
+    """
+
+    pad: torch.Tensor | None
+    keep: torch.Tensor | None
+    rows: list[torch.Tensor]
+
+
+@lru_cache(maxsize=64)
+def _stack_index(schedule: Schedule, count: int) -> _StackIndex:
+    chains, cells = schedule.final_chains, schedule.cells
+    assert chains is not None
+    rows = list(torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)))
+    if count % cells == 0:
+        return _StackIndex(None, None, rows)
+    length = -(-count // cells)  # cells of two lengths: the short ones are padded, so that they form a matrix
+    bounds = schedule.cell_bounds(count)
+    lengths = np.diff(bounds)[:, None]
+    pad = torch.from_numpy(bounds[:-1, None] + np.minimum(np.arange(length), lengths - 1).clip(0))
+    return _StackIndex(pad.clamp_(max=count - 1), torch.from_numpy(np.arange(length) < lengths), rows)

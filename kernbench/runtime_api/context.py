@@ -90,6 +90,7 @@ class RuntimeContext(Factories):
         self._inside_kernel = False
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
+        self.sampled_seconds: dict[Any, float] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
@@ -248,11 +249,15 @@ class RuntimeContext(Factories):
             if not op.done:
                 self._block_on(op)
         finally:
-            me = self._me()
-            if op.end is not None and op.end > me.clock:
-                me.clock = op.end
+            self._host_waited(self._me(), op)
         if op.error is not None:
             raise op.error
+
+    def _host_waited(self, me: RankState, op: Operation) -> None:
+        """Move a host clock forward to the end of what it has waited for, and log the wait."""
+        if op.end is not None and op.end > me.clock:
+            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
+            me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
         if self._inside_kernel:
@@ -420,9 +425,20 @@ class RuntimeContext(Factories):
         )
         self._enqueue(name.strip("_"), "gemm" if flops else "math", work, outputs or inputs)
 
+    @contextmanager
+    def _operation_of_its_own(self) -> Iterator[None]:
+        """What torch computes in here is recorded as one operation, by the context: whoever else records steps aside."""
+        me = self._me()
+        outer, me.inside_operation = me.inside_operation, True
+        try:
+            yield
+        finally:
+            me.inside_operation = outer
+
     def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor:
         """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
         me = self._me()
+        me.holds_tensors = True
         self.storages.allocate(plain(tensor), me, name)
         return tensor.as_subclass(Tensor)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.runtime_api.rank_state import RankState
 
 _active: list[weakref.ref[RuntimeContext]] = []
 
@@ -30,3 +31,16 @@ def activate(ctx: RuntimeContext) -> None:
 def deactivate(ctx: RuntimeContext) -> None:
     """``ctx`` is no longer active; the one that was active before it is again."""
     _active[:] = [other for other in _active if other() not in (ctx, None)]
+
+
+def current_owner() -> RankState | None:
+    """State of the simulated rank that is running, None in main and outside simulations.
+
+    What a real process would keep in a module's globals, a library keeps per owner instead (in a mapping with weak keys),
+    so that it works for ranks that share one process.
+    """
+    ctx = current_context()
+    if ctx is None:
+        return None
+    me = ctx._me()
+    return None if me.rank is None else me

@@ -203,6 +203,155 @@ class Distributed:
         signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, "ring_broadcast")
         return self._post(signature, (tensor,), (tensor,), group, async_op)
 
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        *,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        """Reduce ``tensor`` over all members; rank ``dst`` (of the world; ``group_dst``: of the group) gets the result."""
+        members = group or self._require_world()
+        root = members.root(dst, group_dst)
+        signature = self._signature("reduce", tensor, "ring_reduce", op=op, root=root)
+        outputs = (tensor,) if root == self._rank() else ()
+        return self._post(signature, (tensor,), outputs, group, async_op)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Every member gets all members' ``input_tensor`` ``[n, ...]``, in group order: ``[members * n, ...]``, or stacked
+        as ``[members, n, ...]``. ``output_tensor`` is contiguous."""
+        members = group or self._require_world()
+        outputs = self._parts("all_gather_into_tensor", "output_tensor", output_tensor, input_tensor, members)
+        signature = self._signature("all_gather", input_tensor, "ring_allgather")
+        return self._post(signature, (input_tensor,), outputs, group, async_op)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``, all of one shape."""
+        self._check_list("all_gather", "tensor_list", tensor_list, tensor, group or self._require_world())
+        return self._post(
+            self._signature("all_gather", tensor, "ring_allgather"), (tensor,), tensor_list, group, async_op
+        )
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduce ``input`` ``[members * n, ...]`` over all members; member i gets part i, ``[n, ...]``, in ``output``."""
+        members = group or self._require_world()
+        inputs = self._parts("reduce_scatter_tensor", "input", input, output, members)
+        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        return self._post(signature, inputs, (output,), group, async_op)
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input_list: Sequence[torch.Tensor],
+        op: Any = ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduce the members' i-th inputs; member i gets that in ``output``."""
+        self._check_list("reduce_scatter", "input_list", input_list, output, group or self._require_world())
+        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        return self._post(signature, input_list, (output,), group, async_op)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Part j of ``input`` goes to member j, which keeps it as part i: an even split of dimension 0."""
+        members = group or self._require_world()
+        rows = input.shape[0] if input.dim() else 0
+        if rows % members.size or output.shape != input.shape:
+            raise KernbenchError(
+                f"all_to_all_single: rank {self._rank()} has input {tuple(input.shape)} and output {tuple(output.shape)}: "
+                f"expected one shape whose dimension 0 divides by {members.size}"
+            )
+        parts = rows // members.size
+        signature = Signature("all_to_all", None, input.dtype, None, None, "pairwise_alltoall")
+        return self._post(signature, input.split(parts), output.split(parts), group, async_op)
+
+    def isend(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
+        """Start to send ``tensor`` to rank ``dst`` of the world."""
+        return self._message(tensor, dst, group, tag, sends=True)
+
+    def irecv(
+        self, tensor: torch.Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
+    ) -> Work:
+        """Start to receive into ``tensor`` from rank ``src`` of the world; None: from whoever sends first."""
+        return self._message(tensor, src, group, tag, sends=False)
+
+    def send(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
+        """Send ``tensor`` to rank ``dst`` of the world."""
+        self.isend(tensor, dst, group, tag).wait()
+
+    def recv(
+        self, tensor: torch.Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
+    ) -> None:
+        """Receive into ``tensor`` from rank ``src`` of the world."""
+        self.irecv(tensor, src, group, tag).wait()
+
+    def _message(
+        self, tensor: torch.Tensor, peer: int | None, group: ProcessGroup | None, tag: int, *, sends: bool
+    ) -> Work:
+        members = group or self._require_world()
+        if peer is not None and peer not in members.index:
+            raise ConfigError(f"rank {peer} is not a member of {members.name} ({list(members.ranks)})")
+        op = self.matcher.post_message(members, tensor, peer=peer, tag=tag, sends=sends)
+        return Work(self._ctx, op, (tensor,))
+
+    def _signature(
+        self, name: str, tensor: torch.Tensor, algorithm: str, *, op: Any = None, root: int | None = None
+    ) -> Signature:
+        reduction = None
+        if op is not None:
+            reduction = ReduceOp.parse(op)
+            reduction.check_dtype(tensor.dtype)
+        return Signature(
+            name, tuple(tensor.shape), tensor.dtype, None if reduction is None else reduction.value, root, algorithm
+        )
+
+    def _parts(
+        self, op: str, what: str, whole: torch.Tensor, part: torch.Tensor, members: ProcessGroup
+    ) -> Sequence[torch.Tensor]:
+        """``whole`` cut into one ``[n]`` view per member, each as large as ``part``."""
+        if whole.numel() != part.numel() * members.size or whole.dtype != part.dtype or not whole.is_contiguous():
+            raise KernbenchError(
+                f"{op}: rank {self._rank()} has {what} {tuple(whole.shape)} {whole.dtype} for parts of "
+                f"{tuple(part.shape)} {part.dtype}: expected a contiguous tensor of {members.size} times as many elements, "
+                "of one dtype"
+            )
+        flat = whole.view(-1)
+        return flat.split(part.numel()) if part.numel() else [flat] * members.size
+
+    def _check_list(
+        self, op: str, what: str, tensors: Sequence[torch.Tensor], part: torch.Tensor, members: ProcessGroup
+    ) -> None:
+        shapes = {(tuple(tensor.shape), tensor.dtype) for tensor in tensors}
+        if len(tensors) != members.size or shapes != {(tuple(part.shape), part.dtype)}:
+            raise KernbenchError(
+                f"{op}: rank {self._rank()} has {len(tensors)} tensors in {what}: expected {members.size} of shape "
+                f"{tuple(part.shape)} and dtype {part.dtype}"
+            )
+
     def barrier(self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
         """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
         signature = Signature("barrier", None, None, None, None, self._ctx.ccl_config.algorithm)

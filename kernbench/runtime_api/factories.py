@@ -5,6 +5,7 @@ They allocate in the HBM of the SIP that the calling rank drives. ``dtype`` may 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,11 +33,14 @@ class Factories:
         @property
         def enable_data(self) -> bool: ...
         def _me(self) -> RankState: ...
+        def _operation_of_its_own(self) -> AbstractContextManager[None]: ...
         def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor: ...
 
     def _make(self, make: Any, name: str, requires_grad: bool) -> Tensor:
         """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled."""
-        tensor = self._adopt(make("cpu" if self.enable_data else "meta"), name=name)
+        with self._operation_of_its_own():
+            made = make("cpu" if self.enable_data else "meta")
+        tensor = self._adopt(made, name=name)
         return tensor.requires_grad_() if requires_grad else tensor  # type: ignore[return-value]
 
     def empty(

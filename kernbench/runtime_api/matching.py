@@ -260,11 +260,23 @@ class Matcher:
             request = self._prepare(collective, arrivals, algorithm, count, root, splits)
         except Exception as error:  # the members' own mistake, e.g. a ccl.yaml that names a wrong algorithm
             for arrival in arrivals:
-                arrival.op.fail(error, ctx.engine.now)
+                own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
+                arrival.op.fail(own, arrival.op.enqueue)
+                ctx.executor.failed.append(arrival.op)
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             return
+        detail = {
+            "op": collective.signature.op,
+            "group": collective.group.name,
+            "sequence": collective.sequence,
+            "algorithm": request.config.name,
+            "backpressure": request.config.backpressure,
+            "steps": len(request.plan),
+            "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
+        }
         for arrival in arrivals:
+            arrival.op.detail = {**(arrival.op.detail or {}), **detail}
             arrival.op.when_resolved(collective.member_ended)
         run = ctx.engine.submit_collective(
             request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
@@ -280,7 +292,7 @@ class Matcher:
                 buffer_kind=request.config.buffer_kind,
                 addresses=[arrival.op.operands[-1].address if arrival.op.operands else 0 for arrival in arrivals],
                 cell_offsets=request.cell_offsets,
-                detail={"algorithm": request.config.name, "backpressure": request.config.backpressure},
+                detail=detail,
             )
         )
 

@@ -176,8 +176,11 @@ class Multiprocessing:
 
     def _join_at_exit(self) -> None:
         """What happens to ranks that nobody has joined when the context ends: as to processes when theirs ends."""
-        if self._ctx.scheduler.live_count and not self._daemon:
-            _run_ranks(self._ctx)
+        if self._ctx.scheduler.live_count:
+            if self._daemon:
+                _abort(self._ctx)
+            else:
+                _run_ranks(self._ctx)
 
     def _require_fit(self, nprocs: int) -> None:
         ctx = self._ctx

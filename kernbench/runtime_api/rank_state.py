@@ -16,6 +16,8 @@ class RankState:
         clock: its host clock, virtual seconds.
         last: the last operation it enqueued on its compute stream.
         tails: the last operation it enqueued on each stream, by the stream's name.
+        inside_operation: whether torch is computing an operation that the context records.
+        holds_tensors: whether it has made tensors of the context.
         generator: its random generator.
     """
 
@@ -24,7 +26,9 @@ class RankState:
         "_generator",
         "_seed",
         "clock",
+        "holds_tensors",
         "idle_polls",
+        "inside_operation",
         "last",
         "progress_seen",
         "rank",
@@ -39,6 +43,8 @@ class RankState:
         self.last: Operation | None = None
         self.tails: dict[str, Operation] = {}
         self.idle_polls = 0
+        self.inside_operation = False
+        self.holds_tensors = False
         self.progress_seen = -1
         self._seed = seed if rank is None else seed * 1_000_003 + rank + 1
         self._generator: torch.Generator | None = None

@@ -131,7 +131,8 @@ class Tensor(torch.Tensor):
         if kind == COPY:
             ctx._before_copy(args[0], args[1])
         ctx._before_compute(tensors_in(args, kwargs))
-        result = super().__torch_function__(func, types, args, kwargs or {})
+        with ctx._operation_of_its_own():
+            result = super().__torch_function__(func, types, args, kwargs or {})
         if func.__name__ in FRESH and not result.is_meta:
             poison(plain(result))
         ctx._record_compute(func, args, kwargs, result)

@@ -45,6 +45,7 @@ class Carrier:
         self._to_front = threading.Lock()
         self._to_front.acquire()
         self._finished = False
+        self._parked = False
         self._thrown: BaseException | None = None
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
         self.root: Any = None
@@ -78,8 +79,10 @@ class Carrier:
 
         Raises whatever was thrown into the fronting greenlet meanwhile.
         """
+        self._parked = True
         self._to_front.release()
         self._to_thread.acquire()
+        self._parked = False
         thrown, self._thrown = self._thrown, None
         if thrown is not None:
             raise thrown
@@ -97,14 +100,15 @@ class Carrier:
             self._to_front.release()
 
     def _interrupt(self) -> None:
-        """Unwind the thread, which holds the baton, from outside: it may be in any Python code of the user."""
+        """Unwind the thread from outside: it may be in any Python code of the user, or have just given the baton back."""
         for _ in range(100):
             identity = self.thread.ident
             if identity is None or not self.thread.is_alive() or self._finished:
                 return
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identity), ctypes.py_object(SystemExit))
-            if self._to_front.acquire(timeout=0.1):
-                if self._finished:
-                    return
-                self._thrown = SystemExit()  # it asked to wait: refuse
+            if self._parked:
+                self._to_front.acquire(blocking=False)
+                self._thrown = SystemExit()
                 self._to_thread.release()
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identity), ctypes.py_object(SystemExit))
+            self._to_front.acquire(timeout=0.1)

@@ -12,6 +12,7 @@ function of a user's program; OS threads alone are neither deterministic nor abl
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
 import functools
 import signal
@@ -78,6 +79,7 @@ class RankScheduler:
         self.resumed = 0
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
+        self._refusals = 0
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
@@ -194,7 +196,10 @@ class RankScheduler:
     def switch_to_main(self) -> None:
         """Suspend whoever runs now until somebody resumes it. In a raw greenlet too."""
         if self.aborting:
-            raise SystemExit
+            self._refusals += 1
+            if self._refusals <= _UNWIND_ATTEMPTS:
+                raise SystemExit
+            # it swallows every one: let go of it
         carrier = current_carrier()
         if carrier is not None:
             carrier.switch_to_main()
@@ -245,14 +250,14 @@ class RankScheduler:
         """
         self.aborting = True
         stubborn = []
+        raw = [target for target in others if target not in self.rank_by_greenlet]
         try:
             self.ready.clear()
             for rank in self.ranks:
                 if rank.live and not self._unwind(rank):
                     stubborn.append(rank.index)
-            for target in others:
-                if target not in self.rank_by_greenlet:
-                    _unwind_raw(target)
+            for target in raw:
+                _unwind_raw(target)
         finally:
             self.ready.clear()
             self.aborting = False
@@ -264,17 +269,21 @@ class RankScheduler:
 
     def _unwind(self, rank: Rank) -> bool:
         target = rank.greenlet
-        if not target:  # never started: nothing to unwind
-            rank.state = RankState.ABORTED
-            self._unbind(rank)
-            return True
-        for _ in range(_UNWIND_ATTEMPTS):
+        if target:
+            self._refusals = 0
             target.throw(SystemExit)
             if target.dead:
                 return True
+            _keep_for_ever(target)
+        # else never started: nothing to unwind
         rank.state = RankState.ABORTED
         self._unbind(rank)
-        return False
+        return not target
+
+
+def _keep_for_ever(target: Any) -> None:
+    """A greenlet that swallows its unwinding would go on swallowing, in an endless loop, when it is collected."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(target))
 
 
 def _unwind_raw(target: Any) -> None:

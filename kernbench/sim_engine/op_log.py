@@ -82,12 +82,23 @@ class CollectiveTrace:
     detail: dict[str, Any]
 
 
+HostWait = tuple[int | None, float, float, Operation]
+"""A host that waited: rank (None: main), from and until when (s), for which operation. A plain tuple: waits are many."""
+
+
 class OpLog:
-    """Every operation of one simulation, in the order of enqueueing."""
+    """Every operation of one simulation, in the order of enqueueing.
+
+    Attributes:
+        operations: what was enqueued.
+        collectives: the collectives that were matched, with their chunk steps.
+        waits: the times that a rank's host spent waiting.
+    """
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.collectives: list[CollectiveTrace] = []
+        self.waits: list[HostWait] = []
 
     def __len__(self) -> int:
         return len(self.operations) + sum(len(trace.run.plan) for trace in self.collectives)
@@ -96,6 +107,7 @@ class OpLog:
         """Forget everything."""
         self.operations.clear()
         self.collectives.clear()
+        self.waits.clear()
 
     def records(self, *, steps: bool = True) -> Iterator[OpRecord]:
         """Yield the log: operations in the order of enqueueing, then (``steps``) the chunk steps of collectives.

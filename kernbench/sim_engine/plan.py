@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+_SMALL_PLAN = 512
+"""Transfers up to which plain Python is quicker than a dozen numpy calls per round."""
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -83,6 +87,18 @@ class TransferPlan:
         return members
 
     @cached_property
+    def _as_rows(self) -> list[list[tuple[int, int, int, float, float]]]:
+        """Per round, ``(source cell, target cell, queue, serial, latency)`` of each transfer."""
+        rows = list(
+            zip(
+                (self.src * self.cells + self.src_cell).tolist(), (self.dst * self.cells + self.dst_cell).tolist(),
+                self.queue.tolist(), self.serial.tolist(), self.latency.tolist(), strict=True,
+            )
+        )  # fmt: skip
+        bounds = self.rounds.tolist()
+        return [rows[begin:end] for begin, end in pairwise(bounds)]
+
+    @cached_property
     def dependents(self) -> tuple[list[list[int]], list[int], list[list[int]]]:
         """The plan as a graph: ``(after_arrival, needed, after_sent)``.
 
@@ -140,6 +156,8 @@ def member_ends(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
 
     Keeps no time per transfer: a large world has more transfers than memory.
     """
+    if len(plan) <= _SMALL_PLAN:
+        return _run_rounds_one_by_one(plan, member_start)
     return _run_rounds(plan, member_start, None)
 
 
@@ -164,6 +182,30 @@ def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes |
         queue_arrived[q] = np.maximum(queue_arrived[q], arrive)
         np.maximum.at(read_until, at, leave)
         ready[to] = arrive
+    ends = member_start.copy()
+    np.maximum.at(ends, plan.queue_src, queue_free)
+    np.maximum.at(ends, plan.queue_dst, queue_arrived)
+    return ends
+
+
+def _run_rounds_one_by_one(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
+    """The same arithmetic as :func:`_run_rounds`, hence the same bits, without arrays."""
+    ready = [start for start in member_start.tolist() for _ in range(plan.cells)]
+    read_until = [0.0] * len(ready)
+    queue_free = [0.0] * len(plan.queue_links)
+    queue_arrived = [0.0] * len(plan.queue_links)
+    for rows in plan._as_rows:
+        # a round looks at what was before it, whatever its transfers do to each other
+        begins = [max(ready[at], ready[to], read_until[to], queue_free[q]) for at, to, q, _, _ in rows]
+        for begin, (at, to, q, serial, latency) in zip(begins, rows, strict=True):
+            leave = begin + serial
+            arrive = leave + latency
+            queue_free[q] = leave
+            if arrive > queue_arrived[q]:
+                queue_arrived[q] = arrive
+            if leave > read_until[at]:
+                read_until[at] = leave
+            ready[to] = arrive
     ends = member_start.copy()
     np.maximum.at(ends, plan.queue_src, queue_free)
     np.maximum.at(ends, plan.queue_dst, queue_arrived)

@@ -42,7 +42,8 @@ class PlanRun:
         self._engine = engine
         self._on_member_end = on_member_end
         self._version = 0
-        self._ended = np.zeros(plan.members, dtype=bool)
+        self._ended = [False] * plan.members
+        self._running = plan.members
         self._member_left: list[int] | None = None
         self._needed: list[int] = []
         self._released: list[bool] = []
@@ -64,18 +65,18 @@ class PlanRun:
 
     @property
     def finished(self) -> bool:
-        return bool(self._ended.all())
+        return self._running == 0
 
     def start_alone(self) -> None:
         """Evaluate the whole plan at once."""
         ends = member_ends(self.plan, self.member_start)
         version = self._version
         # one event per distinct end, in time order: members that end together are told in member order
-        order = np.argsort(ends, kind="stable")
-        boundaries = np.flatnonzero(np.diff(ends[order])) + 1
-        for group in np.split(order, boundaries):
-            at = float(ends[group[0]])
-            self._engine.at(at, partial(self._publish, group.tolist(), at, version))
+        ending: dict[float, list[int]] = {}
+        for member, end in enumerate(ends.tolist()):
+            ending.setdefault(end, []).append(member)
+        for end in sorted(ending):
+            self._engine.at(end, partial(self._publish, ending[end], end, version))
 
     def start_shared(self) -> None:
         """Run transfer by transfer, sharing links with whatever else is in flight."""
@@ -95,6 +96,7 @@ class PlanRun:
 
     def _end_member(self, member: int, at: float) -> None:
         self._ended[member] = True
+        self._running -= 1
         self._on_member_end(member, at)
         if self.finished:
             self._engine.plan_finished(self)

@@ -1,7 +1,8 @@
 """The schema of a device description: one SIP, its PEs, its memories, its rates.
 
 All figures are SI (bytes, bytes/s, seconds, operations/s, hertz). Rates are dense peaks, as on the data sheet; what
-real kernels reach is the cost models' business, except for ``hbm.copy_efficiency``, which is measured.
+real kernels reach is the cost models' business, except for ``hbm.copy_efficiency``, which is measured,
+and ``matrix_efficiency``.
 """
 
 from __future__ import annotations
@@ -172,6 +173,9 @@ class DeviceSpec(Spec):
     llc: Memory | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
     hbm: Hbm = Field(description="device memory: size, bandwidth, copy_efficiency, latency, channels")
     matrix: Rates = Field(description="matrix engines")
+    matrix_efficiency: Share | None = Field(
+        default=None, description="share of the 16-bit matrix peak that the inner loop of a large product sustains"
+    )
     vector: Rates = Field(description="vector (plain ALU) units")
     launch: Launch = Field(description="what a kernel start costs: overhead, latency")
     host_link: HostLink = Field(description="link to the host: bandwidth, latency")

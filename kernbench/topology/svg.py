@@ -58,13 +58,13 @@ class Canvas:
         tip = f"<title>{escape(title)}</title>" if title else ""
         self.shapes.append(f'<path class="{kind}" d="{path}">{tip}</path>')
 
-    def render(self, width: float, height: float, *, title: str) -> str:
-        """The document."""
+    def render(self, width: float, height: float, *, title: str, style: str = _STYLE) -> str:
+        """The document; ``style``: CSS of the classes that the shapes name as their ``kind``."""
         w, h = _n(width), _n(height)
         head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img">'
         body = "\n".join(self.shapes)
         background = f'<rect width="{w}" height="{h}" fill="#ffffff"/>'
-        return f"{head}\n<title>{escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n{background}\n{body}\n</svg>\n"
+        return f"{head}\n<title>{escape(title)}</title>\n<style>\n{style}\n</style>\n{background}\n{body}\n</svg>\n"
 
 
 def _n(value: float) -> str:

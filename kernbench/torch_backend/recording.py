@@ -47,6 +47,8 @@ _SKIPPED = frozenset(
     {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
 )
 _TRANSFERS = frozenset({"_to_copy", "copy_"})
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+"""They take memory and launch nothing."""
 
 
 def classify(func: Any) -> int:
@@ -108,12 +110,25 @@ class Recorder(TorchDispatchMode):
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._steps_aside():
+            return result
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = classify(func)
         if kind > VIEW:
             self._record(func, kind, args, kwargs, result)
         return result
+
+    def _steps_aside(self) -> bool:
+        """Whether the context records this operation itself, or it is the host's.
+
+        A rank that works on the context's tensors says what its device does: its plain CPU tensors are the host's. What
+        autograd computes below them in a backward pass is seen here only.
+        """
+        state = self._device.state
+        if state.inside_operation:
+            return True
+        return state.holds_tensors and not self._device.used and torch._C._current_graph_task_id() < 0
 
     def _record(self, func: Any, kind: int, args: Any, kwargs: Any, result: Any) -> None:
         device = self._device
@@ -153,6 +168,8 @@ class Recorder(TorchDispatchMode):
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
+        if func._opname in _ALLOCATIONS:
+            return
         nbytes = 0
         for tensor in inputs:
             nbytes += tensor.numel() * tensor.element_size()

@@ -1,1 +1,60 @@
+"""The timeline of a simulation: exported, summed up, drawn."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernbench.errors import ConfigError
+from kernbench.trace.chrome import write_chrome_trace
+from kernbench.trace.picture import plot_timeline
+from kernbench.trace.summary import CollectiveSummary, RankSummary, Summary, summary
+from kernbench.trace.timeline import MAX_STEPS, Message, Span, Timeline
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.sim_engine.engine import GraphEngine
+
+__all__ = [
+    "MAX_STEPS",
+    "CollectiveSummary",
+    "Message",
+    "RankSummary",
+    "Span",
+    "Summary",
+    "Timeline",
+    "check_trace_path",
+    "plot_timeline",
+    "summary",
+    "write_chrome_trace",
+    "write_trace",
+]
+
+_WRITERS: dict[str, Callable[[Any, Path], None]] = {
+    ".json": write_chrome_trace,
+    ".json.gz": write_chrome_trace,
+    ".svg": plot_timeline,
+}
+
+
+def check_trace_path(path: str | Path) -> str:
+    """The suffix that says in which form :func:`write_trace` writes ``path``.
+
+    Raises :class:`ConfigError` if it is none that there is, or there is no such folder.
+    """
+    target = Path(path)
+    for suffix in _WRITERS:
+        if target.name.endswith(suffix):
+            if not target.absolute().parent.is_dir():
+                raise ConfigError(f"{target}: there is no folder {target.absolute().parent}")
+            return suffix
+    raise ConfigError(f"{target}: the suffix says what a trace is written as: expected {', '.join(_WRITERS)}")
+
+
+def write_trace(source: RuntimeContext | GraphEngine, path: str | Path) -> None:
+    """Write the timeline of a context or an engine in the form that the suffix says.
+
+    ``.json`` and ``.json.gz``: Chrome trace (:func:`write_chrome_trace`); ``.svg``: picture (:func:`plot_timeline`).
+    """
+    _WRITERS[check_trace_path(path)](source, Path(path))

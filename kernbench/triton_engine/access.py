@@ -8,7 +8,7 @@ of its allocation with a few integer operations.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from kernbench.errors import MemoryAccessError
 
 from .lift.program import OpInfo
 from .memory import Allocation
-from .values import Aff, Box, Ptr, dense_int, dense_mask
+from .values import Aff, Box, Ptr, dense_int, dense_mask, lane_array
 
 #: Beyond this many pieces an access is gathered element by element.
 MAX_PIECES = 512
@@ -28,14 +28,41 @@ MAX_PIECES = 512
 
 @dataclass(slots=True)
 class Piece:
-    """``sizes``/``strides`` in elements over lane then tile dimensions; ``at`` where the piece lies in the tile value."""
+    """``sizes``/``strides`` in elements over lane then tile dimensions; ``at`` where the piece lies in the tile value
+    (None: the address does not vary along this dimension, which has size 1)."""
 
     allocation: Allocation
     offset: int
     sizes: list[int]
     strides: list[int]
-    at: tuple[slice, ...]
+    at: tuple[slice | None, ...]
     lanes: tuple[tuple[int, int], ...]
+    #: Byte offsets of the first element and past the last, and the number of elements.
+    least: int = 0
+    most: int = 0
+    active: int = 0
+    #: The piece is everything that one rank of a batch accesses.
+    whole_rank: bool = False
+
+    def view(self, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+        """The memory of the piece, and the dimensions that run backwards (torch has no negative strides)."""
+        offset, strides, backwards = self.offset, self.strides, []
+        if min(strides, default=0) < 0:
+            strides = list(strides)
+            for d, (s, n) in enumerate(zip(self.strides, self.sizes, strict=True)):
+                if s < 0:
+                    offset += s * (n - 1)
+                    strides[d] = -s
+                    backwards.append(d)
+        return self.allocation.flat(dtype).as_strided(self.sizes, strides, offset), backwards
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        view, backwards = self.view(dtype)
+        return view.flip(backwards) if backwards else view
+
+    @property
+    def where(self) -> tuple[slice, ...]:
+        return tuple([slice(0, 1) if a is None else a for a in self.at])
 
 
 def _runs(arrays: list[np.ndarray], axis: int, n: int) -> list[tuple[int, int]]:
@@ -49,7 +76,16 @@ def _runs(arrays: list[np.ndarray], axis: int, n: int) -> list[tuple[int, int]]:
         others = tuple(k for k in range(a.ndim) if k != axis)
         cut |= changes.any(axis=others)
     edges = [0, *(np.nonzero(cut)[0] + 1).tolist(), n]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
+
+
+def _at(v: np.ndarray, lane: tuple[int, ...]) -> int:
+    """The number of one lane in an array that is broadcastable to the lanes."""
+    return int(v[tuple([s if n > 1 else 0 for s, n in zip(lane, v.shape, strict=True)])])
+
+
+def _bounds_at(bounds: list[Any], lane: tuple[int, ...]) -> list[int]:
+    return [_at(v, lane) if type(v) is np.ndarray else v for v in bounds]
 
 
 class Access:
@@ -81,9 +117,15 @@ class Access:
             if b.rank_index is None:
                 allocation, start = bases[b.rank]
                 c += start
+            elif arr is None and b.rank_index.shape[0] == b.rank_index.size and not ls[0] and mask is None:
+                return self._per_rank(bases, c, ls, ts)
             else:
                 address = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
                 arr = address if arr is None else arr + address
+        elif any(ls) and not b.x.whole_in_bounds(b, self.pointer, tile, item):
+            # Absolute pointers that step from one allocation to the next: every lane for itself.
+            arr = lane_array(Aff(0, ls, (), 0, 0, arr), lanes)
+            ls = (0,) * nl
         strides = []
         for s in ls + ts:
             if s % item:
@@ -137,22 +179,50 @@ class Access:
                 if s:
                     at += s * ls[k]
             if arr is not None:
-                at += int(arr[tuple([s if n > 1 else 0 for s, n in zip(first, arr.shape, strict=True)])])
-            lo = [
-                int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])])
-                if type(v) is np.ndarray
-                else v
-                for v in low
-            ]
-            hi = [
-                int(v[tuple([s if n > 1 else 0 for s, n in zip(first, v.shape, strict=True)])])
-                if type(v) is np.ndarray
-                else v
-                for v in high
-            ]
-            piece = self._piece(allocation, at, strides, sizes, lo, hi, cell, nl)
+                at += _at(arr, first)
+            piece = self._piece(
+                allocation, at, strides, sizes, _bounds_at(low, first), _bounds_at(high, first), cell, nl
+            )
             if piece is not None:
                 out.append(piece)
+        return out, tuple(sizes)
+
+    def _per_rank(
+        self, bases: list[tuple[Allocation, int]], c: int, ls: tuple[int, ...], ts: tuple[int, ...]
+    ) -> tuple[list[Piece], tuple[int, ...]] | None:
+        """One piece per rank: the same view at another base. Only bounds are looked at again."""
+        b, tile, item = self.b, self.tile, self.item
+        lanes: tuple[int, ...] = b.lanes
+        strides = [s // item for s in ls + ts]
+        if any(s % item for s in ls + ts):
+            return None
+        sizes = [n if s else 1 for n, s in zip(lanes + tile, strides, strict=True)]
+        cell = ((0, 1), *[(0, n) for n in lanes[1:]])
+        low, high = [0] * len(tile), list(tile)
+        ranks = b.rank_index.reshape(-1).tolist()
+        allocation, start = bases[ranks[0]]
+        first = self._piece(allocation, c + start, strides, sizes, low, high, cell, len(lanes))
+        assert first is not None
+        sizes[0] = lanes[0]
+        out = []
+        for k, r in enumerate(ranks):
+            allocation, here = bases[r]
+            move = here - start
+            at = ((k, k + 1), *cell[1:])
+            if k and (first.least + move < 0 or first.most + move > allocation.nbytes or move % item):
+                self._piece(allocation, c + here, strides, sizes, low, high, at, len(lanes))  # raises
+            if k:
+                b.x.touch(self.info, allocation, first.active * item, first.least + move, first.most + move)
+            piece = Piece(
+                allocation,
+                first.offset + move // item,
+                first.sizes,
+                first.strides,
+                (slice(k, k + 1), *first.at[1:]),
+                at,
+            )
+            piece.whole_rank = True
+            out.append(piece)
         return out, tuple(sizes)
 
     def _piece(
@@ -167,7 +237,7 @@ class Access:
         nl: int,
     ) -> Piece | None:
         item = self.item
-        at: list[slice] = []
+        at: list[slice | None] = []
         out_sizes: list[int] = []
         least = most = c
         steps = []
@@ -177,7 +247,7 @@ class Access:
             active *= n
             s = strides[k]
             if sizes[k] == 1:
-                at.append(slice(0, 1))
+                at.append(None)
                 out_sizes.append(1)
                 steps.append(0)
                 continue
@@ -197,7 +267,7 @@ class Access:
             active *= n
             s = strides[nl + j]
             if sizes[nl + j] == 1:
-                at.append(slice(0, 1))
+                at.append(None)
                 out_sizes.append(1)
                 steps.append(0)
                 continue
@@ -227,7 +297,7 @@ class Access:
                 f"  at {self.info.loc}"
             )
         self.b.x.touch(self.info, allocation, active * item, least, most + item)
-        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell)
+        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell, least, most + item, active)
 
     def _blame(
         self,
@@ -267,9 +337,11 @@ class Access:
             index = offset // self.item
             limit = allocation.nbytes // self.item
             what = f"{verb} element {index} of {allocation.describe()}, which has {limit} elements of {self.item} bytes"
-        raise MemoryAccessError(
+        error = MemoryAccessError(
             f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {self.tile}"
         )
+        error.ranks = tuple(b.ranks(cell))  # type: ignore[attr-defined]
+        raise error
 
     # Gathered
 
@@ -318,7 +390,7 @@ class Access:
         return int(active.sum()) * (total // max(active.numel(), 1))
 
     def _several(self, address: Tensor, active: Tensor | None) -> list[tuple[Allocation, Tensor, Tensor | None]]:
-        out = []
+        out: list[tuple[Allocation, Tensor, Tensor | None]] = []
         item = self.item
         left = torch.ones_like(address, dtype=torch.bool) if active is None else active.clone()
         while True:
@@ -371,17 +443,23 @@ def load(
     elif not mask:
         return None
     if p.den is None:
-        if dense is not None:
+        if dense is not None and b.x.checks is None:
             found = _load_where(access, dense, dtype, other)
             if found is not None:
                 return found
-        else:
+        elif dense is None:
             cut = access.pieces(box)
             if cut is not None:
+                if b.x.checks is not None:
+                    for piece in cut[0]:
+                        b.x.checks.read_piece(b, info, piece, dtype.itemsize)
                 return _load_pieces(info, cut[0], cut[1], dtype, other)
     if box is not None:
-        dense = dense_mask(box, b.lanes, tile)
+        dense = dense_mask(box, b.lanes, tile)  # type: ignore[assignment]
     groups = access.flat_index(dense)
+    if b.x.checks is not None:
+        for allocation, index, here in groups:
+            b.x.checks.read_index(b, info, allocation, index, here, dtype.itemsize)
     if len(groups) == 1 and groups[0][2] is None:
         return (
             groups[0][0].flat(dtype).take(groups[0][1])
@@ -424,12 +502,14 @@ def _load_pieces(
         return None
     if len(pieces) == 1:
         piece = pieces[0]
-        view = piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset)
+        view = piece.read(dtype)
         if tuple(piece.sizes) == shape:
             return view if info.view_ok else view.clone()
+    if pieces[0].whole_rank:
+        return torch.cat([piece.read(dtype) for piece in pieces])
     out = filled(shape, 0 if other is None else other, dtype)
     for piece in pieces:
-        out[piece.at].copy_(piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset))
+        out[piece.where].copy_(piece.read(dtype))
     return out
 
 
@@ -463,47 +543,58 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
     if p.den is None and dense is None:
         cut = access.pieces(box)
         if cut is not None:
+            if len(cut[0]) > 1:
+                value = _own(value, [piece.allocation for piece in cut[0]])
             for piece in cut[0]:
-                _store_piece(piece, value, dtype, b.lanes + tile)
+                if b.x.checks is not None:
+                    b.x.checks.write_piece(b, info, piece, dtype.itemsize)
+                _store_piece(piece, value, dtype)
             return
-    if p.den is None and dense is not None and _store_blend(access, value, dense, dtype):
+    if p.den is None and dense is not None and b.x.checks is None and _store_blend(access, value, dense, dtype):
         return
     if box is not None:
-        dense = dense_mask(box, b.lanes, tile)
+        dense = dense_mask(box, b.lanes, tile)  # type: ignore[assignment]
     scatter(access, value, dense, dtype)
 
 
-def _store_piece(piece: Piece, value: Any, dtype: torch.dtype, full_shape: tuple[int, ...]) -> None:
-    view = piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset)
+def _own(value: Any, targets: list[Allocation]) -> Any:
+    """``value``, copied if it is a view of memory that is about to be written."""
+    if type(value) is Tensor:
+        base = value.untyped_storage().data_ptr()
+        if any(t.base == base for t in targets):
+            return value.clone()
+    return value
+
+
+def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
+    view, backwards = piece.view(dtype)
     if type(value) is not Tensor:
         if dtype.itemsize == 1 and dtype.is_floating_point:
             view.copy_(torch.tensor(value, dtype=torch.float32).to(dtype))
         else:
             view.fill_(value)
         return
-    source = narrow_to(value, piece, full_shape)
-    if source.untyped_storage().data_ptr() == piece.allocation.base:
-        source = source.clone()
+    source = narrow_to(value, piece)
+    if backwards:
+        source = source.expand(view.shape).flip(backwards)
+    source = _own(source, [piece.allocation])
     view.copy_(source)
 
 
-def narrow_to(value: Tensor, piece: Piece, full_shape: tuple[int, ...]) -> Tensor:
+def narrow_to(value: Tensor, piece: Piece) -> Tensor:
     """The part of a tile value that a piece covers; of elements sharing an address, the last."""
     index: list[slice] = []
     plain = True
-    for n, have, at, size, (k, full_n) in zip(
-        piece.sizes, value.shape, piece.at, piece.sizes, enumerate(full_shape), strict=True
-    ):
-        if have == 1 or n == have:
+    for d, (have, at, size) in enumerate(zip(value.shape, piece.at, piece.sizes, strict=True)):
+        if have == 1:
             index.append(slice(None))
-        elif n == 1 and at.stop - at.start == 1 and size == 1 and at.start == 0 and full_n != 1:
-            # the address does not vary here: last lane of the piece, or last element
-            stop = piece.lanes[k][1] if k < len(piece.lanes) else have
+        elif at is None:
+            stop = piece.lanes[d][1] if d < len(piece.lanes) else have
             index.append(slice(stop - 1, stop))
             plain = False
         else:
             index.append(at)
-            plain = False
+            plain = plain and size == have
     return value if plain else value[tuple(index)]
 
 
@@ -526,7 +617,10 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
     ):
         b.x.restore_counts(before)
         return False
-    view = piece.allocation.flat(dtype).as_strided(piece.sizes, piece.strides, piece.offset)
+    view, backwards = piece.view(dtype)
+    if backwards:
+        b.x.restore_counts(before)
+        return False
     source = value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
     view.copy_(torch.where(mask, source, view))
     return True
@@ -554,6 +648,9 @@ def scatter(access: Access, value: Any, mask: Tensor | None, dtype: torch.dtype)
     if source.dtype != raw:
         source = source.contiguous().view(raw) if source.element_size() == 1 else source
     for allocation, index, here in access.flat_index(mask):
+        if access.b.x.checks is not None:
+            access.b.x.checks.write_index(access.b, access.info, allocation, index, here, dtype.itemsize)
+        source = _own(source, [allocation])
         shape = torch.broadcast_shapes(index.shape, source.shape)
         index, values = index.expand(shape), source.expand(shape)
         if here is not None:

@@ -9,32 +9,30 @@ import torch
 from torch import Tensor
 
 from .lift.types import Ty
-from .values import Aff, Box, Desc, Ptr, Value, dense_int, dense_mask, exact_bounds, from_lane_array, lane_array
+from .values import Aff, Box, Desc, Ptr, dense_int, dense_mask, exact_bounds, from_lane_array, lane_array
 
 
-def cut(v: Value, axis: int, start: int, stop: int) -> Value:
+def cut(v: Any, axis: int, start: int, stop: int) -> Any:
     """The value for lanes ``start:stop`` of ``axis``. Tensors are views."""
-    kind = type(v)
-    if kind is Tensor:
-        return v if v.shape[axis] == 1 else v.narrow(axis, start, stop - start)  # type: ignore[union-attr]
-    if kind is Aff:
-        arr = v.arr  # type: ignore[union-attr]
+    if isinstance(v, Tensor):
+        return v if v.shape[axis] == 1 else v.narrow(axis, start, stop - start)
+    if isinstance(v, Aff):
+        arr = v.arr
         if arr is not None and arr.shape[axis] > 1:
             arr = arr[(slice(None),) * axis + (slice(start, stop),)]
-        return Aff(v.c + v.ls[axis] * start, v.ls, v.ts, v.lo, v.hi, arr)  # type: ignore[union-attr]
-    if kind is Ptr:
-        return Ptr(v.root, cut(v.off, axis, start, stop), None if v.den is None else cut(v.den, axis, start, stop))  # type: ignore[union-attr,arg-type]
-    if kind is Box:
-        return Box(tuple(None if p is None else tuple(_cut_bound(e, axis, start, stop) for e in p) for p in v.bounds))  # type: ignore[union-attr,misc,arg-type]
-    if kind is Desc:
-        d = v
+        return Aff(v.c + v.ls[axis] * start, v.ls, v.ts, v.lo, v.hi, arr)
+    if isinstance(v, Ptr):
+        return Ptr(v.root, cut(v.off, axis, start, stop), None if v.den is None else cut(v.den, axis, start, stop))
+    if isinstance(v, Box):
+        return Box(tuple(None if p is None else tuple(_cut_bound(e, axis, start, stop) for e in p) for p in v.bounds))
+    if isinstance(v, Desc):
         return Desc(
-            cut(d.base, axis, start, stop),  # type: ignore[union-attr,arg-type]
-            [cut(e, axis, start, stop) for e in d.shape],  # type: ignore[union-attr]
-            [cut(e, axis, start, stop) for e in d.strides],  # type: ignore[union-attr]
-            d.block,  # type: ignore[union-attr]
-            d.elem,  # type: ignore[union-attr]
-            d.padding,  # type: ignore[union-attr]
+            cut(v.base, axis, start, stop),
+            [cut(e, axis, start, stop) for e in v.shape],
+            [cut(e, axis, start, stop) for e in v.strides],
+            v.block,
+            v.elem,
+            v.padding,
         )
     return v
 
@@ -45,70 +43,67 @@ def _cut_bound(e: Any, axis: int, start: int, stop: int) -> Any:
     return e
 
 
-def pick(v: Value, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Value:
+def pick(v: Any, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Any:
     """The value for lanes ``index`` of ``axis`` (any order)."""
-    kind = type(v)
-    if kind is Tensor:
-        return v if v.shape[axis] == 1 else v.index_select(axis, torch.from_numpy(index))  # type: ignore[union-attr]
-    if kind is Aff:
-        if not v.ls[axis] and (v.arr is None or v.arr.shape[axis] == 1):  # type: ignore[union-attr]
+    if isinstance(v, Tensor):
+        return v if v.shape[axis] == 1 else v.index_select(axis, torch.from_numpy(index))
+    if isinstance(v, Aff):
+        if not v.ls[axis] and (v.arr is None or v.arr.shape[axis] == 1):
             return v
-        arr = v.arr  # type: ignore[union-attr]
+        arr = v.arr
         if arr is not None and arr.shape[axis] > 1:
             arr = arr.take(index, axis)
-        if v.ls[axis]:  # type: ignore[union-attr]
+        if v.ls[axis]:
             shape = [1] * len(lanes)
             shape[axis] = len(index)
-            part = (index * v.ls[axis]).reshape(shape)  # type: ignore[union-attr]
+            part = (index * v.ls[axis]).reshape(shape)
             arr = part if arr is None else arr + part
-        ls = (*v.ls[:axis], 0, *v.ls[axis + 1 :])  # type: ignore[union-attr]
-        return Aff(v.c, ls, v.ts, v.lo, v.hi, arr)  # type: ignore[union-attr]
-    if kind is Ptr:
-        den = None if v.den is None else pick(v.den, axis, index, lanes)  # type: ignore[union-attr]
-        return Ptr(v.root, pick(v.off, axis, index, lanes), den)  # type: ignore[union-attr,arg-type]
-    if kind is Box:
-        bounds = []
-        for p in v.bounds:  # type: ignore[union-attr]
+        ls = (*v.ls[:axis], 0, *v.ls[axis + 1 :])
+        return Aff(v.c, ls, v.ts, v.lo, v.hi, arr)
+    if isinstance(v, Ptr):
+        den = None if v.den is None else pick(v.den, axis, index, lanes)
+        return Ptr(v.root, pick(v.off, axis, index, lanes), den)
+    if isinstance(v, Box):
+        bounds: list[Any] = []
+        for p in v.bounds:
             if p is None:
                 bounds.append(None)
             else:
                 bounds.append(
                     tuple(e.take(index, axis) if isinstance(e, np.ndarray) and e.shape[axis] > 1 else e for e in p)
                 )
-        return Box(tuple(bounds))  # type: ignore[arg-type]
-    if kind is Desc:
-        d = v
+        return Box(tuple(bounds))
+    if isinstance(v, Desc):
         f = lambda e: pick(e, axis, index, lanes)  # noqa: E731
-        return Desc(f(d.base), [f(e) for e in d.shape], [f(e) for e in d.strides], d.block, d.elem, d.padding)  # type: ignore[union-attr,arg-type]
+        return Desc(f(v.base), [f(e) for e in v.shape], [f(e) for e in v.strides], v.block, v.elem, v.padding)
     return v
 
 
-def flatten(v: Value, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> Value:
+def flatten(v: Any, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> Any:
     """The value over one lane axis listing the lanes at coordinates ``which`` (one index array per axis)."""
-    kind = type(v)
     n = len(lanes)
     count = len(which[0])
-    if kind is Tensor:
-        shape = v.shape  # type: ignore[union-attr]
+    if isinstance(v, Tensor):
+        shape = v.shape
         if all(s == 1 for s in shape[:n]):
-            return v.reshape((1,) + tuple(shape[n:]))  # type: ignore[union-attr]
+            return v.reshape((1, *tuple(shape[n:])))
         index = tuple(
             torch.from_numpy(w) if s > 1 else torch.zeros(count, dtype=torch.int64)
             for w, s in zip(which, shape[:n], strict=True)
         )
-        return v[index]  # type: ignore[index]
-    if kind is Aff:
-        if not any(v.ls) and v.arr is None:  # type: ignore[union-attr]
-            return Aff(v.c, (0,), v.ts, v.lo, v.hi)  # type: ignore[union-attr]
-        part = lane_array(Aff(0, v.ls, (), 0, 0, v.arr), lanes)  # type: ignore[union-attr]
+        return v[index]
+    if isinstance(v, Aff):
+        if not any(v.ls) and v.arr is None:
+            return Aff(v.c, (0,), v.ts, v.lo, v.hi)
+        part = lane_array(Aff(0, v.ls, (), 0, 0, v.arr), lanes)
         arr = part[tuple(w if s > 1 else 0 for w, s in zip(which, part.shape, strict=True))]
-        return Aff(v.c, (0,), v.ts, v.lo, v.hi, np.ascontiguousarray(np.broadcast_to(arr, (count,))))  # type: ignore[union-attr]
-    if kind is Ptr:
-        den = None if v.den is None else flatten(v.den, lanes, which)  # type: ignore[union-attr]
-        return Ptr(v.root, flatten(v.off, lanes, which), den)  # type: ignore[union-attr,arg-type]
-    if kind is Box:
-        bounds = []
-        for p in v.bounds:  # type: ignore[union-attr]
+        return Aff(v.c, (0,), v.ts, v.lo, v.hi, np.ascontiguousarray(np.broadcast_to(arr, (count,))))
+    if isinstance(v, Ptr):
+        den = None if v.den is None else flatten(v.den, lanes, which)
+        return Ptr(v.root, flatten(v.off, lanes, which), den)
+    if isinstance(v, Box):
+        bounds: list[Any] = []
+        for p in v.bounds:
             if p is None:
                 bounds.append(None)
                 continue
@@ -119,29 +114,28 @@ def flatten(v: Value, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> 
                     e = np.broadcast_to(e, (count,))
                 pair.append(e)
             bounds.append(tuple(pair))
-        return Box(tuple(bounds))  # type: ignore[arg-type]
-    if kind is Desc:
-        d = v
+        return Box(tuple(bounds))
+    if isinstance(v, Desc):
         f = lambda e: flatten(e, lanes, which)  # noqa: E731
-        return Desc(f(d.base), [f(e) for e in d.shape], [f(e) for e in d.strides], d.block, d.elem, d.padding)  # type: ignore[union-attr,arg-type]
+        return Desc(f(v.base), [f(e) for e in v.shape], [f(e) for e in v.strides], v.block, v.elem, v.padding)
     return v
 
 
-def _same(a: Value, b: Value) -> bool:
+def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if type(a) is Aff:
-        return a.c == b.c and a.ls == b.ls and a.ts == b.ts and a.arr is None and b.arr is None  # type: ignore[union-attr]
+        return a.c == b.c and a.ls == b.ls and a.ts == b.ts and a.arr is None and b.arr is None
     if type(a) is Ptr:
-        return a.root == b.root and a.den is b.den and _same(a.off, b.off)  # type: ignore[union-attr]
+        return a.root == b.root and a.den is b.den and _same(a.off, b.off)
     if type(a) in (int, float, bool):
         return a == b and repr(a) == repr(b)
     return False
 
 
-def _varies(v: Value, axis: int) -> bool:
+def _varies(v: Any, axis: int) -> bool:
     if type(v) is Tensor:
         return v.shape[axis] > 1
     if type(v) is Aff:
@@ -151,7 +145,7 @@ def _varies(v: Value, axis: int) -> bool:
     return type(v) in (Box, Desc)
 
 
-def join(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x: Any) -> Value:
+def join(values: list[Any], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x: Any) -> Any:
     """One value for the lanes of several batches, laid side by side along ``axis``."""
     first = values[0]
     if not _varies(first, axis) and all(_same(first, v) for v in values[1:]):
@@ -168,33 +162,31 @@ def join(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x
             strides = {v.ts if type(v) is Aff else (0,) * len(ty.shape) for v in values}
             if len(strides) == 1:
                 return _join_affine(values, axis, lanes, strides.pop())
-        values = [dense_int(v, ln, ty.shape, ty.dtype) for v, ln in zip(values, lanes, strict=True)]  # type: ignore[arg-type]
+        values = [dense_int(v, ln, ty.shape, ty.dtype) for v, ln in zip(values, lanes, strict=True)]
     elif ty.elem == "i1":
         values = [dense_mask(v, ln, ty.shape) for v, ln in zip(values, lanes, strict=True)]
     return _join_tensors(values, axis, lanes, n + len(ty.shape), ty.dtype)
 
 
-def _join_tensors(
-    values: list[Value], axis: int, lanes: list[tuple[int, ...]], ndim: int, dtype: torch.dtype
-) -> Tensor:
+def _join_tensors(values: list[Any], axis: int, lanes: list[tuple[int, ...]], ndim: int, dtype: torch.dtype) -> Tensor:
     parts = []
     for v in values:
         if type(v) is not Tensor:
-            v = torch.full((1,) * ndim, v, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)  # type: ignore[arg-type]
+            v = torch.full((1,) * ndim, v, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
         parts.append(v)
-    sizes = [max(p.shape[d] for p in parts) for d in range(ndim)]  # type: ignore[union-attr]
+    sizes = [max(p.shape[d] for p in parts) for d in range(ndim)]
     out = []
     for p, ln in zip(parts, lanes, strict=True):
         sizes[axis] = ln[axis]
-        out.append(p.expand(sizes))  # type: ignore[union-attr]
+        out.append(p.expand(sizes))
     raw = dtype.itemsize == 1 and dtype.is_floating_point
     if raw:
         return torch.cat([p.contiguous().view(torch.uint8) for p in out], dim=axis).view(dtype)
     return torch.cat(out, dim=axis)
 
 
-def _join_affine(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ts: tuple[int, ...]) -> int | Aff:
-    arrays = [lane_array(v, ln) for v, ln in zip(values, lanes, strict=True)]  # type: ignore[arg-type]
+def _join_affine(values: list[Any], axis: int, lanes: list[tuple[int, ...]], ts: tuple[int, ...]) -> int | Aff:
+    arrays = [lane_array(v, ln) for v, ln in zip(values, lanes, strict=True)]
     n = arrays[0].ndim
     sizes = [max(a.shape[d] for a in arrays) for d in range(n)]
     out = []
@@ -207,43 +199,43 @@ def _join_affine(values: list[Value], axis: int, lanes: list[tuple[int, ...]], t
         if type(joined) is Aff:
             return Aff(joined.c, joined.ls, ts, joined.lo, joined.hi, joined.arr)
         return joined
-    lo = min(v.lo for v in values)  # type: ignore[union-attr]
-    hi = max(v.hi for v in values)  # type: ignore[union-attr]
+    lo = min(v.lo for v in values)
+    hi = max(v.hi for v in values)
     if type(joined) is Aff:
         return Aff(joined.c, joined.ls, ts, lo, hi, joined.arr)
     return Aff(joined, (0,) * n, ts, lo, hi)
 
 
-def _join_pointers(values: list[Value], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x: Any) -> Ptr:
-    roots = {v.root for v in values}  # type: ignore[union-attr]
+def _join_pointers(values: list[Any], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x: Any) -> Ptr:
+    roots = {v.root for v in values}
     index = Ty("i64", ty.shape)
     if len(roots) == 1:
-        off = join([v.off for v in values], axis, lanes, index, x)  # type: ignore[union-attr]
-        dens = [v.den for v in values]  # type: ignore[union-attr]
+        off = join([v.off for v in values], axis, lanes, index, x)
+        dens = [v.den for v in values]
         if all(d is None for d in dens):
             if type(off) is Tensor:
                 return Ptr(roots.pop(), 0, off)
-            return Ptr(roots.pop(), off)  # type: ignore[arg-type]
+            return Ptr(roots.pop(), off)
         zero = torch.zeros((1,) * (len(lanes[0]) + len(ty.shape)), dtype=torch.int64)
         den = _join_tensors([zero if d is None else d for d in dens], axis, lanes, zero.dim(), torch.int64)
         if type(off) is Tensor:
             return Ptr(roots.pop(), 0, off + den)
-        return Ptr(roots.pop(), off, den)  # type: ignore[arg-type]
+        return Ptr(roots.pop(), off, den)
     absolute = [x.absolute(v, ln) for v, ln in zip(values, lanes, strict=True)]
     return _join_pointers(absolute, axis, lanes, ty, x)
 
 
-def _join_descriptors(values: list[Value], axis: int, lanes: list[tuple[int, ...]], x: Any) -> Desc:
+def _join_descriptors(values: list[Any], axis: int, lanes: list[tuple[int, ...]], x: Any) -> Desc:
     first = values[0]
     scalar = Ty("i64")
     parts = lambda name, i: [getattr(v, name)[i] for v in values]  # noqa: E731
     return Desc(
-        _join_pointers([v.base for v in values], axis, lanes, Ty("ptr"), x),  # type: ignore[union-attr]
-        [join(parts("shape", i), axis, lanes, scalar, x) for i in range(len(first.shape))],  # type: ignore[union-attr]
-        [join(parts("strides", i), axis, lanes, scalar, x) for i in range(len(first.strides))],  # type: ignore[union-attr]
-        first.block,  # type: ignore[union-attr]
-        first.elem,  # type: ignore[union-attr]
-        first.padding,  # type: ignore[union-attr]
+        _join_pointers([v.base for v in values], axis, lanes, Ty("ptr"), x),
+        [join(parts("shape", i), axis, lanes, scalar, x) for i in range(len(first.shape))],
+        [join(parts("strides", i), axis, lanes, scalar, x) for i in range(len(first.strides))],
+        first.block,
+        first.elem,
+        first.padding,
     )
 
 

@@ -43,12 +43,16 @@ class LaunchRecord:
     counts: Counts
     kernel: Any
     rank: int | None = None
+    #: The execution, if it was profiled.
+    execution: Execution | None = None
 
 
 @dataclass
 class _Recorder:
     #: Programs to run per launch; None runs all of them for real.
     sample: int | None = None
+    #: Time every operation.
+    profile: bool = False
     records: list[LaunchRecord] = field(default_factory=list)
 
 
@@ -56,9 +60,12 @@ _recorders: list[_Recorder] = []
 
 
 @contextmanager
-def record_launches() -> Iterator[list[LaunchRecord]]:
-    """Collect a :class:`LaunchRecord` of every launch that executes inside the ``with`` block."""
-    recorder = _Recorder()
+def record_launches(profile: bool = False) -> Iterator[list[LaunchRecord]]:
+    """Collect a :class:`LaunchRecord` of every launch that executes inside the ``with`` block.
+
+    ``profile``: time every operation too (see :mod:`kernbench.triton_engine.introspect`).
+    """
+    recorder = _Recorder(profile=profile)
     _recorders.append(recorder)
     try:
         yield recorder.records
@@ -90,7 +97,7 @@ def submit(launch: Launch) -> None:
 
 def _sample(launch: Launch, recorder: _Recorder) -> None:
     execution = Execution([launch], dry=True, only=recorder.sample)
-    if not execution.static or not launch.grid or 0 in launch.grid:
+    if not execution.programs:
         return
     execution.run()
     counts = execution.counts()
@@ -116,7 +123,7 @@ def execute(launches: Sequence[Launch], memory: AllocationMap | None = None) -> 
     Raises:
         DeadlockError: every lane waits for memory, and nobody else runs who could write it.
     """
-    execution = Execution(launches, memory)
+    execution = Execution(launches, memory, profile=any(r.profile for r in _recorders))
     status = execution.run()
     while status == "yielded":
         status = execution.run()
@@ -125,5 +132,6 @@ def execute(launches: Sequence[Launch], memory: AllocationMap | None = None) -> 
     for recorder in _recorders:
         counts = execution.counts()
         first = launches[0]
-        recorder.records.append(LaunchRecord(first.name, first.grid, counts, first.kernel, first.rank))
+        kept = execution if recorder.profile else None
+        recorder.records.append(LaunchRecord(first.name, first.grid, counts, first.kernel, first.rank, kept))
     return execution

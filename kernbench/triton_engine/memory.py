@@ -42,6 +42,28 @@ class Allocation:
         return f"{self.name or 'tensor'}{owner} (shape {self.shape}, {self.nbytes} bytes)"
 
 
+_by_tensor: dict[int, tuple[weakref.ref[torch.Tensor], Allocation]] = {}
+
+
+def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None) -> Allocation:
+    """The allocation under a tensor, kept as long as the tensor object lives and keeps its storage."""
+    key = id(tensor)
+    found = _by_tensor.get(key)
+    if found is not None and found[0]() is tensor:
+        allocation = found[1]
+        storage = tensor.untyped_storage()
+        if (
+            allocation.base == storage.data_ptr()
+            and allocation.nbytes == storage.nbytes()
+            and allocation.name == name
+            and allocation.rank == rank
+        ):
+            return allocation
+    allocation = Allocation(tensor, name, rank)
+    _by_tensor[key] = (weakref.ref(tensor, lambda _: _by_tensor.pop(key, None)), allocation)
+    return allocation
+
+
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""
 
@@ -59,10 +81,11 @@ class RegisteredAllocations:
     def __init__(self) -> None:
         self._bases: list[int] = []
         self._entries: dict[int, tuple[weakref.ref[torch.Tensor], int, str, int | None]] = {}
+        self._written: dict[int, torch.Tensor] = {}
 
-    def register(self, tensor: torch.Tensor, name: str = "", rank: int | None = None) -> None:
+    def register(self, tensor: torch.Tensor, name: str = "", rank: int | None = None, *, fresh: bool = False) -> None:
         """Make ``tensor``'s storage known, so that pointers to it that come from memory (tables of peers' buffers)
-        resolve."""
+        resolve. ``fresh``: nothing has been written to it yet (see :mod:`.checks`)."""
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
         if base == 0:
@@ -70,6 +93,18 @@ class RegisteredAllocations:
         if base not in self._entries:
             bisect.insort(self._bases, base)
         self._entries[base] = (weakref.ref(tensor), storage.nbytes(), name, rank)
+        self._written.pop(base, None)
+        if fresh:
+            self._written[base] = torch.zeros(storage.nbytes(), dtype=torch.bool)
+
+    def written(self, base: int) -> torch.Tensor | None:
+        """Which bytes of a fresh allocation have been written by kernels; None if it was not registered as fresh."""
+        return self._written.get(base)
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """True if the tensor's storage is registered, and the tensor it was registered with still lives."""
+        entry = self._entries.get(tensor.untyped_storage().data_ptr())
+        return entry is not None and entry[0]() is not None and entry[1] == tensor.untyped_storage().nbytes()
 
     def unregister(self, tensor: torch.Tensor) -> None:
         self._drop(tensor.untyped_storage().data_ptr())
@@ -77,6 +112,7 @@ class RegisteredAllocations:
     def _drop(self, base: int) -> None:
         if self._entries.pop(base, None) is not None:
             self._bases.remove(base)
+        self._written.pop(base, None)
 
     def find(self, address: int) -> Allocation | None:
         at = bisect.bisect_right(self._bases, address) - 1
@@ -95,6 +131,7 @@ class RegisteredAllocations:
 
     def clear(self) -> None:
         self._bases.clear()
+        self._written.clear()
         self._entries.clear()
 
 
@@ -105,17 +142,18 @@ registry = RegisteredAllocations()
 def find_live(address: int) -> Allocation | None:
     """The storage of any live tensor of this process that includes ``address``.
 
-    The last resort for pointers that a plain script put into a table itself; what is found is registered.
+    The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of
+    milliseconds: young ones are looked at first, and every tensor met is registered.
     """
-    for obj in gc.get_objects():
-        if type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter:
-            if obj.device.type != "cpu" or obj.layout is not torch.strided:
+    for generation in range(3):
+        for obj in gc.get_objects(generation):
+            if type(obj) is not torch.Tensor and type(obj) is not torch.nn.Parameter:
                 continue
-            storage = obj.untyped_storage()
-            base = storage.data_ptr()
-            if base <= address < base + storage.nbytes():
+            if obj.device.type == "cpu" and obj.layout is torch.strided and not registry.knows(obj):
                 registry.register(obj)
-                return Allocation(obj)
+        found = registry.find(address)
+        if found is not None:
+            return found
     return None
 
 

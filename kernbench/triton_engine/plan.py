@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 
 from .lift.program import Instr, Program
 from .values import Aff, Ptr, Value, from_lane_array, lane_array
@@ -32,7 +33,7 @@ _KEPT_CHUNKS = 64
 
 @dataclass
 class Chunk:
-    """A rectangle of lanes: one ``(start, stop)`` per axis (the rank axis excluded)."""
+    """A rectangle of lanes: one ``(start, stop)`` per axis. Ranks are never cut apart."""
 
     ranges: tuple[tuple[int, int], ...]
     env: list[tuple[int, Value]] | None = None
@@ -40,7 +41,7 @@ class Chunk:
 
 @dataclass
 class Plan:
-    #: Sizes of the lane axes, without the rank axis.
+    #: Sizes of the lane axes; the first is the rank axis if several ranks run together.
     shape: tuple[int, ...]
     #: Linear program id of each lane.
     ids: np.ndarray
@@ -55,7 +56,7 @@ class Plan:
 class _Grid:
     """A stand-in for a batch while scalars are evaluated over the whole grid."""
 
-    def __init__(self, x: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    def __init__(self, x: Any, shape: tuple[int, ...], axes: tuple[int | None, ...]) -> None:
         self.x = x
         self.lanes = shape
         self.axes = axes
@@ -116,13 +117,25 @@ def _factor(vectors: list[np.ndarray], index: np.ndarray, depth: int = 0) -> np.
     return rectangle
 
 
-def make_plan(program: Program, x: Any, env: list[Value]) -> Plan:
-    """Lay out a launch. ``env`` holds constants and arguments."""
+def per_rank(values: list[Any], n_axes: int) -> Value:
+    """An argument that differs between ranks, over the rank axis (the first of ``n_axes``)."""
+    shape = (len(values),) + (1,) * (n_axes - 1)
+    if isinstance(values[0], (bool, float)):
+        return torch.tensor(values, dtype=torch.bool if isinstance(values[0], bool) else torch.float64).reshape(shape)
+    return from_lane_array(np.array(values, dtype=np.int64).reshape(shape))
+
+
+def make_plan(program: Program, x: Any, env: list[Value], by_rank: list[tuple[int, list[Any]]]) -> Plan:
+    """Lay out a launch. ``env`` holds constants and arguments, ``by_rank`` the arguments that differ between ranks."""
     grid = x.grid
-    axes = tuple(a for a in (2, 1, 0) if grid[a] > 1)
-    shape = tuple(grid[a] for a in axes)
+    axes: tuple[int | None, ...] = tuple(a for a in (2, 1, 0) if grid[a] > 1)
+    shape = tuple(grid[a] for a in axes if a is not None)
+    if x.n_ranks > 1:
+        axes, shape = (None, *axes), (x.n_ranks, *shape)
     batch = _Grid(x, shape, axes)
     values = list(env)
+    for slot, numbers in by_rank:
+        values[slot] = per_rank(numbers, len(shape))
     tiles: list[Instr] = []
     scalars: list[int] = []
     for instr in program.invariant:
@@ -134,14 +147,16 @@ def make_plan(program: Program, x: Any, env: list[Value]) -> Plan:
         scalars.append(instr.results[0])
     linear = np.zeros((1,) * len(shape), dtype=np.int64)
     weight = (1, grid[0], grid[0] * grid[1])
-    for k, a in enumerate(axes):
+    for k, grid_axis in enumerate(axes):
+        if grid_axis is None:
+            continue
         size = [1] * len(shape)
         size[k] = shape[k]
-        linear = linear + weight[a] * np.arange(shape[k], dtype=np.int64).reshape(size)
+        linear = linear + weight[grid_axis] * np.arange(shape[k], dtype=np.int64).reshape(size)
     ids = np.broadcast_to(linear, shape) if shape else linear.reshape(())
     arrange: list[np.ndarray | None] = []
     for k, n in enumerate(shape):
-        arrange.append(_arrange_axis(values, program.frontier, shape, k, n))
+        arrange.append(None if axes[k] is None else _arrange_axis(values, program.frontier, shape, k, n))
     kept = [(s, values[s]) for s in scalars]
     if any(a is not None for a in arrange):
         new_shape: tuple[int, ...] = ()
@@ -150,7 +165,7 @@ def make_plan(program: Program, x: Any, env: list[Value]) -> Plan:
         ids = _rearrange(np.ascontiguousarray(ids), arrange, new_shape)
         kept = [(s, _rearranged(v, shape, arrange, new_shape)) for s, v in kept]
         shape = new_shape
-    plan = Plan(shape, np.ascontiguousarray(ids), kept, tiles)
+    plan = Plan(shape, np.array(ids, dtype=np.int64), kept, tiles)
     plan.chunks = [Chunk(r) for r in _chunks(program, shape, x.n_ranks)]
     plan.keep = len(plan.chunks) <= _KEPT_CHUNKS
     return plan
@@ -197,8 +212,6 @@ def _rearranged(
     if type(v) is Aff:
         return from_lane_array(_rearrange(lane_array(v, shape), arrange, new_shape))
     if hasattr(v, "numpy"):
-        import torch
-
         return torch.from_numpy(_rearrange(v.numpy(), arrange, new_shape))  # type: ignore[union-attr]
     return v
 
@@ -209,22 +222,24 @@ def _chunks(program: Program, shape: tuple[int, ...], n_ranks: int) -> list[tupl
         return [()]
     has_dot = any(op.name in ("tt.dot", "tt.dot_scaled") for op in program.ops)
     budget = CHUNK_ELEMENTS_DOT if has_dot else CHUNK_ELEMENTS
-    most = max(1, budget // max(1, program.widest * n_ranks))
+    most = max(n_ranks, budget // max(1, program.widest))
+    fixed = 1 if n_ranks > 1 else 0  # the rank axis stays whole
     if program.waits or prod(shape) <= most:
         return [tuple((0, n) for n in shape)]
-    sizes = [1] * len(shape)
+    sizes = [*shape[:fixed], *[1] * (len(shape) - fixed)]
+    most = max(1, most)
     if has_dot:  # near-square, so that rows and columns are shared
         grown = True
         while grown:
             grown = False
-            for k in sorted(range(len(shape)), key=lambda i: sizes[i]):
+            for k in sorted(range(fixed, len(shape)), key=lambda i: sizes[i]):
                 if sizes[k] < shape[k] and prod(sizes) // sizes[k] * min(2 * sizes[k], shape[k]) <= most:
                     sizes[k] = min(2 * sizes[k], shape[k])
                     grown = True
                     break
     else:
-        left = most
-        for k in reversed(range(len(shape))):
+        left = max(1, most // prod(sizes[:fixed]))
+        for k in reversed(range(fixed, len(shape))):
             sizes[k] = min(shape[k], max(1, left))
             left //= sizes[k]
     ranges = [[(s, min(s + c, n)) for s in range(0, n, c)] for n, c in zip(shape, sizes, strict=True)]

@@ -17,7 +17,7 @@ strided view; and because a dimension that does not vary has size 1, tiles share
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ import torch
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 
 
+@final
 class Aff:
     """Integers affine over lanes and tile: ``c + sum(ls[k]*lane[k]) + sum(ts[j]*tile[j]) + arr[lanes]``.
 
@@ -50,6 +51,7 @@ class Aff:
         return f"Aff({self.c} + {self.ls}*lane + {self.ts}*tile{extra} in [{self.lo}, {self.hi}])"
 
 
+@final
 class Ptr:
     """Pointers: ``address(root) + off + den`` bytes. ``root`` is a kernel argument index or None (absolute)."""
 
@@ -67,6 +69,7 @@ class Ptr:
 Bound: TypeAlias = "int | np.ndarray"
 
 
+@final
 class Box:
     """A mask true where ``lo <= index < hi`` in every constrained tile dimension (None: unconstrained).
 
@@ -83,6 +86,7 @@ class Box:
         return f"Box({self.bounds})"
 
 
+@final
 class Desc:
     """A tensor descriptor: base pointer, shape and element strides (ints or rank-0 :class:`Aff`), block shape.
 
@@ -201,7 +205,7 @@ def dense_int(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...], dtype: to
 
 def bound_tensor(bound: Bound, nt: int) -> torch.Tensor | int:
     if isinstance(bound, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(bound)).reshape(tuple(bound.shape) + (1,) * nt)
+        return torch.from_numpy(np.array(bound)).reshape(tuple(bound.shape) + (1,) * nt)
     return bound
 
 

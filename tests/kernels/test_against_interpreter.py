@@ -9,20 +9,42 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.kernels.generated_kernels import Writer, run
 from tests.kernels.shared_programs import EXACT, ROUNDED
 
 pytestmark = pytest.mark.beyond_interpreter("would be compared with itself")
 
 
-@pytest.fixture(scope="session")
-def interpreted(tmp_path_factory) -> dict[str, list[torch.Tensor]]:
-    """Results of every shared program by the interpreter."""
-    out = tmp_path_factory.mktemp("interpreter") / "results.pt"
+SEEDS = range(32)
+
+
+def by_interpreter(script: str, out: Path, *arguments: str) -> dict:
+    """What a script of this folder writes to ``out`` under Triton's interpreter."""
     environment = {k: v for k, v in os.environ.items() if k != "KERNBENCH_TRITON"} | {"TRITON_INTERPRET": "1"}
-    script = Path(__file__).with_name("shared_programs.py")
-    done = subprocess.run([sys.executable, script, out], env=environment, capture_output=True, text=True)
+    command = [sys.executable, Path(__file__).with_name(script), *arguments, out]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return torch.load(out)
+
+
+@pytest.fixture(scope="session")
+def interpreted(tmp_path_factory) -> dict[str, list[torch.Tensor]]:
+    """Results of every shared program."""
+    return by_interpreter("shared_programs.py", tmp_path_factory.mktemp("interpreter") / "results.pt")
+
+
+@pytest.fixture(scope="session")
+def interpreted_seeds(tmp_path_factory) -> dict[int, torch.Tensor]:
+    """Results of every generated kernel."""
+    out = tmp_path_factory.mktemp("interpreter") / "generated.pt"
+    return by_interpreter("generated_kernels.py", out, *map(str, SEEDS), "--out")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_generated_kernels(seed, interpreted_seeds, tmp_path):
+    out = run(seed, tmp_path)
+    assert torch.equal(out, interpreted_seeds[seed]), Writer(seed).write().source
 
 
 @pytest.mark.parametrize("name", EXACT)

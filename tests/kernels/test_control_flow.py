@@ -245,16 +245,16 @@ def test_branches_yield_tiles_of_any_kind():
 
 
 @triton.jit
-def reversed_loop_kernel(out_ptr, low, high, step):
+def reversed_loop_kernel(out_ptr, low, high, STEP: tl.constexpr):
     count = 0
-    for i in range(high, low, -step):
+    for i in range(high, low, STEP):
         tl.store(out_ptr + count, i)
         count += 1  # noqa: SIM113
 
 
 def test_loop_with_negative_step():
     out = torch.full((8,), -1)
-    reversed_loop_kernel[(1,)](out, 2, 15, 3)
+    reversed_loop_kernel[(1,)](out, 2, 15, STEP=-3)
     assert out.tolist() == [15, 12, 9, 6, 3, -1, -1, -1]
 
 

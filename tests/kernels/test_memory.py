@@ -144,7 +144,7 @@ def test_bool_memory():
     assert torch.equal(flag, ~before)
 
 
-if hasattr(tl, "make_block_ptr"):
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):  # block pointers are gone after Triton 3.7
 
     @triton.jit
     def block_pointer_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr):

@@ -183,6 +183,27 @@ def test_scan_of_pairs(n):
 
 
 @triton.jit
+def _sum_before_last(sum_a, last_a, sum_b, last_b):
+    return sum_a + last_a + sum_b, last_b
+
+
+@triton.jit
+def exclusive_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    """Exclusive sum: the first operand is the same constant in every program."""
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    total, _ = tl.associative_scan((tl.zeros_like(x), x), 0, _sum_before_last)
+    tl.store(out_ptr + i, total)
+
+
+def test_scan_with_a_constant_operand():
+    x = torch.randint(-9, 9, (3, 16))
+    out = torch.zeros_like(x)
+    exclusive_kernel[(3,)](x, out, N=16)
+    assert torch.equal(out, x.cumsum(1) - x)
+
+
+@triton.jit
 def _running_max(value_a, index_a, value_b, index_b):
     take = value_b > value_a
     return tl.where(take, value_b, value_a), tl.where(take, index_b, index_a)

@@ -32,6 +32,8 @@ class Case:
     formula: Callable[..., Any]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     loosen: float = 1.0
+    asks_device: str = ""
+    """Module that asks torch for a CUDA device's properties whatever device its tensors are on."""
 
     def __str__(self) -> str:
         return self.name
@@ -58,7 +60,7 @@ def angles(length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rope(q, k, cos, sin):
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos.detach()[:, None], sin.detach()[:, None]
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
@@ -179,7 +181,6 @@ def experts(x, gate_up, down, index, weight):
 
 
 F32 = (torch.float32,)
-SCALAR = torch.tensor
 
 CASES = [
     Case("geglu", lambda: (randn(4, 7, 100), randn(4, 7, 100)), liger.liger_geglu,
@@ -198,7 +199,7 @@ CASES = [
     Case("modulated rms norm", lambda: (randn(3, 6, 100), randn(100), randn(3, 100), randn(3, 100)),
          liger.liger_modulated_rms_norm,
          lambda x, w, scale, shift: rms_norm(x, w) * (1 + scale[:, None]) + shift[:, None], F32),
-    Case("poly norm", lambda: (randn(9, 100), randn(3), randn()), liger.liger_poly_norm, poly_norm, F32),
+    Case("poly norm", lambda: (randn(9, 100), randn(3), randn(1)[0]), liger.liger_poly_norm, poly_norm, F32),
     Case("layer norm", lambda: (randn(5, 9, 100), randn(100), randn(100)),
          lambda x, w, b: liger.liger_layer_norm(x, w, b, 1e-6),
          lambda x, w, b: F.layer_norm(x, (100,), w, b, 1e-6)),
@@ -210,17 +211,20 @@ CASES = [
          lambda: (randn(2, 4, 9, 32), randn(2, 2, 9, 32), *(randn(3, 2, 9, 16).repeat(1, 1, 1, 2) for _ in "cs")),
          lambda q, k, c, s: liger.liger_qwen2vl_mrope(q, k, c, s, [4, 6, 6]),
          lambda q, k, c, s: mrope(q, k, c, s, [4, 6, 6])),
-    Case("complex rope", lambda: (randn(2, 9, 4, 32), randn(2, 9, 2, 32), torch.polar(torch.ones(9, 16), torch.rand(9, 16))),
+    Case("complex rope",
+         lambda: (randn(2, 9, 4, 32), randn(2, 9, 2, 32), torch.polar(torch.ones(9, 16), torch.rand(9, 16))),
          LigerLlama4RopeFunction.apply, complex_rope),
     Case("softmax", lambda: (randn(5, 9, 100),), liger.liger_softmax, lambda x: x.softmax(-1)),
     Case("softmax, wide", lambda: (randn(2, 40000),), liger.liger_softmax, lambda x: x.softmax(-1), F32),
     Case("sparsemax", lambda: (randn(9, 100),), liger.liger_sparsemax, sparsemax, F32),
     Case("dynamic tanh", lambda: (randn(9, 100), randn(1), randn(100), randn(100)), liger.liger_dyt,
-         lambda x, alpha, gamma, beta: gamma * torch.tanh(alpha * x) + beta, F32),
+         lambda x, alpha, gamma, beta: gamma * torch.tanh(alpha * x) + beta, F32,
+         asks_device="liger_kernel.ops.dyt"),
     Case("embedding", lambda: (randn(50, 100), torch.randint(0, 50, (3, 8))), LigerEmbeddingFunction.apply,
          lambda table, index: F.embedding(index, table), F32),
     Case("cross entropy", lambda: (randn(20, 300), labels(20, 300)), liger.liger_cross_entropy, cross_entropy),
-    Case("cross entropy, wide", lambda: (randn(6, 70000), labels(6, 70000)), liger.liger_cross_entropy, cross_entropy, F32),
+    Case("cross entropy, wide", lambda: (randn(6, 70000), labels(6, 70000)), liger.liger_cross_entropy, cross_entropy,
+         F32),
     Case("cross entropy, smoothed, z loss, capped", lambda: (randn(20, 300) * 5, labels(20, 300)),
          lambda x, t: liger.liger_cross_entropy(x, t, label_smoothing=0.1, lse_square_scale=1e-3, softcap=9.0),
          lambda x, t: cross_entropy(x, t, 0.1, 1e-3, 9.0)),
@@ -252,14 +256,16 @@ CASES = [
     Case("cross entropy and total variation", lambda: (randn(20, 300), randn(20, 300), labels(20, 300)),
          lambda s, t, y: LigerFusedCETVDFunction.apply(s, t.detach(), y, -100),
          lambda s, t, y: ce_tvd(s, t.detach(), y), F32),
-    Case("attention residuals", lambda: (randn(4, 2, 5, 64), randn(64), randn(64)), liger.liger_attn_res, attn_res, F32),
+    Case("attention residuals", lambda: (randn(4, 2, 5, 64), randn(64), randn(64)), liger.liger_attn_res, attn_res,
+         F32),
     Case("multi-token attention", lambda: (randn(2, 3, 20, 20), randn(3, 3, 3, 3), randn(3)),
          lambda s, w, b: liger.liger_multi_token_attention(s, w, b, 1, 1), multi_token_attention, F32),
     Case("neighborhood attention", lambda: tuple(randn(2, 2, 40, 32) for _ in "qkv"),
          lambda q, k, v: liger.liger_fused_neighborhood_attention(q, k, v, 7, 2),
          lambda q, k, v: neighborhood_attention(q, k, v, 7, 2), F32, loosen=200),
     Case("hyper-connection coefficients",
-         lambda: (randn(6, 4, 32), randn(128, 24) * 0.1, randn(24), *(SCALAR(a, dtype=torch.float64) for a in (0.5, 0.7, 0.9))),
+         lambda: (randn(6, 4, 32), randn(128, 24) * 0.1, randn(24),
+                  *(torch.tensor(a, dtype=torch.float64) for a in (0.5, 0.7, 0.9))),
          lambda *a: liger.liger_mhc_coeffs(*a, allow_fp32=True), mhc_coeffs, F32, loosen=200),
     Case("hyper-connection input", lambda: (randn(6, 4, 100), randn(6, 4)), liger.liger_mhc_pre,
          lambda x, h: (h[..., None] * x).sum(-2), F32),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 pytest.importorskip("liger_kernel")
 
-from tests.packages.liger_cases import CASES, Case  # noqa: E402: needs the package
+from tests.packages.liger_cases import CASES, Case
 
 
 def prepared(values: tuple, dtype: torch.dtype) -> list:
@@ -26,16 +28,23 @@ def run(function, inputs: list, gradients: list | None) -> tuple[list, list, lis
     if gradients is None:
         gradients = [torch.randn_like(o) for o in outputs]
     values = [o.detach().clone() for o in outputs]
-    flow = torch.autograd.grad(outputs, leaves, [g.to(o.dtype) for g, o in zip(gradients, outputs, strict=True)], allow_unused=True)
+    flow = torch.autograd.grad(
+        outputs, leaves, [g.to(o.dtype) for g, o in zip(gradients, outputs, strict=True)], allow_unused=True
+    )
     return values, gradients, list(flow)
 
 
 @pytest.mark.parametrize(
     ("case", "dtype"), [pytest.param(c, d, id=f"{c}-{str(d)[6:]}") for c in CASES for d in c.dtypes]
 )
-def test_forward_and_backward(case: Case, dtype: torch.dtype):
+def test_forward_and_backward(case: Case, dtype: torch.dtype, monkeypatch):
+    if case.asks_device:
+        monkeypatch.setattr(f"{case.asks_device}.infer_device", lambda: "cuda")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4))
     values = case.inputs()
-    rounded = tuple(v.to(dtype).double() if isinstance(v, torch.Tensor) and v.dtype == torch.float64 else v for v in values)
+    rounded = tuple(
+        v.to(dtype).double() if isinstance(v, torch.Tensor) and v.dtype == torch.float64 else v for v in values
+    )
     expected, gradients, expected_flow = run(case.formula, prepared(rounded, torch.float64), None)
     outputs, _, flow = run(case.operation, prepared(rounded, dtype), gradients)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype] * case.loosen

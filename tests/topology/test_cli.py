@@ -44,7 +44,7 @@ def test_show_prints_given_and_derived_figures() -> None:
         "bf16 matrix 989 TFLOP/s vector 133.8 TFLOP/s",
         "HBM 80 GB 3.35 TB/s (2.901 TB/s measured in copies), 348 ns; 160 channels",
         "SIPs 32 4224 PEs",
-        "farthest SIP 5 us",
+        "farthest SIP 8 us",
     ):
         assert part in words
     assert max(len(line) for line in text.splitlines()) <= 160

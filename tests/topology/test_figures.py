@@ -49,7 +49,7 @@ def test_bisection_of_a_switch() -> None:
 
 
 def test_bisection_of_nodes() -> None:
-    per_node = 8 * 50e9 * 0.94 * 0.99
+    per_node = 8 * 50e9 * 0.97 * 0.995
     assert bisection_bandwidth(resolve_topology("dgx_h100", nodes=4).topology_obj) == pytest.approx(2 * per_node)
 
 

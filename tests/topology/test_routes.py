@@ -63,8 +63,8 @@ def test_between_nodes_by_the_rails() -> None:
     route = graph.route(1, 21)  # local 1 of node 0 to local 5 of node 2
     assert names(graph, 1, 21) == ["nic1->fabric", "fabric->nic21"]
     assert route.latency == pytest.approx(3.5 * US)
-    # 400 Gb/s less 6 % protocol, less 1 % for each doubling beyond two nodes
-    assert route.bandwidth == pytest.approx(50 * GB * 0.94 * 0.99 ** np.log2(3 / 2))
+    # 400 Gb/s less 3 % protocol, less 0.5 % for each doubling beyond two nodes
+    assert route.bandwidth == pytest.approx(50 * GB * 0.97 * 0.995 ** np.log2(3 / 2))
 
 
 def test_between_nodes_through_io_dies() -> None:

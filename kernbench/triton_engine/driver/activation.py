@@ -106,7 +106,7 @@ def deactivate() -> None:
 def _backends() -> dict[str, Any]:
     from triton.backends import backends
 
-    return backends  # type: ignore[no-any-return]
+    return backends
 
 
 def install_compilers() -> None:

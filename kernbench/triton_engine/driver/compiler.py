@@ -17,7 +17,7 @@ if os.environ.get("KERNBENCH_TRITON") == "1":
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
-class KernbenchBackend(BaseBackend):  # type: ignore[misc]
+class KernbenchBackend(BaseBackend):
     """A backend without a target of its own."""
 
     @staticmethod

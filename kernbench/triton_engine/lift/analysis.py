@@ -14,11 +14,64 @@ from .types import Ty
 
 #: Tile operations worth evaluating once per launch: index arithmetic stays symbolic there.
 _INVARIANT_TILE_OPS = frozenset(
-    ["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.make_range", "tt.reshape", "tt.trans", "tt.addptr", "tt.unsplat", "tt.bitcast", "arith.addi", "arith.subi", "arith.muli", "arith.extsi", "arith.extui", "arith.trunci", "arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.cmpi", "arith.andi", "arith.ori", "arith.xori", "arith.minsi", "arith.maxsi", "arith.minui", "arith.maxui", "arith.select", "arith.index_cast"]
+    [
+        "tt.splat",
+        "tt.broadcast",
+        "tt.expand_dims",
+        "tt.make_range",
+        "tt.reshape",
+        "tt.trans",
+        "tt.addptr",
+        "tt.unsplat",
+        "tt.bitcast",
+        "arith.addi",
+        "arith.subi",
+        "arith.muli",
+        "arith.extsi",
+        "arith.extui",
+        "arith.trunci",
+        "arith.divsi",
+        "arith.divui",
+        "arith.remsi",
+        "arith.remui",
+        "arith.cmpi",
+        "arith.andi",
+        "arith.ori",
+        "arith.xori",
+        "arith.minsi",
+        "arith.maxsi",
+        "arith.minui",
+        "arith.maxui",
+        "arith.select",
+        "arith.index_cast",
+    ]
 )
 #: Operations whose integer, pointer and mask operands make it worth it.
 _ADDRESSING = frozenset(
-    ["tt.addptr", "tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_load", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_gather", "tt.descriptor_scatter", "tt.make_tensor_descriptor", "arith.cmpi", "arith.select", "arith.addi", "arith.subi", "arith.muli", "arith.andi", "arith.ori", "tt.splat", "tt.broadcast", "tt.expand_dims", "arith.extsi"]
+    [
+        "tt.addptr",
+        "tt.load",
+        "tt.store",
+        "tt.atomic_rmw",
+        "tt.atomic_cas",
+        "tt.descriptor_load",
+        "tt.descriptor_store",
+        "tt.descriptor_reduce",
+        "tt.descriptor_gather",
+        "tt.descriptor_scatter",
+        "tt.make_tensor_descriptor",
+        "arith.cmpi",
+        "arith.select",
+        "arith.addi",
+        "arith.subi",
+        "arith.muli",
+        "arith.andi",
+        "arith.ori",
+        "tt.splat",
+        "tt.broadcast",
+        "tt.expand_dims",
+        "arith.extsi",
+    ]
 )
 #: Consumers that turn per-program scalars into addresses: the lanes are laid out so that these scalars are affine.
 _FRONTIER = frozenset(
@@ -237,18 +290,18 @@ def _ownership(
             for _, s in moves:
                 counts[s] += 1
             for d, s in moves:
-                dies = counts[s] == 1 and not (live_in[target] >> s) & 1
+                dies = counts[s] == 1 and not bool((live_in[target] >> s) & 1)
                 sources[d].append((s, dies))
     owned = {s for s in (*fresh, *sources) if s not in aliased and types[s] is not None and types[s].is_float}  # type: ignore[union-attr]
     changed = True
     while changed:
         changed = False
-        for slot, moves in sources.items():
+        for slot, origins in sources.items():
             if slot not in owned:
                 continue
-            for s, dies in moves:
-                scalar = s in program.constants and not hasattr(program.constants[s], "shape")
-                if not scalar and not (dies and s in owned):
+            for origin, dies in origins:
+                scalar = origin in program.constants and not hasattr(program.constants[origin], "shape")
+                if not scalar and not (dies and origin in owned):
                     owned.discard(slot)
                     changed = True
                     break
@@ -282,6 +335,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     program.owned = frozenset(owned)
     program.types = list(types)
     lasting = bits(program.constants) | bits(s for s, _ in program.args) | bits(invariant_slots)
+    program.lasting = frozenset(members(lasting))
     preds: dict[int, int] = defaultdict(int)
     for code in program.blocks:
         live = at_end[code.index]

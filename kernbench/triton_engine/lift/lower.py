@@ -88,7 +88,7 @@ class _Lowering:
             self.types,
         )
 
-    def region_blocks(self, region: Region, code: Code, on_return: list[Jump] | None) -> Code:
+    def region_blocks(self, region: Region, code: Code, on_return: list[tuple[Jump, list[int]]] | None) -> Code:
         """Lower the blocks of a region into ``code`` and after; returns the block where control ends.
 
         ``on_return`` collects the jumps of ``tt.return`` in an inlined function; None means the kernel itself.
@@ -160,7 +160,7 @@ class _Lowering:
         if isinstance(value, np.ndarray):
             value = torch.tensor(value.tolist()).to(ty.dtype)
         elif ty.is_float and not isinstance(value, torch.Tensor):
-            value = float(value) if ty.elem == "f64" else float(torch.tensor(value, dtype=ty.dtype).to(torch.float64))
+            value = _rounded(float(value), ty)
         elif ty.elem == "i1":
             value = bool(value)
         self.constants[self.define(op.results[0], ty)] = value
@@ -332,6 +332,21 @@ class _Lowering:
         for name, slot in zip(op.results, results, strict=True):
             self.names[name] = slot
         return after
+
+
+def _rounded(value: float, ty: Ty) -> float:
+    """``value`` as the type holds it. By numpy where that can: a torch operation here would count as one of the rank that
+    happens to launch the kernel first."""
+    if ty.elem == "f64":
+        return value
+    if ty.elem in ("f32", "f16"):
+        with np.errstate(over="ignore"):
+            return float(np.float32(value) if ty.elem == "f32" else np.float16(value))
+    if ty.elem == "bf16" and np.isfinite(value):
+        bits = int(np.float32(value).view(np.uint32))
+        bits += 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
+        return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
+    return float(torch.tensor(value, dtype=ty.dtype).to(torch.float64))
 
 
 def lift(ttir: str) -> Program:

@@ -387,6 +387,8 @@ def _parse_signature(op: Op, signature: str) -> None:
     elif signature:
         op.operand_types = [parse_type(_abbrev(t)) for t in _type_list(signature)]
         op.result_types = _implied_results(op) if op.results else []
+    if op.result_types and len(op.result_types) < len(op.results):  # tt.split prints its type once
+        op.result_types = op.result_types[:1] * len(op.results)
 
 
 def _abbrev(text: str) -> str:
@@ -564,8 +566,7 @@ def decode_number(text: str, elem: str) -> int | float | bool:
         value: float = struct.unpack(fmt, bits.to_bytes(struct.calcsize(fmt), "little"))[0]
         return value
     if elem == "bf16":
-        value = struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0]
-        return value
+        return struct.unpack("<f", (bits << 16).to_bytes(4, "little"))[0]
     import torch
 
     raw = torch.tensor([bits], dtype=torch.uint8).view(Ty(elem).dtype)

@@ -166,5 +166,7 @@ class Program:
     ttir: str = ""
     #: The type of each slot.
     types: list[Any] = field(default_factory=list)
+    #: Slots that live as long as the launch: constants, arguments, launch-invariant values.
+    lasting: frozenset[int] = frozenset()
     #: Slots whose tensors nobody else can see.
     owned: frozenset[int] = frozenset()

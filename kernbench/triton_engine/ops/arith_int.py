@@ -60,8 +60,7 @@ def aff_add(x: int | Aff, y: int | Aff) -> int | Aff:
             return x + y
         x, y = y, x
     if type(y) is not Aff:
-        out = Aff(x.c + y, x.ls, x.ts, x.lo + y, x.hi + y, x.arr)
-        return out
+        return Aff(x.c + y, x.ls, x.ts, x.lo + y, x.hi + y, x.arr)
     return Aff(
         x.c + y.c,
         tuple([a + b for a, b in zip(x.ls, y.ls, strict=True)]),
@@ -202,8 +201,10 @@ def _np_shift(f: Callable[[Any, Any], Any], saturate: bool = False) -> Callable[
 def _np_mulhi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     bits = a.dtype.itemsize * 8
     if bits < 64:
-        wide = NP_UNSIGNED[bits * 2]
-        return ((a.astype(wide) * b.astype(wide)) >> wide(bits)).astype(a.dtype)
+        product = np.multiply(a, b, dtype=NP_UNSIGNED[bits * 2])
+        if product.ndim:  # little-endian: the upper half is every other element
+            return np.ascontiguousarray(product).view(a.dtype)[..., 1::2]
+        return (product >> NP_UNSIGNED[bits * 2](bits)).astype(a.dtype)
     low = np.uint64(0xFFFFFFFF)
     s = np.uint64(32)
     a0, a1, b0, b1 = a & low, a >> s, b & low, b >> s
@@ -339,7 +340,7 @@ def _boolean(name: str, tile: tuple[int, ...]) -> Callable[..., Value]:
             for p, q in ((x, y), (y, x)):
                 if type(p) is not Tensor and type(p) is not Box:
                     return True if p else q
-            return dense_mask(x, b.lanes, tile) | dense_mask(y, b.lanes, tile)  # type: ignore[operator]
+            return dense_mask(x, b.lanes, tile) | dense_mask(y, b.lanes, tile)
 
         return either
     if name in ("xori", "addi", "subi"):

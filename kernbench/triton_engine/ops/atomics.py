@@ -58,15 +58,22 @@ _RMW: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+_BF16: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "fadd": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
 def _apply(kind: str, old: np.ndarray, value: np.ndarray, bf16: bool) -> np.ndarray:
     if bf16:  # numpy holds the bits
         a = torch.from_numpy(np.ascontiguousarray(old)).view(torch.bfloat16)
         b = torch.from_numpy(np.ascontiguousarray(value)).view(torch.bfloat16)
         if kind == "exch":
             return value
-        return {"fadd": torch.add, "max": torch.maximum, "min": torch.minimum}[kind](a, b).view(torch.int16).numpy()
+        return _BF16[kind](a, b).view(torch.int16).numpy()
     with np.errstate(over="ignore"):
-        return _RMW[kind](old, value)  # type: ignore[no-any-return]
+        return _RMW[kind](old, value)
 
 
 def update(

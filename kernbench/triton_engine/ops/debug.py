@@ -84,8 +84,10 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
         lane = int((~flat.all(dim=1)).nonzero()[0])
         at = (~flat[lane]).nonzero().reshape(-1)[:4].tolist()
         where = f", elements {at}" if ty.shape else ""
-        raise DeviceAssertionError(
+        error = DeviceAssertionError(
             f"kernel {info.kernel}: device_assert failed: {message}\n  {_name(*names[lane])}{where}\n  at {info.loc}"
         )
+        error.ranks = () if names[lane][0] is None else (names[lane][0],)  # type: ignore[attr-defined]
+        raise error
 
     return run

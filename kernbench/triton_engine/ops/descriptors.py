@@ -213,9 +213,9 @@ def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, 
     column = _as_lane_int(column)
     stride0, stride1 = _uniform(_as_lane_int(d.strides[0])), _uniform(_as_lane_int(d.strides[1]))
     size0, size1 = (dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in d.shape)
-    wide = lambda s: s.reshape(s.shape + (1,)) if type(s) is Tensor else s  # noqa: E731
+    wide = lambda s: s.reshape((*s.shape, 1)) if type(s) is Tensor else s  # noqa: E731
     inside = ((index >= 0) & (index < wide(size0))).unsqueeze(-1)
-    cols = dense_int(
+    cols: Any = dense_int(
         aff_add(_spread(column, 1), Aff(0, (0,) * nl, (1,), 0, tile[1] - 1)), b.lanes, (tile[1],), torch.int64
     )
     fits = (cols >= 0) & (cols < wide(size1))

@@ -58,7 +58,7 @@ def contract(a: Tensor, b: Tensor, nl: int, dtype: torch.dtype, acc: Tensor | No
     inverse = [order.index(i) for i in range(len(order))]
     if acc is not None:
         sizes = [1] * len(none) + batch_sizes + row_sizes + [m] + col_sizes + [n]
-        lanes_now = tuple(torch.broadcast_shapes(a_lanes, b_lanes))
+        lanes_now = tuple([max(p, q) for p, q in zip(a_lanes, b_lanes, strict=True)])
         if tuple(acc.shape[:nl]) != lanes_now:
             # acc varies along lanes that neither side does
             out = contract(a, b, nl, dtype, None, False)
@@ -152,27 +152,30 @@ def _decode(x: Tensor, kind: str, dim: int, packed_along_k: bool) -> Tensor:
 @op("tt.dot_scaled")
 def _dot_scaled(info: OpInfo) -> Callable[..., Value]:
     """Each group of 32 (or 16) elements along K shares a scale. Products and sums are fp32."""
-    words = [w for w in info.words if w in ("e2m1", "e4m3", "e5m2", "bf16", "fp16")]
-    lhs = str(info.attrs.get("lhs", words[0] if words else "bf16"))
-    rhs = str(info.attrs.get("rhs", words[1] if len(words) > 1 else lhs))
+    lhs, rhs = str(info.attrs["lhs"]), str(info.attrs["rhs"])
     types = info.operand_types
-    has_a = "scale" in info.text.split(",")[0] if "scale" in info.text else len(types) >= 4
+    # printed as: a [scale s], b [scale t], c lhs = .. rhs = ..
+    left, right = info.text.split(",")[:2]
+    roles = ["a", *(["sa"] if " scale " in left else []), "b", *(["sb"] if " scale " in right else []), "c"]
+    at = {role: i for i, role in enumerate(roles)}
     lhs_along_k = info.attrs.get("lhs_k_pack", True) is not False
     rhs_along_k = info.attrs.get("rhs_k_pack", True) is not False
     out_ty = info.ty
 
-    def run(b: Any, x: Any, y: Any, acc: Any, *scales: Any) -> Value:
+    def run(b: Any, *xs: Any) -> Value:
         nl = len(b.lanes)
-        x, y = materialise(x, b, types[0]), materialise(y, b, types[1])
+        x, y = (materialise(xs[at[role]], b, types[at[role]]) for role in ("a", "b"))
+        acc = xs[at["c"]]
         x = _decode(x, lhs, x.dim() - 1, lhs_along_k)
         y = _decode(y, rhs, y.dim() - 2, rhs_along_k)
-        rest = [materialise(s, b, t) for s, t in zip(scales, types[3:], strict=True)]
-        if rest and has_a:
-            s = _scales(rest.pop(0))
+        if "sa" in at:
+            s = _scales(materialise(xs[at["sa"]], b, types[at["sa"]]))
             x = x * s.repeat_interleave(x.shape[-1] // s.shape[-1], dim=-1)
-        if rest:
-            s = _scales(rest.pop(0))  # [N, K / group]
+        if "sb" in at:
+            s = _scales(materialise(xs[at["sb"]], b, types[at["sb"]]))  # [N, K / group]
             y = y * s.repeat_interleave(y.shape[-2] // s.shape[-1], dim=-1).transpose(-1, -2)
+        if type(acc) is Tensor:
+            acc = acc.expand(acc.shape[:nl] + out_ty.shape)
         out = contract(x, y, nl, torch.float32, acc if type(acc) is Tensor else None, False)
         if type(acc) is not Tensor and acc:
             out = out + acc

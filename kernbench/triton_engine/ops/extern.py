@@ -65,12 +65,12 @@ def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return x * y + z
 
 
-def _rounded(f: Callable[..., Tensor], mode: str) -> Callable[..., Tensor]:
+def _rounded(f: Callable[..., Tensor], mode: str, dtype: torch.dtype | None = None) -> Callable[..., Tensor]:
     """An fp32 operation with a directed rounding: exact in fp64, then step to the wanted neighbour."""
 
     def run(*xs: Tensor) -> Tensor:
         exact = f(*(x.to(torch.float64) for x in xs))
-        near = exact.to(xs[0].dtype)
+        near = exact.to(dtype or xs[0].dtype)
         if mode == "rn":
             return near
         back = near.to(torch.float64)
@@ -150,16 +150,20 @@ _ONE: dict[str, Callable[..., Tensor]] = {
     "cyl_bessel_i1": torch.special.i1, "i0": torch.special.i0, "i1": torch.special.i1,
     "lgamma": torch.lgamma, "log": torch.log, "log10": torch.log10, "log1p": torch.log1p, "log2": torch.log2,
     "logb": lambda x: torch.floor(torch.log2(torch.abs(x))), "nearbyint": torch.round, "rint": torch.round,
-    "normcdf": _wide(lambda x: 0.5 * torch.erfc(-x / _SQRT2)), "normcdfinv": _wide(lambda x: _SQRT2 * torch.erfinv(2 * x - 1)),
+    "normcdf": _wide(lambda x: 0.5 * torch.erfc(-x / _SQRT2)),
+    "normcdfinv": _wide(lambda x: _SQRT2 * torch.erfinv(2 * x - 1)),
     "rcbrt": _wide(lambda x: torch.sign(x) * x.abs() ** (-1 / 3)), "round": _round_away, "rsqrt": torch.rsqrt,
     "sin": torch.sin, "sinh": torch.sinh, "sinpi": _wide(lambda x: torch.sin(x * math.pi)), "sqrt": torch.sqrt,
-    "tan": torch.tan, "tanh": torch.tanh, "tgamma": _wide(lambda x: torch.exp(torch.lgamma(x)) * _gamma_sign(x)),
-    "trunc": torch.trunc, "saturate": _saturate, "fast_cos": torch.cos, "fast_exp": torch.exp, "fast_exp10": _wide(lambda x: torch.pow(10.0, x)),
+    "tan": torch.tan, "tanh": torch.tanh,
+    "tgamma": _wide(lambda x: torch.exp(torch.lgamma(x)) * _gamma_sign(x)),
+    "trunc": torch.trunc, "saturate": _saturate, "fast_cos": torch.cos, "fast_exp": torch.exp,
+    "fast_exp10": _wide(lambda x: torch.pow(10.0, x)),
     "fast_log": torch.log, "fast_log10": torch.log10, "fast_log2": torch.log2, "fast_sin": torch.sin, "fast_tan": torch.tan,
     "fast_tanh": torch.tanh, "rsqrt_rn": torch.rsqrt,
     "isnan": lambda x: torch.isnan(x).to(torch.int32), "isinf": lambda x: torch.isinf(x).to(torch.int32),
     "isfinite": lambda x: torch.isfinite(x).to(torch.int32), "finite": lambda x: torch.isfinite(x).to(torch.int32),
-    "signbit": lambda x: torch.signbit(x).to(torch.int32), "ilogb": lambda x: torch.floor(torch.log2(torch.abs(x))).to(torch.int32),
+    "signbit": lambda x: torch.signbit(x).to(torch.int32),
+    "ilogb": lambda x: torch.floor(torch.log2(torch.abs(x))).to(torch.int32),
     "popc": _popc, "popcll": _popc, "clz": _clz, "clzll": _clz, "ffs": _ffs, "ffsll": _ffs, "brev": _brev, "brevll": _brev,
     "float_as_int": lambda x: x.view(torch.int32), "float_as_uint": lambda x: x.view(torch.int32),
     "int_as_float": lambda x: x.view(torch.float32), "uint_as_float": lambda x: x.view(torch.float32),
@@ -171,7 +175,7 @@ _TWO: dict[str, Callable[..., Tensor]] = {
     "atan2": torch.atan2, "copysign": torch.copysign, "fdim": lambda x, y: torch.clamp_min(x - y, 0.0),
     "fmax": torch.fmax, "fmin": torch.fmin, "fmod": torch.fmod, "hypot": torch.hypot, "ldexp": _ldexp, "scalbn": _ldexp,
     "nextafter": torch.nextafter, "pow": torch.pow, "powi": torch.pow, "pown": torch.pow, "fast_pow": torch.pow,
-    "remainder": lambda x, y: (x.to(torch.float64) - y.to(torch.float64) * torch.round(x.to(torch.float64) / y.to(torch.float64))).to(x.dtype),
+    "remainder": _wide(lambda x, y: x - y * torch.round(x / y)),
     "div": torch.div, "fast_div": torch.div, "fast_divide": torch.div, "max": torch.maximum, "min": torch.minimum,
     "mulhi": _mulhi, "mul24": lambda x, y: x * y, "rhadd": lambda x, y: ((x.to(torch.int64) + y + 1) >> 1).to(x.dtype),
     "hadd": lambda x, y: ((x.to(torch.int64) + y) >> 1).to(x.dtype),
@@ -185,19 +189,19 @@ for _mode in ("rn", "rz", "rd", "ru"):
         _ONE[f"{_from}2int_{_mode}"] = _to_int(_MODES[_mode], 32)
         _ONE[f"{_from}2uint_{_mode}"] = _to_int(_MODES[_mode], 32, True)
         _ONE[f"{_from}2ll_{_mode}"] = _to_int(_MODES[_mode], 64)
-    _ONE[f"double2float_{_mode}"] = (
-        lambda mode: lambda x: x.to(torch.float32) if mode == "rn" else _rounded(lambda v: v, mode)(x).to(torch.float32)
-    )(_mode)
+    _ONE[f"double2float_{_mode}"] = _rounded(lambda x: x, _mode, torch.float32)
     for _from in ("int", "ll"):
         _ONE[f"{_from}2float_{_mode}"] = lambda x: x.to(torch.float64).to(torch.float32)
         _ONE[f"{_from}2double_{_mode}"] = lambda x: x.to(torch.float64)
 
-_THREE: dict[str, Callable[..., Tensor]] = {"fma": _fma, "mad": _fma, "byte_perm": _byte_perm, "norm3d": lambda x, y, z: torch.sqrt(x * x + y * y + z * z),
+_THREE: dict[str, Callable[..., Tensor]] = {"fma": _fma, "mad": _fma, "byte_perm": _byte_perm,
+    "norm3d": lambda x, y, z: torch.sqrt(x * x + y * y + z * z),
     "sad": lambda x, y, z: torch.abs(x - y) + z,
 }  # fmt: skip
 for _mode in ("rn", "rz", "rd", "ru"):
     _THREE[f"fma_{_mode}"] = _rounded(lambda x, y, z: x * y + z, _mode)
 
+#: Every function by undecorated name.
 FUNCTIONS = {**_ONE, **_TWO, **_THREE}
 
 

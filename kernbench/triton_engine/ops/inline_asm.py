@@ -1,15 +1,173 @@
-"""Inline assembly (``tl.inline_asm_elementwise``). See :mod:`kernbench.triton_engine.ptx`."""
+"""Inline assembly (``tl.inline_asm_elementwise``): registers packed and unpacked around :mod:`..ptx`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
-from kernbench.triton_engine.lift.program import OpInfo
+import numpy as np
+import torch
+from torch import Tensor
 
-from .registry import UnsupportedOpError, op
+from kernbench.errors import MemoryAccessError
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
+
+from .memory import settle
+from .registry import op
+from .shape import materialise
+
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_REGISTER_BITS = {"r": 32, "l": 64, "f": 32, "d": 64, "h": 16, "c": 16, "b": 1}
+_NP = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class LaneMemory:
+    """Absolute addresses of a batch, checked against live allocations."""
+
+    def __init__(self, b: Any, info: OpInfo) -> None:
+        self.b = b
+        self.info = info
+
+    def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[Allocation, np.ndarray, np.ndarray]]:
+        out = []
+        signed = address.astype(np.int64)
+        left = np.ones(len(signed), dtype=bool)
+        while left.any():
+            first = int(signed[left].min())
+            found: Allocation | None = self.b.x.find(first)
+            if found is None:
+                raise MemoryAccessError(
+                    f"kernel {self.info.kernel}: inline assembly accesses address {first:#x}, which belongs to no live "
+                    f"tensor\n  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+                )
+            here = left & (signed >= found.base) & (signed + nbytes <= found.base + found.nbytes)
+            if not here[signed == first].any():
+                raise MemoryAccessError(
+                    f"kernel {self.info.kernel}: inline assembly reaches past the end of {found.describe()}\n"
+                    f"  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+                )
+            self.b.x.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
+            out.append((found, here, (signed[here] - found.base) // nbytes))
+            left &= ~here
+        return out
+
+    def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
+        out = np.zeros(len(address), dtype=np.uint64)
+        for allocation, here, index in self._places(address, nbytes):
+            flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
+            out[here] = flat[index].astype(np.uint64)
+        return out
+
+    def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
+        if self.b.x.dry:
+            return
+        for allocation, here, index in self._places(address, nbytes):
+            flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
+            flat[index] = value[here].astype(_NP[nbytes])
+        self.b.wrote()
+
+
+def _to_registers(full: Tensor, pack: int, bits: int) -> list[np.ndarray]:
+    """A ``[lanes, elements]`` tensor as registers of ``bits`` bits holding ``pack`` neighbours together."""
+    if full.dtype is torch.bool:
+        full = full.to(torch.int8)
+    size = full.element_size()
+    raw = full.contiguous().view(_RAW[size]).numpy().view(_NP[size]).reshape(-1, pack).astype(np.uint64)
+    per = max(1, bits // (8 * size))
+    out = []
+    for start in range(0, pack, per):
+        value = np.zeros(raw.shape[0], dtype=np.uint64)
+        for k in range(min(per, pack - start)):
+            value |= raw[:, start + k] << np.uint64(8 * size * k)
+        out.append(value)
+    return out
+
+
+def _from_registers(registers: list[np.ndarray], pack: int, bits: int, ty: Ty) -> Tensor:
+    size = 1 if ty.elem == "i1" else 8 if ty.is_ptr else ty.dtype.itemsize
+    per = max(1, bits // (8 * size))
+    mask = np.uint64((1 << (8 * size)) - 1)
+    columns = []
+    for value in registers:
+        for k in range(min(per, pack)):
+            columns.append((value >> np.uint64(8 * size * k)) & mask)
+    raw = np.stack(columns[:pack], axis=1).astype(_NP[size]).reshape(-1)
+    signed = raw.view({1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}[size])
+    out = torch.from_numpy(signed.copy())
+    return out != 0 if ty.elem == "i1" else out.view(torch.int64 if ty.is_ptr else ty.dtype)
 
 
 @op("tt.elementwise_inline_asm", pure=False, reads=True, writes=True)
 def _inline_asm(info: OpInfo) -> Callable[..., Any]:
-    raise UnsupportedOpError(f"kernel {info.kernel}: inline assembly\n  at {info.loc}\n  {info.text}")
+    assembly = parse(str(info.attrs["string"]))
+    pack = int(info.attrs.get("packed_element", 1))
+    constraints = [c.strip() for c in str(info.attrs["constraints"]).split(",") if not c.strip().startswith("~")]
+    outputs = [c.lstrip("=&+") for c in constraints if c.startswith(("=", "+"))]
+    inputs = [c for c in constraints if not c.startswith("=")]
+    types, results = info.operand_types, info.result_types
+    tile = next((t.shape for t in (*results, *types) if t.shape), ())
+    elements = prod(tile)
+    n_results = len(results)
+    per_result = max(1, len(outputs) // max(1, n_results))
+
+    def bits_of(constraint: str) -> int:
+        letter = re.sub(r"[^a-z]", "", constraint)[:1] or "r"
+        return _REGISTER_BITS.get(letter, 32)
+
+    def start(b: Any, xs: tuple[Any, ...]) -> Frame:
+        registers: dict[str, np.ndarray] = {}
+        number = len(outputs)
+        place = 0
+        n = prod(b.lanes) * elements // pack
+        for x, ty in zip(xs, types, strict=True):
+            full = materialise(x, b, ty).expand(b.lanes + ty.shape)
+            if ty.shape != tile:
+                full = full.reshape(b.lanes + (1,) * len(tile)).expand(b.lanes + tile)
+            for value in _to_registers(full, pack, bits_of(inputs[place])):
+                constraint = inputs[place]
+                if constraint.isdigit():
+                    registers[f"${constraint}"] = value.copy()
+                registers[f"${number}"] = value
+                number += 1
+                place += 1
+        element = np.tile(np.arange(elements // pack), prod(b.lanes))
+        ids = np.broadcast_to(b.ids, b.lanes).reshape(-1).repeat(elements // pack)
+        gx, gy, gz = b.x.grid
+        specials: dict[str, Any] = {
+            "%tid.x": element, "%tid.y": 0, "%tid.z": 0, "%ntid.x": max(32, elements // pack), "%ntid.y": 1, "%ntid.z": 1,
+            "%ctaid.x": ids % gx, "%ctaid.y": ids // gx % gy, "%ctaid.z": ids // (gx * gy),
+            "%nctaid.x": gx, "%nctaid.y": gy, "%nctaid.z": gz,
+            "%smid": ids, "%nsmid": gx * gy * gz, "%laneid": element % 32, "%warpid": element // 32,
+            "%globaltimer": 0, "%globaltimer_lo": 0, "%globaltimer_hi": 0, "%clock": 0, "%clock64": 0,
+        }  # fmt: skip
+        return Frame(n, registers, np.zeros(n, dtype=np.int64), specials)
+
+    def finish(b: Any, frame: Frame) -> Any:
+        out = []
+        for k, ty in enumerate(results):
+            raw = [
+                frame.registers.get(f"${k * per_result + r}", np.zeros(frame.n, dtype=np.uint64))
+                for r in range(per_result)
+            ]
+            value = _from_registers(raw, pack, bits_of(outputs[k * per_result]), ty).reshape(b.lanes + tile)
+            out.append(settle(value, b, ty.shape, ty.is_int and ty.elem != "i1"))
+        return tuple(out) if n_results > 1 else out[0] if out else None
+
+    def execute(b: Any, *xs: Any) -> Any:
+        frame = b.suspended.pop(info.index, None)
+        if frame is None:
+            frame = start(b, xs)
+        try:
+            run(assembly, frame, LaneMemory(b, info), parks=not b.x.dry)
+        except Stuck as stuck:
+            stuck.frame = frame
+            stuck.info = info  # type: ignore[attr-defined]
+            raise
+        return finish(b, frame)
+
+    return execute

@@ -216,7 +216,7 @@ def _scan(info: OpInfo) -> Callable[..., Any]:
         if known is not None:
             tiles = [known(tiles[0], dim)]
         else:
-            tiles = [t.clone() for t in tiles]
+            tiles = [t.clone() for t in torch.broadcast_tensors(*tiles)]  # one may be the same in every lane
             n = tiles[0].shape[dim]
             step = 1
             while step < n:  # Hillis and Steele: after each round every element covers twice as many before it

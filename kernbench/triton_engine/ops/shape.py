@@ -252,7 +252,7 @@ def _join(info: OpInfo) -> Callable[..., Value]:
 
 
 @op("tt.split", alias=True)
-def _split(info: OpInfo) -> Callable[..., Value]:
+def _split(info: OpInfo) -> Callable[..., Any]:
     source = info.operand_types[0]
 
     def run(b: Any, x: Any) -> tuple[Value, Value]:
@@ -294,7 +294,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
 
 @op("tt.addptr")
 def _addptr(info: OpInfo) -> Callable[..., Value]:
-    pointer, index_ty = info.operand_types
+    pointer, _index_ty = info.operand_types
     item = 8 if pointer.pointee == "ptr" else Ty(pointer.pointee).itemsize
     tile = info.ty.shape
 
@@ -329,6 +329,6 @@ def _histogram(info: OpInfo) -> Callable[..., Value]:
         flat = values.reshape(prod(lanes), -1)
         out = torch.zeros(flat.shape[0], bins, dtype=torch.int64)
         out.scatter_add_(1, flat.clamp(0, bins - 1), keep.reshape(flat.shape).to(torch.int64))
-        return out.to(dtype).reshape(lanes + (bins,))
+        return out.to(dtype).reshape((*lanes, bins))
 
     return run

@@ -1,0 +1,1 @@
+"""Data that benches come with."""

@@ -1,0 +1,86 @@
+"""``kernbench kernel``: run a script and show what its Triton kernels are and do."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from kernbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kernbench.triton_engine.launching import LaunchRecord
+
+
+@click.command("kernel", context_settings={"ignore_unknown_options": True})
+@click.argument("target", metavar="FILE.py[:KERNEL]")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--ttir", is_flag=True, help="Print the TTIR that runs.")
+@click.option("--resources", "with_resources", is_flag=True, help="Compile in full: registers, shared memory, spills.")
+@click.option("--lines", default=12, show_default=True, help="Source lines to show per kernel, by wall time.")
+def command(target: str, args: tuple[str, ...], ttir: bool, with_resources: bool, lines: int) -> None:
+    """Run FILE.py (with ARGS) on the CPU engine and report the kernels that it launches.
+
+    Shown per kernel: launches, programs, bytes, operations, modelled time on the target, resources, and where the wall
+    time of this machine goes, per source line. KERNEL limits the report to kernels of that name.
+    """
+    path, _, name = target.partition(":")
+    if not Path(path).is_file():
+        raise ConfigError(f"no such script: {path}; expected FILE.py or FILE.py:KERNEL")
+    from kernbench.triton_engine import activate, deactivate
+    from kernbench.triton_engine.launching import record_launches
+
+    saved = sys.argv
+    sys.argv = [path, *args]
+    activate()
+    try:
+        with record_launches(profile=True) as records:
+            runpy.run_path(path, run_name="__main__")
+        chosen = [r for r in records if not name or r.name == name]
+        if not chosen:
+            known = ", ".join(sorted({r.name for r in records})) or "none"
+            raise ConfigError(f"{path} launched no kernel {name or 'at all'}; kernels launched: {known}")
+        console = Console()
+        for kernel in dict.fromkeys(r.name for r in chosen):
+            _report(console, [r for r in chosen if r.name == kernel], ttir, with_resources, lines)
+    finally:
+        sys.argv = saved
+        deactivate()
+
+
+def _report(console: Console, records: list[LaunchRecord], ttir: bool, with_resources: bool, lines: int) -> None:
+    from kernbench.triton_engine.driver.resources import current_device, resources
+    from kernbench.triton_engine.duration import estimate
+    from kernbench.triton_engine.introspect import lines_of, ttir_of
+
+    last = records[-1]
+    counts = last.counts
+    used = resources(last.kernel) if with_resources else None
+    device = current_device()
+    console.print(f"\n[bold]{last.name}[/bold]  grid {last.grid}, {len(records)} launches; figures of the last one")
+    facts = Table(show_header=False, box=None, padding=(0, 2))
+    facts.add_row("programs", f"{counts.programs:,}")
+    facts.add_row("bytes read", f"{counts.bytes_read:,}  (unique {counts.unique_bytes_read:,})")
+    facts.add_row("bytes written", f"{counts.bytes_written:,}  (unique {counts.unique_bytes_written:,})")
+    for (dtype, unit), flops in sorted(counts.flops.items()):
+        facts.add_row(f"flops {dtype} {unit}", f"{flops:,}")
+    facts.add_row("atomics", f"{counts.atomics:,}")
+    for where, trips in sorted(counts.trips.items()):
+        facts.add_row("trips", f"{trips:,}  {where}")
+    if used is not None:
+        facts.add_row("resources", f"{used.registers} registers, {used.spills} bytes spilled, {used.shared} bytes shared, "
+                      f"{used.num_warps} warps, {used.num_stages} stages")  # fmt: skip
+    facts.add_row("modelled", f"{estimate(counts, used, device) * 1e6:.2f} us on {device.name}")
+    console.print(facts)
+    table = Table("ms", "runs", "bytes", "flops", "line", title="wall time on this machine", title_justify="left")
+    for line in lines_of(last)[:lines]:
+        where = f"{Path(line.file).name}:{line.number}  {line.text}"
+        table.add_row(f"{line.seconds * 1e3:.3f}", str(line.executions), f"{line.nbytes:,}", f"{line.flops:,}", where)
+    console.print(table)
+    if ttir:
+        console.print(ttir_of(last), markup=False, highlight=False)

@@ -1,0 +1,83 @@
+"""``kernbench precompile``: compile kernels ahead of time, side by side, into Triton's cache."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kernbench.precompile import Outcome, Report, Variant, read_spaces, variants
+from kernbench.precompile.run import compile_all
+from kernbench.precompile.target import EXAMPLES
+
+
+@click.command(name="precompile")
+@click.argument("spec")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes; by default one per core.")
+@click.option("--target", "targets", multiple=True, help=f"Compile for this one ({EXAMPLES}, ...); repeatable.")
+@click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help="Instead of Triton's own cache.")
+@click.option("--values", is_flag=True, help="Compile what kernbench's own engine runs, not the device's binaries.")
+@click.option("--list", "list_only", is_flag=True, help="Print the variants and compile nothing.")
+@click.option("--times", is_flag=True, help="Compare cold-serial, cold-parallel and warm, in caches of their own.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the whole traceback of each failure.")
+def command(
+    spec: str, jobs: int | None, targets: tuple[str, ...], cache_dir: Path | None, values: bool, list_only: bool,
+    times: bool, verbose: bool,
+) -> None:  # fmt: skip
+    """Compile every variant of SPEC: a YAML file, or a Python module or file with declared spaces.
+
+    Exits with 1 if a variant could not be compiled.
+    """
+    todo = variants(read_spaces(spec), targets)
+    if list_only:
+        for variant in todo:
+            click.echo(variant.name)
+        return
+    if times:
+        report = _compare(todo, jobs, values)
+    else:
+        report = _with_bar("compiling", todo, jobs, cache_dir, values)
+        click.echo(
+            f"{len(todo)} variants: {report.compiled} compiled, {report.hits} in the cache, {len(report.failed)} failed; "
+            f"{report.seconds:.1f} s with {report.jobs} processes"
+        )
+    for outcome in report.failed:
+        click.echo(f"FAILED {outcome.name}: {outcome.error}", err=True)
+        if verbose and outcome.detail:
+            click.echo(outcome.detail, err=True)
+    if report.failed:
+        sys.exit(1)
+
+
+def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path | str | None, values: bool) -> Report:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=len(todo))
+
+        def advance(outcome: Outcome) -> None:
+            if outcome.error:
+                bar.console.print(f"failed: {outcome.name}", markup=False, highlight=False)
+            bar.advance(task)
+
+        return compile_all(todo, jobs=jobs, cache_dir=cache_dir, values=values, progress=advance)
+
+
+def _compare(todo: list[Variant], jobs: int | None, values: bool) -> Report:
+    """Cold with one process, cold with many, and warm; the first two in empty caches."""
+    with tempfile.TemporaryDirectory() as serial, tempfile.TemporaryDirectory() as parallel:
+        runs = {
+            "cold-serial": _with_bar("cold-serial", todo, 1, serial, values),
+            "cold-parallel": _with_bar("cold-parallel", todo, jobs, parallel, values),
+            "warm": _with_bar("warm", todo, jobs, parallel, values),
+        }
+    for name, report in runs.items():
+        ratio = runs["cold-serial"].seconds / report.seconds
+        click.echo(
+            f"{name:14}{report.seconds:8.2f} s  {report.jobs:3} processes  {report.compiled:4} compiled "
+            f"{report.hits:4} hits  x{ratio:.1f}"
+        )
+    return runs["cold-parallel"]

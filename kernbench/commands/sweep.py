@@ -1,0 +1,52 @@
+"""``kernbench sweep``: a program over a grid, on this machine or beyond it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kernbench.grid import label
+from kernbench.sweep import Outcome, read_sweep
+from kernbench.sweep import sweep as run_sweep
+from kernbench.sweep.spec import tasks_of
+
+
+@click.command(name="sweep")
+@click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--scheduler", metavar="ADDRESS", help="A running Dask scheduler, as tcp://host:8786.")
+@click.option(
+    "--jobs", "-j", type=click.IntRange(min=0), help="Local processes; by default one per core; 0: in this one."
+)
+@click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), help="Directory of the results.")
+@click.option("--fresh", is_flag=True, help="Forget what an earlier run of this sweep has done.")
+@click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
+@click.option("--list", "list_only", is_flag=True, help="Print the points and run nothing.")
+def command(
+    spec: Path, scheduler: str | None, jobs: int | None, output: Path | None, fresh: bool, retry_failed: bool,
+    list_only: bool,
+) -> None:  # fmt: skip
+    """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended."""
+    if list_only:
+        for task in tasks_of(read_sweep(spec)):
+            click.echo(label(task.point))
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        line = bar.add_task(spec.stem, total=None)
+
+        def advance(outcome: Outcome, done: int, total: int) -> None:
+            bar.update(line, completed=done, total=total)
+
+        result = run_sweep(
+            spec, output=output, scheduler=scheduler, jobs=jobs, resume=not fresh, retry_failed=retry_failed,
+            progress=advance,
+        )  # fmt: skip
+    click.echo(f"{len(result.rows)} points: {result.ran} run now, {len(result.failed)} failed")
+    for row in result.rows:
+        if row["error"]:
+            point = {name: row[name] for name in read_sweep(spec).axes}
+            click.echo(f"failed: {label(point)}: {row['error']}", err=True)
+    click.echo("written: " + ", ".join(str(path) for path in result.files))

@@ -1,0 +1,65 @@
+"""How long a fused attention takes (FlashAttention and its like): blocks of queries over waves of PEs (ADR 0033)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kernbench.cost.devices import generation_of, resolve_device
+from kernbench.cost.estimate import Estimate
+from kernbench.cost.memory_bound import ITEM_BYTES
+from kernbench.errors import ConfigError
+from kernbench.topology.dtypes import canonical_dtype
+
+US = 1e-6
+_QUERIES = 128  # rows of one block
+# Share of the matrix peak that a block of queries sustains: the softmax between the two products runs elsewhere.
+# FlashAttention-2 and Triton's tutorial kernel, at long sequences (the package's flash_attention_fwd.csv).
+_EFFICIENCY: Mapping[str, float] = {"ampere": 0.57, "hopper": 0.45, "blackwell": 0.30, "cdna": 0.26}
+_START = 4.0 * US  # filling the pipeline of one block, and writing it back
+
+
+def attention_time(
+    device: Any,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    head_dim: int,
+    *,
+    kv_heads: int | None = None,
+    causal: bool = False,
+    dtype: str = "float16",
+) -> Estimate:
+    """How long ``softmax(Q K^T) V`` takes as one kernel, forward.
+
+    Args:
+        device: shipped name, YAML path or DeviceSpec.
+        batch, heads, queries, keys, head_dim: Q is ``[batch, heads, queries, head_dim]``, K and V have ``keys`` rows.
+        kv_heads: heads of K and V, when they are shared between heads of Q.
+        causal: the later half of the keys is skipped.
+        dtype: of the operands.
+
+    Raises:
+        ConfigError: unknown device or dtype, a dimension below one.
+    """
+    spec = resolve_device(device)
+    if min(batch, heads, queries, keys, head_dim, kv_heads or 1) < 1:
+        raise ConfigError("attention: every dimension must be at least 1")
+    try:
+        name = canonical_dtype(dtype)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    rate = spec.matrix_rate(name) * _EFFICIENCY[generation_of(spec)] / spec.pes
+    blocks = batch * heads * math.ceil(queries / _QUERIES)
+    seen = keys / 2 if causal and queries == keys else keys
+    block = 4 * min(queries, _QUERIES) * seen * head_dim / rate
+    # Few queries leave PEs idle; kernels then split the keys over them.
+    computing = max(math.ceil(blocks / spec.pes) if blocks > spec.pes else blocks / spec.pes, 1 / spec.pes) * block
+    rows = batch * head_dim * (2 * heads * queries + 2 * (kv_heads or heads) * keys)
+    moved = rows * ITEM_BYTES[name]
+    moving = moved / spec.hbm_copy_bandwidth
+    seconds = spec.launch.latency + _START + max(computing, moving)
+    limit = "compute" if computing > moving else "memory"
+    return Estimate(seconds, seconds * 0.75, seconds * 1.3, limit, "", moved / seconds, moved / seconds)

@@ -1,0 +1,227 @@
+"""What each algorithm takes on the device, in closed form, for an array of sizes.
+
+A schedule of messages costs its critical path of hops, the fill of its pipeline, and the bytes over the narrowest link
+(ADR 0030 derives the equations; ``S`` is nccl-tests' size). All times in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernbench.cost.collective_constants import KIB, MIB
+from kernbench.cost.collective_world import World
+from kernbench.cost.estimate import Floats
+
+_SLOT = 512 * KIB  # of a channel's buffer: 4 MiB in eight steps
+_LL128_SLOT = 120 * KIB
+_LL128_DATA = 120 / 128  # a flag of eight bytes in each line of 128
+_LINE_FRACTION = 2.0  # LL puts a flag beside each four bytes of data
+
+_NVLS_RELAY = 0.9  # what an in-switch reduction keeps that passes its sums on to a tree
+_NODE_CHANNELS = 24  # that trees of one node use
+_NODE_CHUNK = 2e-6  # what a chunk of such a tree adds, seconds
+_NODE_TREE = {"ll": 1 / 1.9, "ll128": 0.85}  # what protocols keep of such a tree
+_NET_TREE_LL = 1 / 3.8  # what LL keeps of a tree between nodes, as NCCL has it
+_PEER = 2e-6  # of each further peer in an all-to-all, whose sends and receives take turns
+_LAUNCHED_EARLY = 4e-6  # of a collective's start that a plain send or receive does not have
+
+# Bytes that leave one rank of a ring, in units of S, and how often its chunks go around.
+VOLUME: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+}
+_LAPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1}
+
+
+def slow_start(world: World, size: Floats, kind: str) -> Floats:
+    """Factor by which transfers of ``size`` fall behind the bandwidth of very large ones."""
+    loss, half = world.generation.slow_start[kind]
+    return 1.0 + loss / (1.0 + size / half)
+
+
+def inside_bandwidth(world: World) -> float:
+    """Bus bandwidth that the joints of a node give to rings with the Simple protocol; infinite for one rank a node."""
+    if world.local == 1:
+        return np.inf
+    generation = world.generation
+    inside = world.link * generation.ring_share * (1.0 if world.switched else generation.mesh_share)
+    if world.ranks == 2:
+        inside *= generation.pair_share
+    if world.nodes > 1 and not world.switched:
+        # On direct joints a ring of one node closes; chains that leave the node do not, and use the joints left over.
+        inside *= world.local / (world.local - 1)
+    return inside
+
+
+def ring_bandwidth(world: World) -> float:
+    """Bus bandwidth of rings with the Simple protocol: the joints of a node, or the NICs that all rings cross."""
+    return min(inside_bandwidth(world), world.net) if world.nodes > 1 else inside_bandwidth(world)
+
+
+def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
+    """Rings over all channels: every rank passes chunks on to its neighbour."""
+    generation, laps = world.generation, _LAPS[collective]
+    steps = laps * (world.ranks - 1)
+    between = laps * (world.nodes - 1) if world.nodes > 1 else 0
+    latency = (steps - between) * world.hop(protocol)
+    if between:
+        latency += between * world.net_hop("ring", protocol)
+    bandwidth = ring_bandwidth(world)
+    volume = VOLUME[collective](world.ranks)
+    if protocol == "ll":
+        bandwidth = min(bandwidth / _LINE_FRACTION, generation.ll_bandwidth)
+        if world.nodes > 1:
+            bandwidth = min(bandwidth, world.transport.ll_bandwidth)
+    elif protocol == "ll128":
+        bandwidth = min(inside_bandwidth(world) * generation.ll128_share, _LL128_DATA * (world.net or np.inf))
+    moved = size * volume / bandwidth
+    if protocol == "simple":
+        inside = bandwidth < world.net or world.nodes == 1
+        moved = moved * slow_start(world, size, ("ring" if laps == 2 else "gather") if inside else "net")
+        if between:
+            moved = np.maximum(moved, steps * bulk_step(world, size / world.ranks / world.net_channels) - latency)
+    return generation.base[protocol] + latency + moved
+
+
+def bulk_step(world: World, message: Floats) -> Floats:
+    """Least time of one step of a ring between nodes whose channels send messages of that size."""
+    least = np.zeros_like(message)
+    for size, seconds in world.transport.bulk:
+        least = np.where(message >= size, seconds, least)
+    return least
+
+
+def tree(world: World, protocol: str, size: Floats) -> Floats:
+    """Double binary tree of all-reduce: chains inside nodes, binary trees between them, reduce up, broadcast down."""
+    generation, transport = world.generation, world.transport
+    inner = 2 * (world.local - 1)
+    outer = 2 * np.log2(world.nodes)
+    latency = generation.base[protocol] + inner * world.hop(protocol)
+    inside = world.link * generation.ring_share * generation.tree_share if world.local > 1 else np.inf
+    algbw = inside / 2
+    if world.nodes == 1:
+        if protocol == "ll":
+            return latency + size / min(algbw * _NODE_TREE[protocol], generation.ll_bandwidth / 2)
+        if protocol == "ll128":
+            return latency + size / (algbw * _NODE_TREE[protocol])
+        chunk = tree_chunk(world, size, channels=_NODE_CHANNELS)
+        chunks = size / (_NODE_CHANNELS * chunk)
+        return latency + inner * chunk * _NODE_CHANNELS / (2 * algbw) + chunks * _NODE_CHUNK + size / algbw
+    hop: Any = world.net_hop("tree", protocol)
+    # Each node sends S up and receives S; with more than two nodes the inner ones also pass S down.
+    net = world.net * transport.tree_share[world.nodes > 2] / (1 if world.nodes == 2 else 2)
+    algbw = min(algbw, net)
+    if protocol == "ll":
+        message = size * _LINE_FRACTION
+        hop = hop + np.where(message > transport.inject, transport.inject_cost, 0.0)
+        # Beyond eight eager messages a slot takes more than one, and asks again before the first has arrived.
+        asks = (message > transport.eager) + 0.67 * (message >= 8 * transport.eager)
+        hop = hop + asks * 2 * world.net_latency + size / transport.ll_hop_bandwidth
+        return latency + outer * hop + size / (algbw * _NET_TREE_LL)
+    channels = world.net_channels
+    if protocol == "ll128":
+        fill = outer * np.minimum(size, channels * _LL128_SLOT) / world.net
+        return latency + outer * hop + fill + size / (algbw * generation.ll128_share)
+    chunk = tree_chunk(world, size, channels=channels)
+    chunks = size / (channels * chunk)
+    fill = outer * chunk * channels / world.net
+    ask = np.where(size > channels * transport.eager, world.net_latency, 0.0)
+    waiting = chunks * transport.chunk * world.net_latency * (0.3 + np.log2(world.nodes))
+    return latency + outer * (hop + ask) + fill + waiting + size / algbw
+
+
+def tree_chunk(world: World, size: Floats, *, channels: float) -> Floats:
+    """Bytes of one chunk of a Simple tree: halved until the pipeline is several times as long as the tree is deep."""
+    depth = world.local - 1 + np.log2(world.nodes)
+    share = size / channels
+    chunk = np.full_like(share, _SLOT)
+    for least, multiple in ((128 * KIB, 8), (64 * KIB, 4), (32 * KIB, 1)):
+        for _ in range(4):
+            chunk = np.where((share / chunk < depth * multiple) & (chunk > least), chunk / 2, chunk)
+    return chunk
+
+
+def nvls_bandwidth(world: World) -> float:
+    """Algorithm bandwidth of an all-reduce in the switch of one node; large domains keep less."""
+    n = world.local
+    large = (8 / max(n, 8)) ** 0.08
+    return world.link * world.generation.nvls_share * large * (n - 0.5) / n
+
+
+def nvls(world: World, size: Floats) -> Floats:
+    """All-reduce in the switch: each GPU sends its data once and receives the sum once."""
+    generation = world.generation
+    algbw = nvls_bandwidth(world)
+    return generation.nvls_base + size / algbw * slow_start(world, size, "nvls")
+
+
+def one_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank reads all of every peer's buffer."""
+    return _direct_start(world) + size * (world.local - 1) / (world.link * world.generation.direct_share)
+
+
+def two_shot(world: World, size: Floats) -> Floats:
+    """All-reduce in which every rank sums its part of all buffers, and then reads the other parts."""
+    moved = size * 2 * (world.local - 1) / world.local
+    return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
+
+
+def _direct_start(world: World) -> float:
+    base, peer = world.generation.direct_base
+    return base + peer * (world.local - 1)
+
+
+def nvls_tree(world: World, size: Floats) -> Floats:
+    """All-reduce in each node's switch, trees between the nodes over all NICs."""
+    generation = world.generation
+    inside = nvls_bandwidth(world)
+    share = world.transport.tree_share[world.nodes > 2]
+    net = world.net * share / (1 if world.nodes == 2 else 2)
+    outer = 2 * np.log2(world.nodes)
+    latency = generation.nvls_base + outer * world.net_hop("tree", "simple")
+    return latency + size / min(_NVLS_RELAY * inside, net) * slow_start(world, size, "net")
+
+
+def all_to_all(world: World, size: Floats) -> Floats:
+    """Every rank sends ``S / n`` to each of the others; direct, all peers at once."""
+    generation, n = world.generation, world.ranks
+    latency = generation.base["simple"] + 2 * world.hop("simple") + (world.local - 1) * _PEER
+    inside = size * (world.local - 1) / n / (world.link * generation.all_to_all_share) if world.local > 1 else 0 * size
+    inside = inside * slow_start(world, size, "p2p")
+    if world.nodes == 1:
+        return latency + inside
+    # The ranks of a node send to the same peers in turn, and meet other senders at the receiving NIC.
+    net = world.net / world.local * _INCAST ** np.log2(world.nodes)
+    outside = size * (n - world.local) / n / net
+    return latency + 2 * world.net_hop("ring", "simple") + (world.nodes - 1) * _PEER + np.maximum(inside, outside)
+
+
+_INCAST = 0.98  # all-to-all: share of the NICs' bandwidth left at each doubling of nodes
+_ACROSS = 0.92  # send and receive: what one rank's flow keeps of its NIC
+_P2P_PART = 16 * MIB  # bytes of one channel's part beyond which more channels are opened
+_P2P_CHANNELS = 32
+_NET_CHANNEL = 25e9  # one channel over the network: a proxy and a queue pair
+
+
+def send_recv(world: World, size: Floats) -> Floats:
+    """Every rank sends ``S`` to the next one and receives ``S`` from the one before."""
+    generation, n = world.generation, world.ranks
+    least = max(1, 2 ** int(np.log2(_P2P_CHANNELS / n))) if n <= _P2P_CHANNELS else 1
+    channels = np.full_like(size, float(least))
+    for _ in range(5):
+        channels = np.where((size / channels > _P2P_PART) & (channels < _P2P_CHANNELS), channels * 2, channels)
+    peak = (world.pair if not world.switched else world.link) * generation.ring_share
+    inside = size / np.minimum(channels * generation.p2p_channel, peak)
+    latency = generation.base["simple"] - _LAUNCHED_EARLY + world.hop("simple")
+    if world.nodes == 1:
+        return latency + inside
+    # One rank of each node sends across. Two nodes: the peer is the same both ways and both channels work.
+    share = world.net / world.nics * max(1.0, world.nics / world.local)
+    across = _ACROSS * share if world.nodes == 2 else min(_ACROSS * share, _NET_CHANNEL)
+    return latency + world.net_hop("ring", "simple") + np.maximum(inside if world.local > 1 else 0.0, size / across)

@@ -1,0 +1,169 @@
+"""How long a collective takes: ``collective_time``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from kernbench.cost import collective_models as models
+from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
+from kernbench.cost.collective_world import World, build_world, resolve_system
+from kernbench.cost.estimate import Estimate, Floats
+from kernbench.cost.uncertainty import collective_interval
+from kernbench.errors import ConfigError
+from kernbench.topology.dtypes import canonical_dtype
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv")
+
+_ALIASES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "send_recv": "sendrecv",
+}
+
+# nccl-tests' factor from algorithm to bus bandwidth.
+BUS_FACTOR: dict[str, Callable[[int], float]] = {
+    **models.VOLUME,
+    "all_to_all": lambda n: (n - 1) / n,
+    "sendrecv": lambda n: 1.0,
+}
+
+_HOST_GAP = 1.0e-6  # between two kernels of one stream
+_HOST_SERIAL = 0.3  # share of one process's launches that the loop does not hide
+_COPY_FLOOR = 3.0e-6
+
+
+def collective_time(
+    system: Any,
+    collective: str,
+    nbytes: Any,
+    *,
+    ranks: int,
+    nodes: int = 1,
+    dtype: str = "float32",
+    algorithm: str | None = None,
+    kind: Literal["host", "kernel"] = "host",
+    placement: Literal["out", "in"] = "out",
+    gpus_per_process: int = 1,
+) -> Estimate:
+    """How long a collective of the vendor's library takes (ADR 0030).
+
+    Args:
+        system: shipped name, YAML path, topology or its handle. Its fabric joins the nodes.
+        collective: one of :data:`COLLECTIVES`; nccl-tests' names are understood.
+        nbytes: nccl-tests' size column in bytes, a number or an array: the whole buffer for all-gather,
+            reduce-scatter and all-to-all.
+        ranks: GPUs taking part, as many on each of ``nodes``.
+        dtype: of the elements.
+        algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree`` or ``p2p``, also with a protocol (``"ring/ll128"``,
+            ``"/simple"``), instead of the library's own choice. ``one_shot``, ``two_shot`` and ``/direct``, the faster of
+            both, are the all-reduces of serving frameworks inside a node.
+        kind: ``kernel`` is the duration of the kernel on the device; ``host`` the time of one call in a loop of many,
+            as nccl-tests measures it.
+        placement: ``out`` of place or ``in`` place.
+        gpus_per_process: GPUs that one process launches on, one after the other (``nccl-tests -g``).
+
+    Returns:
+        An :class:`Estimate`; with an array of sizes, of arrays.
+
+    Raises:
+        ConfigError: unknown system, collective or algorithm; ranks that do not fit; a negative size.
+    """
+    collective = collective_name(collective)
+    if kind not in ("host", "kernel"):
+        raise ConfigError(f"kind is {kind!r}; expected host or kernel")
+    if placement not in ("out", "in"):
+        raise ConfigError(f"placement is {placement!r}; expected out or in")
+    try:
+        canonical_dtype(dtype)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    scalar = np.ndim(nbytes) == 0
+    try:
+        size = np.atleast_1d(np.asarray(nbytes, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise ConfigError(f"nbytes is {nbytes!r}; expected a number of bytes or an array of them") from None
+    if not np.all(np.isfinite(size)) or np.any(size < 0):
+        raise ConfigError("nbytes holds a negative or non-finite size; expected bytes >= 0")
+    for name, value in (("ranks", ranks), ("nodes", nodes), ("gpus_per_process", gpus_per_process)):
+        if isinstance(value, bool) or int(value) != value or (name == "gpus_per_process" and value < 1):
+            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
+    world = build_world(resolve_system(system), ranks=int(ranks), nodes=int(nodes))
+    seconds, chosen = _kernel_time(world, collective, size, algorithm)
+    if kind == "host":
+        seconds = host_time(world, seconds, gpus_per_process)
+    low, high = collective_interval(world, collective, size, seconds, kind)
+    names = np.array([candidate[0] for candidate in chosen[0]])[chosen[1]]
+    protocols = np.array([candidate[1] for candidate in chosen[0]])[chosen[1]]
+    algbw = size / seconds
+    busbw = algbw * BUS_FACTOR[collective](world.ranks)
+    values = (seconds, low, high, names, protocols, algbw, busbw)
+    return Estimate(*(value.item() if scalar else value for value in values))
+
+
+def collective_name(name: str) -> str:
+    """The name that is used here for ``alltoall_perf``, ``send_recv`` and the like. Raises ConfigError."""
+    plain = name.removesuffix("_perf")
+    plain = _ALIASES.get(plain, plain)
+    if plain not in COLLECTIVES:
+        raise ConfigError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
+    return plain
+
+
+def _kernel_time(
+    world: World, collective: str, size: Floats, algorithm: str | None
+) -> tuple[Floats, tuple[list[Candidate], Any]]:
+    """Device time, and the candidates with the index of the chosen one for each size."""
+    if world.ranks == 1:
+        return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
+    options = candidates(world, collective)
+    if algorithm is not None:
+        options = _override([*options, *direct_candidates(world, collective)], algorithm, collective)
+    if len(options) == 1:
+        return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
+    values = np.stack([rank_value(world, collective, option, size) for option in options])
+    index = np.argmin(values, axis=0)
+    seconds = np.empty_like(size)
+    for chosen in np.unique(index):
+        at = index == chosen
+        seconds[at] = _time(world, collective, options[chosen], size[at])
+    return seconds, (options, index)
+
+
+def _override(options: list[Candidate], algorithm: str, collective: str) -> list[Candidate]:
+    name, _, protocol = algorithm.lower().partition("/")
+    kept = [option for option in options if name in ("", option[0]) and protocol in ("", option[1])]
+    if not kept:
+        known = ", ".join(f"{option[0]}/{option[1]}" for option in options)
+        raise ConfigError(f"algorithm {algorithm!r} does not exist for {collective} here; possible: {known}")
+    return kept
+
+
+def _time(world: World, collective: str, option: Candidate, size: Floats) -> Floats:
+    algorithm, protocol = option
+    if algorithm == "ring":
+        return models.ring(world, collective, protocol, size)
+    if algorithm == "tree":
+        return models.tree(world, protocol, size)
+    return _OTHER[collective if algorithm == "p2p" else algorithm](world, size)
+
+
+_OTHER: dict[str, Callable[[World, Floats], Floats]] = {
+    "one_shot": models.one_shot,
+    "two_shot": models.two_shot,
+    "nvls": models.nvls,
+    "nvls_tree": models.nvls_tree,
+    "all_to_all": models.all_to_all,
+    "sendrecv": models.send_recv,
+}
+
+
+def host_time(world: World, kernel: Floats, gpus_per_process: int) -> Floats:
+    """Time of one call in a loop: the device's and the gap between two kernels; the first of several GPUs that one
+    process launches on, one after the other, waits for the last."""
+    launching = (gpus_per_process - 1) * world.launch_overhead
+    return kernel + _HOST_GAP + _HOST_SERIAL * launching

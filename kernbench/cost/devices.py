@@ -1,0 +1,36 @@
+"""The device that a name, a path or a description means, and its generation."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kernbench.errors import ConfigError
+from kernbench.topology import load_device
+from kernbench.topology.device import DeviceSpec
+from kernbench.topology.shipped import find_config
+
+
+def resolve_device(device: Any) -> DeviceSpec:
+    """A shipped name, a YAML path or a DeviceSpec as a DeviceSpec. Raises ConfigError."""
+    if isinstance(device, DeviceSpec):
+        return device
+    if isinstance(device, (str, Path)):
+        path = find_config("devices", device)
+        return _read(str(path), path.stat().st_mtime_ns)
+    raise ConfigError(f"device is {device!r}; expected a shipped name, a YAML path or a DeviceSpec")
+
+
+@lru_cache(64)
+def _read(path: str, _modified: int) -> DeviceSpec:
+    return load_device(Path(path))
+
+
+def generation_of(device: DeviceSpec) -> str:
+    """The row of the constants' tables for a device: by what Triton compiles for, an unknown one as the newest."""
+    target = device.target
+    if target.backend == "hip":
+        return "cdna"
+    arch = int(target.arch)
+    return "ampere" if arch < 90 else "hopper" if arch < 100 else "blackwell"

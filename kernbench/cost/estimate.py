@@ -1,0 +1,39 @@
+"""What every cost model answers with: a duration and how wrong it may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A modelled duration with its interval. Scalars for one size, arrays of the same shape for an array of sizes.
+
+    Attributes:
+        seconds: the duration.
+        low, high: the interval in seconds that is meant to cover 80 % of measurements (ADR 0031).
+        algorithm: of a collective, ``ring``, ``tree``, ``nvls``, ``nvls_tree``, ``p2p``, ``one_shot`` or
+            ``two_shot``; of a kernel, what limits it.
+        protocol: of a collective, ``ll``, ``ll128``, ``simple`` or ``direct``; of a GEMM, its tile ``"128x256"``.
+        algbw: bytes/s as nccl-tests counts them (size over time); of a kernel, bytes moved over time.
+        busbw: ``algbw`` times nccl-tests' factor of the collective, so that it compares with a link; bytes/s.
+    """
+
+    seconds: Any
+    low: Any
+    high: Any
+    algorithm: Any = ""
+    protocol: Any = ""
+    algbw: Any = 0.0
+    busbw: Any = 0.0
+
+
+def interval(seconds: Floats, below: Floats | float, above: Floats | float) -> tuple[Floats, Floats]:
+    """``low`` and ``high`` of durations whose measurements lie between ``1 - below`` and ``1 + above`` of them."""
+    return seconds * (1.0 - below), seconds * (1.0 + above)

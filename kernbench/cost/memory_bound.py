@@ -1,0 +1,192 @@
+"""How long kernels take that move more than they compute: elementwise operations, softmax, norms (ADR 0033).
+
+``start + traffic / bandwidth``: the traffic is what the operation reads and writes, each pass counted; the bandwidth is
+that of the memory or, for what fits, of the last cache, but never more than the kernel itself keeps up with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from kernbench.cost.devices import resolve_device
+from kernbench.cost.estimate import Estimate
+from kernbench.errors import ConfigError
+from kernbench.topology.device import DeviceSpec
+from kernbench.topology.dtypes import canonical_dtype
+
+US = 1e-6
+ITEM_BYTES = {
+    "fp64": 8,
+    "int64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "int32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "int16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "fp4": 0.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpKind:
+    """What a kind of operation does per element of its result, and how well its usual kernel does it.
+
+    Attributes:
+        reads, writes: elements that it must read and write per element of the result.
+        pace: most traffic that the kernel keeps up with when a cache feeds it, in units of the copy bandwidth.
+        memory: what it reaches from memory, in the same units; extra passes make it less.
+        hip: factor of both on AMD devices, whose kernels reach less.
+        start: beyond what every kernel takes, seconds.
+        least: of the whole kernel beyond the launch, seconds: the life of one block.
+        row: of one row on one PE, seconds; zero for operations without rows.
+        whole_row: longest row that AMD's kernel reads once; longer ones are read twice more.
+        launches: kernels that make up the operation; what the second of two reads again is partly still in the cache.
+    """
+
+    reads: float
+    writes: float
+    pace: float
+    memory: float
+    hip: float = 0.7
+    start: float = 0.0
+    least: float = 0.0
+    row: float = 0.0
+    whole_row: float = float("inf")
+    launches: int = 1
+
+
+OPS: Mapping[str, OpKind] = {
+    "copy": OpKind(1, 1, pace=1.6, memory=1.0),
+    "fill": OpKind(0, 1, pace=1.6, memory=1.0),
+    "unary": OpKind(1, 1, pace=1.6, memory=1.0),
+    "binary": OpKind(2, 1, pace=1.63, memory=1.08),
+    "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=1.06, launches=2),
+    "gelu": OpKind(1, 1, pace=0.90, memory=0.83, hip=0.54, start=0.5 * US),
+    "gated_activation": OpKind(2, 1, pace=0.66, memory=0.66, start=0.4 * US),
+    "rope": OpKind(1, 1, pace=0.62, memory=0.535, start=0.7 * US),
+    "softmax": OpKind(1, 1, pace=1.0, memory=0.93, hip=0.51, start=0.7 * US, row=0.1 * US, whole_row=1024),
+    "layer_norm": OpKind(1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US),
+    "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US),
+    "reduce": OpKind(1, 0, pace=1.3, memory=1.08, start=2.0 * US),
+}
+
+# Names in tables and programs. A torch operation that is not listed is taken for a unary one.
+NAMES: Mapping[str, str] = {
+    "clone": "copy",
+    "contiguous": "copy",
+    "zero_": "fill",
+    "fill_": "fill",
+    "relu": "unary",
+    "silu": "gelu",
+    "tanh": "gelu",
+    "sigmoid": "gelu",
+    "exp": "gelu",
+    "add": "binary",
+    "add/gated": "binary",
+    "add/plain": "two_binary",  # a block that adds both attention and MLP to its input
+    "vecadd": "binary",
+    "mul": "binary",
+    "sub": "binary",
+    "div": "binary",
+    "mlp_act": "gated_activation",
+    "mlp_act/gated": "gated_activation",
+    "mlp_act/plain": "gelu",
+    "silu_and_mul": "gated_activation",
+    "swiglu": "gated_activation",
+    "attn_rope": "rope",
+    "attn_rope/gated": "rope",
+    "attn_rope/plain": "rope",
+    "layernorm": "layer_norm",
+    "input_layernorm": "layer_norm",
+    "input_layernorm/gated": "rms_norm",
+    "input_layernorm/plain": "layer_norm",
+    "post_attention_layernorm": "rms_norm",
+    "post_attention_layernorm/gated": "rms_norm",
+    "post_attention_layernorm/plain": "layer_norm",
+    "rmsnorm": "rms_norm",
+    "log_softmax": "softmax",
+    "sum": "reduce",
+    "mean": "reduce",
+    "amax": "reduce",
+}
+
+_KERNEL = 1.0 * US  # of the launch's latency passes before the device counts a kernel as running
+_COLD_START = 3.7 * US  # a launch timed alone with events
+_DIRTY = 0.25  # of the cache: lines that clearing it left to be written back
+
+
+def op_kind(op: str) -> OpKind:
+    """The row of :data:`OPS` for a name. Raises ConfigError for one that is not known."""
+    name = NAMES.get(op, op)
+    if name not in OPS:
+        raise ConfigError(f"unknown memory-bound operation {op!r}; known: {', '.join(sorted({*OPS, *NAMES}))}")
+    return OPS[name]
+
+
+def traffic_of(op: str, shape: Sequence[int], dtype: str) -> float:
+    """Bytes that an operation with a result of ``shape`` reads and writes at least."""
+    kind = op_kind(op)
+    return prod(shape) * ITEM_BYTES[canonical_dtype(dtype)] * (kind.reads + kind.writes)
+
+
+def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str, cold: bool = False) -> Estimate:
+    """How long an elementwise operation, a softmax or a norm takes on the device.
+
+    Args:
+        device: shipped name, YAML path or DeviceSpec.
+        op: a key of :data:`OPS` or :data:`NAMES`.
+        shape: of the result; the last dimension is the row of a softmax or a norm.
+        dtype: of the elements.
+        cold: the operands are in memory, as in a benchmark that clears caches; else what fits is in the last cache,
+            where the operation before left it.
+
+    Returns:
+        An :class:`Estimate`; ``algbw`` is traffic over time, ``algorithm`` what limits: launch, kernel, cache, memory.
+
+    Raises:
+        ConfigError: unknown device, operation or dtype, a negative dimension.
+    """
+    spec, kind = resolve_device(device), op_kind(op)
+    try:
+        canonical_dtype(dtype)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    dims = tuple(shape)
+    if any(isinstance(dim, bool) or dim != int(dim) or dim < 0 for dim in dims):
+        raise ConfigError(f"shape is {dims}; expected whole numbers >= 0")
+    seconds, traffic, limit = _time(spec, kind, dims, traffic_of(op, dims, dtype), cold)
+    below, above = (0.25, 0.35) if limit == "launch" else (0.12, 0.15)
+    rate = traffic / seconds
+    return Estimate(seconds, seconds * (1 - below), seconds * (1 + above), limit, "", rate, rate)
+
+
+def _time(
+    spec: DeviceSpec, kind: OpKind, dims: tuple[int, ...], traffic: float, cold: bool
+) -> tuple[float, float, str]:
+    start = max(spec.launch.latency - _KERNEL, 0.5 * US) * kind.launches + kind.start
+    backend = kind.hip if spec.target.backend == "hip" else 1.0
+    copy = spec.hbm_copy_bandwidth * backend
+    moved = traffic
+    if cold:
+        start += _COLD_START
+        moved += _DIRTY * min(traffic, spec.l2.size if spec.l2 else 0)
+    if dims and dims[-1] > kind.whole_row and spec.target.backend == "hip":
+        moved += 2 * traffic * kind.reads / (kind.reads + kind.writes)
+    resident = 0.0 if cold else _resident(spec, traffic)
+    fetching = moved / copy * (resident / kind.pace + (1 - resident) / kind.memory)
+    rows = (prod(dims[:-1]) if traffic else 0) * kind.row / spec.pes * (backend < 1)
+    took = max(fetching, kind.least, rows)
+    limit = "kernel" if took > fetching else "cache" if resident > 0.5 else "memory"
+    return start + took, traffic, "launch" if took < start else limit
+
+
+def _resident(spec: DeviceSpec, traffic: float) -> float:
+    """Share of the traffic that the last cache serves; it fades as the operands outgrow the cache."""
+    cache = spec.llc or spec.l2
+    return min(1.0, max(0.0, 1.5 - traffic / cache.size)) if cache else 0.0

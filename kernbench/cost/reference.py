@@ -1,0 +1,218 @@
+"""Measured tables: CSV files with a commented header, and the YAML manifest that says what each was measured on."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kernbench.errors import ConfigError
+from kernbench.topology.dtypes import canonical_dtype
+
+SHIPPED_MANIFEST = Path(__file__).parent / "data" / "manifest.yaml"
+Kind = Literal["collective", "gemm", "memory_bound"]
+
+
+class Table(BaseModel):
+    """One table of a manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str = Field(description="CSV file, beside the manifest")
+    kind: Kind
+    name: str = Field(default="", description="how the report calls it; the file's name without one")
+    system: str | None = Field(default=None, description="system of a collective: a name or a YAML path")
+    device: str | None = Field(default=None, description="device of a kernel: a name or a YAML path")
+    nodes: int = Field(default=1, ge=1)
+    ranks: int | None = Field(default=None, ge=1)
+    collective: str | None = None
+    dtype: str | None = None
+    time: Literal["host", "kernel"] = "host"
+    placement: Literal["out", "in"] = "out"
+    min_bytes: float = Field(default=0, ge=0)
+    fabric: str | None = Field(default=None, description="what joins the nodes, instead of the system's own")
+    op: str | None = Field(default=None, description="memory-bound operation, where the table has no column `op`")
+    algorithm: str | None = Field(default=None, description="what the run was told to use, e.g. /simple")
+    gpus_per_process: int = Field(default=1, ge=1)
+    where: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="rows to take: column and value"
+    )
+    column: str | None = Field(default=None, description="the measured column, where there are several")
+    cold: bool | None = Field(
+        default=None, description="caches were cleared before each run, as Triton's do_bench does"
+    )
+    held_out: bool = Field(default=False, description="not looked at when constants were set")
+
+    @model_validator(mode="after")
+    def _subject(self) -> Table:
+        needed = "system" if self.kind == "collective" else "device"
+        if getattr(self, needed) is None:
+            raise ValueError(f"a {self.kind} table needs `{needed}`")
+        return self
+
+    @property
+    def title(self) -> str:
+        return self.name or Path(self.file).stem
+
+
+class Manifest(BaseModel):
+    """A list of tables."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tables: list[Table] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: a row as read, and its duration."""
+
+    row: Mapping[str, str]
+    seconds: float
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a YAML file: a mapping with ``tables``, or the list alone. Raises ConfigError."""
+    try:
+        data: Any = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"manifest {path}: {error.strerror or error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"manifest {path} is not YAML: {error}") from None
+    if isinstance(data, list):
+        data = {"tables": data}
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        lines = [
+            f"  {'.'.join(str(part) for part in item['loc']) or 'manifest'}: {item['msg']}"
+            for item in error.errors(include_url=False)
+        ]
+        raise ConfigError("\n".join([f"manifest {path} is wrong:", *lines])) from None
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file without its ``#`` comments. Raises ConfigError when it is none."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"table {path}: {error}") from None
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if len(lines) < 2:
+        raise ConfigError(f"table {path} has no rows")
+    reader = csv.DictReader(io.StringIO("\n".join(lines)))
+    return [{(key or "").strip(): (value or "").strip() for key, value in row.items()} for row in reader]
+
+
+# Measured columns in the order of preference, and how a value and its row become seconds.
+_TIME_COLUMNS = (
+    "time_us",
+    "time_us_median",
+    "oop_us",
+    "triton_us",
+    "nccl_us",
+    "rccl_us",
+    "time_us_min",
+    "time_ms",
+    "time_s",
+)
+_TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATE_COLUMNS = {"tflops": 1e12, "mamf_tflops": 1e12}
+_ELEMENT_RATES = {"gelem_per_s": 1e9}
+
+
+def number(row: Mapping[str, str], column: str, path: Path) -> float:
+    """The number in a column. Raises ConfigError."""
+    try:
+        return float(row[column])
+    except KeyError:
+        raise ConfigError(f"table {path} has no column {column!r}; it has {', '.join(row)}") from None
+    except ValueError:
+        raise ConfigError(f"table {path}: column {column!r} holds {row[column]!r}; expected a number") from None
+
+
+def gemm_shape(row: Mapping[str, str], path: Path) -> tuple[int, int, int, int]:
+    """M, N, K and batch of a row."""
+    best = "best_M" in row
+    m, n, k = (int(number(row, f"best_{axis}" if best else axis, path)) for axis in "MNK")
+    return m, n, k, int(float(row.get("b") or row.get("batch") or 1))
+
+
+def seconds_of(row: Mapping[str, str], path: Path, table: Table, *, flops: float = 0, elements: float = 0) -> float:
+    """The duration that a row states, in whichever way it does. Raises ConfigError."""
+    column = table.column
+    in_place = ("ip_us",) if table.placement == "in" else ()
+    for name in (column,) if column else (*in_place, *_TIME_COLUMNS):
+        if row.get(name) and (
+            unit := _TIME_UNITS.get(name.rsplit("_", 1)[-1], 1e-6 if name.startswith("time_us") else 0)
+        ):
+            return number(row, name, path) * unit
+    for name, scale in _RATE_COLUMNS.items():
+        if column in (None, name) and row.get(name) and flops:
+            return flops / (number(row, name, path) * scale)
+    for name, scale in _ELEMENT_RATES.items():
+        if column in (None, name) and row.get(name) and elements:
+            return elements / (number(row, name, path) * scale)
+    raise ConfigError(
+        f"table {path}: no measured column {column or ''} among {', '.join(row)}; expected one of "
+        f"{', '.join([*_TIME_COLUMNS, *_RATE_COLUMNS, *_ELEMENT_RATES])}"
+    )
+
+
+def select_rows(table: Table, path: Path) -> Iterator[dict[str, str]]:
+    """Rows that the table's manifest entry speaks of."""
+    rows = read_rows(path)
+    for column in table.where:
+        if column not in rows[0]:
+            raise ConfigError(f"table {path} has no column {column!r} to select by; it has {', '.join(rows[0])}")
+    for row in rows:
+        if any(row[column] != str(value) for column, value in table.where.items()):
+            continue
+        if table.ranks and "num_workers" in row and int(row["num_workers"]) != table.ranks:
+            continue
+        if table.ranks and "devices_per_node" in row and int(row["devices_per_node"]) * table.nodes != table.ranks:
+            continue
+        if table.dtype and row.get("dtype") and not _same_dtype(row["dtype"], table.dtype):
+            continue
+        if table.device and row.get("gpu") and not _same_device(row["gpu"], table.device):
+            continue
+        yield row
+
+
+# Spellings of the operand types in tables of library kernels.
+_OPERANDS = {"f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m3fnuz": "fp8", "f8e5m2fnuz": "fp8", "f32": "tf32"}
+
+
+def operand_dtype(text: str) -> str:
+    """The operand format of ``"bf16"`` or ``"bf16xbf16->f32"``. fp32 operands of a library GEMM run as tf32 there."""
+    if "->" not in text:
+        return canonical_dtype(text)
+    left = text.split("->")[0].split("x")[0]
+    return _OPERANDS.get(left) or canonical_dtype(left)
+
+
+def result_dtype(text: str) -> str | None:
+    """The format of the result of ``"bf16xbf16->f32"``; None when the text does not say."""
+    _, arrow, right = text.partition("->")
+    return (_OPERANDS.get(right) if right.startswith("f8") else canonical_dtype(right)) if arrow else None
+
+
+def _same_dtype(found: str, wanted: str) -> bool:
+    try:
+        plain, asked = operand_dtype(found), canonical_dtype(wanted)
+        return found == wanted or plain == asked or {plain, asked} == {"tf32", "fp32"}
+    except ValueError:
+        return False
+
+
+def _same_device(gpu: str, device: str) -> bool:
+    """Whether a table's ``NVIDIA H100 80GB HBM3`` is a manifest's ``h100_sxm``."""
+    stem = Path(device).stem.split("_")[0].lower()
+    words = gpu.lower().replace("-", " ").replace("_", " ").split()
+    return any(word == stem for word in words) if "_" not in stem else False

@@ -1,0 +1,23 @@
+"""Parallel ahead-of-time compilation of Triton kernels: see ``docs/precompile.md``."""
+
+from kernbench.callable_module import make_callable
+from kernbench.precompile.events import CompileCount, CompileEvent, count_compiles
+from kernbench.precompile.run import Report, precompile
+from kernbench.precompile.space import Space, Variant, read_spaces, space, variants
+from kernbench.precompile.worker import Outcome
+
+__all__ = [
+    "CompileCount",
+    "CompileEvent",
+    "Outcome",
+    "Report",
+    "Space",
+    "Variant",
+    "count_compiles",
+    "precompile",
+    "read_spaces",
+    "space",
+    "variants",
+]
+
+make_callable(__name__)

@@ -1,0 +1,102 @@
+"""Arguments that stand for the real ones when a kernel is compiled ahead of time.
+
+Types are written as Triton's own ahead-of-time compiler writes them: ``*fp16`` is a pointer, ``i32`` an integer; ``:16``
+says that pointer or integer is a multiple of 16, ``:1`` that it need not be. Torch's allocations are, so a pointer is unless
+told otherwise, and an integer is not. A plain value is specialised as a launch with that value would be.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from kernbench.errors import ConfigError
+
+DTYPES = {
+    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "f64": "float64", "f32": "float32",
+    "f16": "float16", "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2", "fp8e4b8": "float8_e4m3fnuz",
+    "fp8e5b16": "float8_e5m2fnuz", "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+"""Triton's name of an element type to torch's."""
+
+_SCALARS: dict[tuple[str, bool], Any] = {
+    # (type, multiple of 16): a value of that type which Triton specialises on nothing else
+    ("i32", False): 17,
+    ("i32", True): 16,
+    ("i64", False): (1 << 40) + 1,
+    ("i64", True): 1 << 40,
+    ("u64", False): (1 << 63) + 1,
+    ("u64", True): 1 << 63,
+    ("i1", False): True,
+    ("fp32", False): 0.5,
+}
+
+_TYPE = re.compile(r"(\*?)(\w+?)(?::(1|16))?")
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Stands for a tensor.
+
+    Attributes:
+        dtype: torch's name of the element type.
+        aligned: whether its address is a multiple of 16.
+    """
+
+    dtype: str
+    aligned: bool = True
+
+    def data_ptr(self) -> int:
+        """An address that nobody reads, with the promised alignment."""
+        return 0 if self.aligned else 1
+
+    def ptr_range(self) -> int:
+        """0: as most tensors it spans less than 2 GiB, which AMD's compiler specialises on."""
+        return 0
+
+    @staticmethod
+    def stride() -> tuple[int, ...]:
+        return (1,)
+
+
+def stand_in(value: Any, *, constexpr: bool, where: str) -> Any:
+    """The argument to compile with.
+
+    Args:
+        value: a type as text, or a plain value.
+        constexpr: whether the parameter is a ``tl.constexpr``: its values are taken as they are, ``"tl.float16"`` as
+            Triton's dtype.
+        where: the kernel and parameter, for messages.
+
+    Raises:
+        ConfigError: not a type that an argument can have.
+    """
+    if not isinstance(value, str):
+        return value
+    if constexpr:
+        return _dtype_or_text(value)
+    match = _TYPE.fullmatch(value.strip())
+    pointer, name, hint = match.groups() if match else ("", value, None)
+    if pointer and name in DTYPES:
+        return Pointer(DTYPES[name], hint != "1")
+    if not pointer and (name, hint == "16") in _SCALARS:
+        return _SCALARS[name, hint == "16"]
+    if pointer:
+        raise ConfigError(f"{where}: no element type {name!r}; expected one of {', '.join(DTYPES)}")
+    scalars = sorted({name for name, _ in _SCALARS})
+    raise ConfigError(
+        f"{where}: {value!r} is no type of an argument; expected a pointer such as '*fp16', one of {', '.join(scalars)} "
+        "(with ':16' if it is a multiple of 16), or a number"
+    )
+
+
+def _dtype_or_text(value: str) -> Any:
+    if value.startswith("tl."):
+        import triton.language as tl
+
+        found = getattr(tl, value.removeprefix("tl."), None)
+        if isinstance(found, tl.dtype):
+            return found
+    return value

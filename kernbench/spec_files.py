@@ -1,0 +1,68 @@
+"""YAML descriptions read into pydantic models, with complaints that name file, line and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from kernbench.topology.document import Document, read_document
+from kernbench.topology.problems import Problem, describe, nearest, raise_problems
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_spec(path: Path, model: type[Model]) -> Model:
+    """The validated contents of one YAML file.
+
+    Raises:
+        ConfigError: everything that is wrong with it, each with file, line, key path and what was expected.
+    """
+    document = read_document(path)
+    problems = list(document.problems)
+    if not problems:
+        try:
+            return model.model_validate(document.data)
+        except ValidationError as error:
+            problems = [_problem(model, document, item) for item in error.errors(include_url=False)]
+    raise_problems(problems, title=str(path))
+    raise AssertionError("a file that fails has at least one problem")  # pragma: no cover
+
+
+def _problem(root: type[BaseModel], document: Document, error: Any) -> Problem:
+    loc = error["loc"]
+    mark, kind = document.mark(loc), error["type"]
+    if kind == "extra_forbidden":
+        known = list(_fields_at(root, loc[:-1]))
+        close = nearest(str(loc[-1]), known)
+        return Problem(mark, "unknown key", f"one of {', '.join(known)}", f"did you mean `{close}`?" if close else "")
+    if kind == "missing":
+        field = _fields_at(root, loc[:-1]).get(str(loc[-1]))
+        return Problem(mark, "missing", (field and field.description) or "a value")
+    value: Any = document.data
+    for key in loc:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    return Problem(mark, describe(value), error["msg"].removeprefix("Input should be "))
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> dict[str, Any]:
+    """The fields of the model that describes the mapping at ``loc``."""
+    current: Any = model
+    for key in loc:
+        if isinstance(key, int):
+            continue
+        field = current.model_fields.get(key)
+        current = _model_in(field.annotation) if field else None
+        if current is None:
+            return {}
+    return dict(current.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

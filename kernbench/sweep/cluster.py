@@ -1,0 +1,66 @@
+"""Where the points run: here one by one, on a local Dask cluster, or on that of a scheduler's address."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from kernbench.errors import ConfigError
+from kernbench.sweep.point import FAILED, Outcome, run_task
+from kernbench.sweep.spec import Task
+
+
+def run_here(tasks: Sequence[Task]) -> Iterator[Outcome]:
+    """One after the other in this process; for debugging, and where Dask is not installed."""
+    for task in tasks:
+        yield run_task(task)
+
+
+def run_on_dask(tasks: Sequence[Task], *, scheduler: str | None, jobs: int | None) -> Iterator[Outcome]:
+    """Outcomes as they come.
+
+    A point whose worker dies is run again elsewhere; one that has killed several workers is a failed point.
+
+    Raises:
+        ConfigError: distributed is not installed, or nobody answers at the address.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise ConfigError("a sweep in parallel needs Dask: install kernbench[sweep], or use jobs=0") from None
+    with ExitStack() as stack:
+        if scheduler is None:
+            # One thread per process: a simulation changes the state of torch in its process while it runs.
+            cluster = distributed.LocalCluster(
+                n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs="ERROR"
+            )  # fmt: skip
+            stack.enter_context(cluster)
+            address: Any = cluster
+        else:
+            address = scheduler
+        try:
+            client = stack.enter_context(distributed.Client(address, set_as_default=False))
+        except (OSError, TimeoutError) as error:
+            raise ConfigError(f"no Dask scheduler answers at {scheduler}: {error}") from None
+        path = [entry for entry in sys.path if entry and Path(entry).is_dir()]
+        futures = {
+            client.submit(_run_remotely, task, [*path, str(Path.cwd())], key=f"kernbench-{task.key}", pure=False): task
+            for task in tasks
+        }
+        for future in distributed.as_completed(futures, loop=client.loop):
+            lost = future.exception()
+            task = futures[future]
+            if lost is None:
+                yield future.result()
+            else:
+                yield Outcome(task.index, task.key, FAILED, {}, f"{type(lost).__name__}: {lost}")
+            future.release()
+
+
+def _run_remotely(task: Task, path: list[str]) -> Outcome:
+    """In a worker: find modules where the client found them, as far as they are there."""
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    return run_task(task)

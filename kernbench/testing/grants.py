@@ -1,0 +1,152 @@
+"""Granting resources to a test, and looking afterwards whether it kept to them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernbench.errors import ConfigError
+from kernbench.testing.plugin import ROW
+from kernbench.testing.pool import Capacity, Grant, Request, ResourceError, port_is_free, workers_that_fit
+from kernbench.testing.sizes import parse_size
+
+_SLACK = 1 << 20  # bytes that a CUDA library may keep for itself after its first use
+
+
+def capacity_of(config: pytest.Config) -> Capacity:
+    """The real GPUs of this machine, else the simulated devices of the options."""
+    first, _, count = str(config.getoption("--kernbench-ports")).partition(":")
+    try:
+        ports = (int(first), int(count or 1))
+    except ValueError:
+        raise ConfigError(f"--kernbench-ports {first}:{count}: expected FIRST:COUNT, as 25900:1024") from None
+    if real := _gpu_memory():
+        return Capacity(real, ports, simulated=False)
+    size = parse_size(config.getoption("--kernbench-device-memory"))
+    return Capacity((size,) * config.getoption("--kernbench-devices"), ports)
+
+
+def _gpu_memory() -> tuple[int, ...]:
+    torch = _torch()
+    if torch is None or not torch.cuda.is_available():
+        return ()
+    return tuple(torch.cuda.get_device_properties(at).total_memory for at in range(torch.cuda.device_count()))
+
+
+def _torch() -> Any:
+    """Torch if this process has it, or if there is a GPU to ask it about: importing it costs seconds."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"]
+    if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def require_cuda(item: pytest.Item) -> None:
+    """Skip a test of the requires_cuda mark where there are too few real GPUs."""
+    mark = item.get_closest_marker("requires_cuda")
+    assert mark is not None
+    needed = _cuda_count(mark)
+    have = len(_gpu_memory())
+    if have < needed:
+        pytest.skip(
+            f"needs {needed} CUDA device{'s' if needed > 1 else ''}, there {'is' if have == 1 else 'are'} {have}"
+        )
+
+
+def _cuda_count(mark: pytest.Mark) -> int:
+    return int(mark.args[0] if mark.args else mark.kwargs.get("n", 1))
+
+
+def request_of(item: pytest.Item) -> Request:
+    """What a test's marks ask for."""
+    devices, ports = 0, 0
+    memory: int | str | None = None
+    mark = item.get_closest_marker("resources")
+    if mark is not None:
+        unknown = set(mark.kwargs) - {"devices", "memory", "ports"}
+        if unknown or mark.args:
+            raise ConfigError(
+                f"{item.nodeid}: resources({mark.args or unknown}): it takes devices=, memory= and ports="
+            )
+        memory = mark.kwargs.get("memory")
+        devices = int(mark.kwargs.get("devices") or (1 if memory else 0))
+        ports = int(mark.kwargs.get("ports") or 0)
+    cuda = item.get_closest_marker("requires_cuda")
+    if cuda is not None:
+        devices = max(devices, _cuda_count(cuda))
+    if memory is None:
+        memory = item.config.getoption("--kernbench-memory") if devices else 0
+    return Request(devices, parse_size(memory), ports)
+
+
+def grant_for(item: pytest.Item, session: Any) -> Iterator[Grant]:
+    """Grant, run, check."""
+    request = request_of(item)
+    pool = session.pool
+    fit = workers_that_fit(pool.capacity, parse_size(item.config.getoption("--kernbench-memory")))
+    if request.devices and session.workers > fit:
+        sizes = f"{len(pool.capacity.device_memory)} devices of {min(pool.capacity.device_memory) / 1e9:g} GB"
+        memory = item.config.getoption("--kernbench-memory")
+        raise ResourceError(
+            f"{session.workers} workers are too many: {sizes} hold {fit} processes of {memory} each. "
+            f"Use -n {fit}, or a smaller --kernbench-memory"
+        )
+    grant = pool.acquire(request, timeout=item.config.getoption("--kernbench-wait"))
+    breaches: list[str] = []
+    row = item.stash.setdefault(ROW, {})
+    row["devices"] = grant.devices
+    try:
+        if grant.devices and not grant.simulated:
+            yield from _on_gpus(grant, row, breaches)
+        else:
+            yield grant
+        breaches += [f"port {port} is still open" for port in grant.ports if not port_is_free(port)]
+    finally:
+        pool.release(grant)
+    if breaches:
+        pytest.fail(f"{item.nodeid} did not keep to what it was granted: {'; '.join(breaches)}", pytrace=False)
+
+
+def _on_gpus(grant: Grant, row: dict[str, Any], breaches: list[str]) -> Iterator[Grant]:
+    """Cap the memory of this process, make the first device the default one, and look what is left afterwards."""
+    import torch
+
+    before, previous = {}, torch.cuda.current_device()
+    for device in grant.devices:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, grant.memory / total), device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before[device] = torch.cuda.memory_allocated(device)
+    torch.cuda.set_device(grant.devices[0])
+    try:
+        yield grant
+    finally:
+        gc.collect()
+        torch.cuda.set_device(previous)
+        row["device"] = max(torch.cuda.max_memory_allocated(device) for device in grant.devices)
+        for device in grant.devices:
+            left = torch.cuda.memory_allocated(device) - before[device]
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+            torch.cuda.empty_cache()
+            if left > _SLACK:
+                breaches.append(f"{left:,} bytes of device {device} are not released")
+
+
+def resident_bytes() -> int:
+    """Memory of this process, bytes; 0 where that is not told."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

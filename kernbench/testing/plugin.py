@@ -1,0 +1,255 @@
+"""The pytest plugin: found through the ``pytest11`` entry point of an installed kernbench.
+
+Inert for who does not use it: it registers marks, options and fixtures, and imports neither torch nor Triton nor the
+simulator until a marked test runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kernbench.testing.pool import Grant, ResourcePool
+
+_MARKS = (
+    "world_size(n, system=None, seed=0, isolation='carrier'): run the test's body on n simulated ranks of kernbench; "
+    "it may take the arguments rank, world_size and kernbench_context",
+    "resources(devices=0, memory=None, ports=0): grant devices, memory (bytes or '2GB') on each, and ports to this "
+    "test; fixture test_resources has them",
+    "requires_cuda(n=1): skip without n real GPUs, and grant them to this test",
+    "depends_on(*names): run after the tests of these names, and only if they passed",
+)
+_TABLE_ROWS = 20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kernbench", "kernbench: simulated ranks, resources")
+    option = group.addoption
+    option(
+        "--kernbench-devices", type=int, default=8, metavar="N", help="simulated devices where there are no GPUs (8)"
+    )
+    option("--kernbench-device-memory", default="16GB", metavar="SIZE", help="memory of a simulated device (16GB)")
+    option("--kernbench-memory", default="5GB", metavar="SIZE", help="device memory of a test that does not say (5GB)")
+    option("--kernbench-ports", default="25900:1024", metavar="FIRST:COUNT", help="ports to grant (25900:1024)")
+    option("--kernbench-wait", type=float, default=600, metavar="SECONDS", help="longest wait for resources (600)")
+    option(
+        "--kernbench-table", type=int, default=_TABLE_ROWS, metavar="ROWS", help="rows of the table, 0 for none (20)"
+    )
+    option("--kernbench-precompile", action="append", default=[], metavar="SPEC",
+           help="compile these Triton kernels ahead of the tests (kernbench.precompile); repeatable")  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark in _MARKS:
+        config.addinivalue_line("markers", mark)
+    config.pluginmanager.register(_Session(config), "kernbench-session")
+
+
+class _Session:
+    """What the plugin knows of one run, in one process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        worker = getattr(config, "workerinput", None)
+        self.is_worker = worker is not None
+        self.workers = int(worker["workercount"]) if worker else 1
+        self._own_run = uuid.uuid4().hex
+        self._run_id = str(worker["testrunuid"]) if worker else ""
+        self._pool: ResourcePool | None = None
+        self.rows: list[tuple[str, dict[str, Any]]] = []
+
+    # -- where the processes of this run meet ------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> Path:
+        """A directory that all worker processes of this run share."""
+        return Path(tempfile.gettempdir()) / f"kernbench-{_user()}" / f"run-{self._run_id or self._own_run}"
+
+    @property
+    def pool(self) -> ResourcePool:
+        """The resources of this machine: those of real GPUs are shared by all runs of a user, simulated ones by this."""
+        if self._pool is None:
+            from kernbench.testing.grants import capacity_of
+            from kernbench.testing.pool import ResourcePool
+
+            capacity = capacity_of(self.config)
+            directory = self.directory / "pool" if capacity.simulated else self.directory.parent / "gpus"
+            self._pool = ResourcePool(directory, capacity)
+        return self._pool
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Controller: learn the id of the run, whose directory it removes in the end."""
+        self._run_id = str(node.workerinput["testrunuid"])
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        specs = self.config.getoption("--kernbench-precompile")
+        if specs and not self.is_worker:
+            from kernbench.precompile import precompile
+
+            for spec in specs:
+                precompile(spec).raise_if_failed()
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        if not self.is_worker:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- order -------------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)  # before xdist reads the groups that order_items makes
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        for item in items:
+            names = getattr(item, "fixturenames", None)
+            if (
+                names is not None
+                and "test_resources" not in names
+                and any(item.get_closest_marker(name) for name in ("resources", "requires_cuda"))
+            ):
+                names.insert(0, "test_resources")  # granted also to a test that does not ask what it got
+        if any(item.get_closest_marker("depends_on") for item in items):
+            from kernbench.testing.order import order_items
+
+            order_items(items)
+        return (yield)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item.get_closest_marker("depends_on"):
+            from kernbench.testing.order import require_dependencies
+
+            require_dependencies(item, self.directory)
+        if item.get_closest_marker("requires_cuda"):
+            from kernbench.testing.grants import require_cuda
+
+            require_cuda(item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        mark = pyfuncitem.get_closest_marker("world_size")
+        if mark is None:
+            return None
+        from kernbench.testing.ranks import run_on_ranks
+
+        run_on_ranks(pyfuncitem, mark)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        if not _is_ours(item):
+            return (yield)
+        from kernbench.testing.grants import resident_bytes
+
+        begin, before = time.perf_counter(), resident_bytes()
+        item.stash[_BEGIN] = (begin, before)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
+        report: Any = yield
+        if call.when == "teardown" and _BEGIN in item.stash:
+            from kernbench.testing.grants import resident_bytes
+
+            begin, before = item.stash[_BEGIN]
+            row: dict[str, Any] = {"seconds": time.perf_counter() - begin, "host": resident_bytes() - before}
+            added: dict[str, Any] = item.stash.setdefault(ROW, {})
+            report.user_properties.append(("kernbench", row | added))
+        if getattr(item, "_kernbench_is_dependency", False):
+            from kernbench.testing.order import note_outcome
+
+            note_outcome(item, report, self.directory)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            for name, value in report.user_properties:
+                if name == "kernbench" and isinstance(value, dict):
+                    self.rows.append((report.nodeid, value))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        shown = self.config.getoption("--kernbench-table")
+        if not self.rows or not shown:
+            return
+        terminalreporter.section("kernbench: memory and duration")
+        terminalreporter.write_line(f"{'seconds':>8} {'host MB':>8} {'device MB':>10}  {'devices':12} test")
+        rows = sorted(self.rows, key=lambda row: -row[1]["seconds"])
+        for nodeid, row in rows[:shown]:
+            device = f"{row['device'] / 1e6:.1f}" if "device" in row else "-"
+            devices = ",".join(map(str, row.get("devices", ()))) or "-"
+            terminalreporter.write_line(
+                f"{row['seconds']:8.2f} {row['host'] / 1e6:+8.1f} {device:>10}  {devices:12} {nodeid}"
+            )
+        if len(rows) > shown:
+            terminalreporter.write_line(f"... and {len(rows) - shown} more (--kernbench-table N)")
+
+
+_BEGIN: pytest.StashKey[tuple[float, int]] = pytest.StashKey()
+ROW: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+"""What a test adds to its row of the table."""
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    if any(item.get_closest_marker(name) for name in ("world_size", "resources", "requires_cuda")):
+        return True
+    return "test_resources" in getattr(item, "fixturenames", ())
+
+
+def _user() -> str:
+    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+
+
+# -- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def test_resources(request: pytest.FixtureRequest) -> Iterator[Grant]:
+    """What this test was granted: ``devices`` (indices), ``memory`` (bytes on each), ``ports``, ``simulated``."""
+    from kernbench.testing.grants import grant_for
+
+    session = request.config.pluginmanager.get_plugin("kernbench-session")
+    yield from grant_for(request.node, session)
+
+
+@pytest.fixture
+def rank() -> int:
+    """The rank that runs the body of a test with the world_size mark."""
+    return _outside("rank")
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """The number of ranks of a test with the world_size mark."""
+    mark = request.node.get_closest_marker("world_size")
+    return int(mark.args[0]) if mark else _outside("world_size")
+
+
+@pytest.fixture
+def kernbench_context() -> Any:
+    """The RuntimeContext of a test with the world_size mark."""
+    return _outside("kernbench_context")
+
+
+def _outside(name: str) -> Any:
+    """Stands in until the ranks run; a test without the mark never gets there."""
+    return _Unset(name)
+
+
+class _Unset:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: only in a test with @pytest.mark.world_size>"

@@ -1,0 +1,154 @@
+"""The body of a test on simulated ranks: output and failures say which rank they are of."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import pytest
+from greenlet import getcurrent
+
+from kernbench.runtime_api.context import RuntimeContext, simulate
+from kernbench.runtime_api.multiprocessing import SpawnException
+from kernbench.testing.plugin import ROW
+from kernbench.topology import Topology, TopologyHandle, resolve_topology
+
+
+class RankFailed(AssertionError):
+    """Ranks failed for different reasons, or in a way that cannot be raised in their place."""
+
+
+def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
+    """Run the body of ``item`` once per rank.
+
+    A failure of one rank is raised as it is, with a note that names the rank. More of them are in the report's sections.
+    """
+    count = int(mark.args[0] if mark.args else mark.kwargs["n"])
+    options = {name: value for name, value in mark.kwargs.items() if name in ("seed", "nodes", "policy", "enable_data")}
+    names = set(inspect.signature(item.obj).parameters)
+    given = {name: value for name, value in item.funcargs.items() if name in names}
+    ended: dict[int, BaseException] = {}
+    with simulate(_system(item, mark), world_size=count, **options) as ctx:
+
+        def body(rank: int) -> None:
+            mine = {"rank": rank, "world_size": count, "kernbench_context": ctx}
+            arguments = {**given, **{name: value for name, value in mine.items() if name in names}}
+            try:
+                item.obj(**arguments)
+            except (pytest.skip.Exception, pytest.xfail.Exception) as outcome:
+                ended[rank] = outcome
+
+        spaces: list[Any] = []
+        try:
+            with _tagged_output(ctx):
+                ctx.multiprocessing.spawn(body, nprocs=count, isolation=mark.kwargs.get("isolation", "carrier"))
+            if ended:
+                raise ended[min(ended)]
+        except SpawnException as failure:
+            _raise_of_rank(item, failure, count)
+        finally:
+            spaces = [space for space in ctx.engine.memory.spaces() if space.name == "hbm"]
+            item.stash.setdefault(ROW, {})["device"] = max((space.peak for space in spaces), default=0)
+    _check_released(item, ctx, given)
+
+
+def _system(item: pytest.Function, mark: pytest.Mark) -> TopologyHandle:
+    """The system of the mark, each SIP capped to the memory that the test was granted."""
+    handle = resolve_topology(mark.kwargs.get("system"))
+    grant: Any = item.funcargs.get("test_resources")
+    if grant is None or not grant.memory:
+        return handle
+    system = handle.topology_obj.system
+    device = system.sips.device
+    hbm = device.hbm.model_copy(update={"size": min(device.hbm.size, grant.memory)})
+    sips = system.sips.model_copy(update={"device": device.model_copy(update={"hbm": hbm})})
+    capped = system.model_copy(update={"sips": sips})
+    return TopologyHandle(handle.name, handle.path, Topology(capped, spec=handle.topology_obj.spec))
+
+
+def _check_released(item: pytest.Function, ctx: RuntimeContext, given: dict[str, Any]) -> None:
+    """A test that was granted memory must not leave tensors on the simulated devices alive."""
+    grant: Any = item.funcargs.get("test_resources")
+    if grant is None or not grant.memory or not grant.simulated:
+        return
+    gc.collect()
+    left = {space.sip: space.used for space in ctx.engine.memory.spaces() if space.name == "hbm" and space.used}
+    if left:
+        what = ", ".join(f"{used:,} bytes of device {sip}" for sip, used in left.items())
+        pytest.fail(
+            f"{item.nodeid} did not release {what}: something outside of the test keeps its tensors", pytrace=False
+        )
+
+
+def _raise_of_rank(item: pytest.Function, failure: SpawnException, count: int) -> None:
+    first, *others = sorted(failure.errors)
+    for rank in others:
+        text = "".join(traceback.format_exception(failure.errors[rank]))
+        item.add_report_section("call", f"rank {rank} of {count}", text)
+    error = failure.errors[first]
+    where = f"rank {first} of {count}" + (f"; ranks {', '.join(map(str, others))} failed too" if others else "")
+    if isinstance(error, SystemExit):
+        raise RankFailed(f"{where} called sys.exit({error.code!r})") from None
+    if hasattr(error, "add_note"):
+        error.add_note(f"in {where}")
+    item.add_report_section("call", "ranks", f"raised in {where}")
+    raise error.with_traceback(_of_test(error, item)) from error.__cause__
+
+
+def _of_test(error: BaseException, item: pytest.Function) -> Any:
+    """The traceback from the test's own frame on: what lies above is kernbench's."""
+    code = getattr(item.obj, "__code__", None)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+class _TaggedStream:
+    """Writes go to ``stream``, each line behind the number of the rank that wrote it."""
+
+    def __init__(self, stream: TextIO, current_rank: Callable[[], int | None]) -> None:
+        self._stream = stream
+        self._current_rank = current_rank
+        self._open: dict[int, str] = {}
+
+    def write(self, text: str) -> int:
+        rank = self._current_rank()
+        if rank is None:
+            return self._stream.write(text)
+        *lines, rest = (self._open.pop(rank, "") + text).split("\n")
+        for line in lines:
+            self._stream.write(f"[rank {rank}] {line}\n")
+        if rest:
+            self._open[rank] = rest
+        return len(text)
+
+    def finish(self) -> None:
+        """Write the lines that were never ended."""
+        for rank, rest in sorted(self._open.items()):
+            self._stream.write(f"[rank {rank}] {rest}\n")
+        self._open.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _tagged_output(ctx: RuntimeContext) -> Iterator[None]:
+    def current_rank() -> int | None:
+        return ctx.distributed._rank_by_greenlet.get(getcurrent())
+
+    before = sys.stdout, sys.stderr
+    tagged = [_TaggedStream(stream, current_rank) for stream in before]
+    sys.stdout, sys.stderr = tagged
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in tagged:
+            stream.finish()

@@ -1,0 +1,164 @@
+"""Where the time of each rank went, and what the collectives moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Timeline, engine_of
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.sim_engine.engine import GraphEngine
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """Virtual seconds of one rank. compute + communication + copy + host + idle = the simulation's length.
+
+    Attributes:
+        rank: the rank.
+        compute: a kernel or torch operation ran on its SIP.
+        communication: a collective was under way, and nothing was computed meanwhile.
+        overlapped: a collective was under way while something was computed; part of ``compute``.
+        copy: data went between host and SIP, and none of the above.
+        host: the host was launching, and none of the above.
+        idle: none of the above.
+    """
+
+    rank: int
+    compute: float
+    communication: float
+    overlapped: float
+    copy: float
+    host: float
+    idle: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSummary:
+    """All collectives of one name.
+
+    Attributes:
+        name: ``"all_reduce"``, ...
+        calls: how many were run, each counted once for all its members.
+        payload: bytes that the member with the largest buffer passed, added up over calls.
+        moved: bytes that members sent to each other.
+        seconds: from a call's first member ready to its last member done, added up over calls.
+    """
+
+    name: str
+    calls: int
+    payload: int
+    moved: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of one simulation; ``str()`` of it is a table. Times are virtual seconds."""
+
+    length: float
+    ranks: tuple[RankSummary, ...]
+    collectives: tuple[CollectiveSummary, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_table(self))
+
+
+def summary(source: RuntimeContext | GraphEngine) -> Summary:
+    """Sum up a context or an engine."""
+    engine = engine_of(source)
+    timeline = Timeline.of(engine, max_steps=0)
+    by_rank: dict[int, dict[str, list[Interval]]] = {rank: {} for rank in timeline.ranks}
+    for span in timeline.spans:
+        share = _share_of(span.kind, span.track)
+        if span.rank is not None and share is not None:
+            by_rank[span.rank].setdefault(share, []).append((span.begin, span.end))
+    length = timeline.end
+    ranks = tuple(_rank_summary(rank, spans, length) for rank, spans in sorted(by_rank.items()))
+    return Summary(length, ranks, _collectives(engine.op_log.collectives))
+
+
+def _share_of(kind: str, track: str) -> str | None:
+    if track == HOST:
+        return "host" if kind == "launch" else None
+    if kind in COMPUTE_KINDS:
+        return "compute"
+    return "copy" if kind == "dma" else "communication"
+
+
+def _rank_summary(rank: int, spans: dict[str, list[Interval]], length: float) -> RankSummary:
+    covered: list[Interval] = []
+    shares: dict[str, float] = {}
+    for share in ("compute", "communication", "copy", "host"):
+        before = _length(covered)
+        covered = _union([*covered, *spans.get(share, ())])
+        shares[share] = _length(covered) - before
+    communication = _length(_union(spans.get("communication", ())))
+    return RankSummary(
+        rank,
+        **shares,
+        overlapped=max(0.0, communication - shares["communication"]),
+        idle=max(0.0, length - sum(shares.values())),
+    )
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time without overlaps, in order."""
+    out: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if out and begin <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((begin, end))
+    return out
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - begin for begin, end in intervals)
+
+
+def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, ...]:
+    found: dict[str, CollectiveSummary] = {}
+    for trace in traces:
+        name = str(trace.detail["op"])
+        old = found.get(name, CollectiveSummary(name, 0, 0, 0, 0.0))
+        run = trace.run
+        begin = float(run.member_start.min())
+        end = max([begin, *(float(at) for at in run.times.arrived if at == at)])
+        found[name] = CollectiveSummary(
+            name,
+            old.calls + 1,
+            old.payload + int(trace.detail["payload"]),
+            old.moved + int(run.plan.nbytes.sum()),
+            old.seconds + end - begin,
+        )
+    return tuple(found.values())
+
+
+_MOST_ROWS = 32
+
+
+def _table(figures: Summary) -> list[str]:
+    shares = ("compute", "communication", "overlapped", "copy", "host", "idle")
+    lines = [f"length {figures.length * 1e6:.3f} us of virtual time", ""]
+    lines.append(f"{'rank':>6}" + "".join(f"{share + ' (us)':>20}" for share in shares))
+    for row in figures.ranks[:_MOST_ROWS]:
+        lines.append(f"{row.rank:>6}" + "".join(_cell(getattr(row, share), figures.length) for share in shares))
+    if len(figures.ranks) > _MOST_ROWS:
+        lines.append(f"   ... and {len(figures.ranks) - _MOST_ROWS} more ranks")
+    if figures.collectives:
+        lines += ["", f"{'collective':<20}{'calls':>8}{'payload (B)':>16}{'moved (B)':>16}{'time (us)':>14}"]
+        for call in figures.collectives:
+            lines.append(f"{call.name:<20}{call.calls:>8}{call.payload:>16}{call.moved:>16}{call.seconds * 1e6:>14.3f}")
+    return lines
+
+
+def _cell(seconds: float, length: float) -> str:
+    percent = 100 * seconds / length if length > 0 else 0.0
+    return f"{seconds * 1e6:>13.3f} {percent:>5.1f}%"

@@ -1,0 +1,227 @@
+"""The timeline of a simulation as spans and messages: what exporters, tables and pictures are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernbench.sim_engine.engine import GraphEngine
+from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.sim_engine.operation import Operation
+from kernbench.topology import Topology
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+COMPUTE_KINDS = frozenset({"kernel", "gemm", "math"})
+HOST = "host"
+
+MAX_STEPS = 20_000
+"""Chunk steps that a timeline holds unless more are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time on one track of one rank.
+
+    Attributes:
+        rank: the rank, None for main.
+        sip: SIP on which it ran.
+        track: the stream's name, or ``"host"``.
+        name: what it is called.
+        kind: the operation's kind; ``"launch"`` and ``"wait"`` on the host track.
+        begin, end: virtual seconds.
+        nbytes: payload, bytes.
+        detail: whatever else is worth showing.
+    """
+
+    rank: int | None
+    sip: int
+    track: str
+    name: str
+    kind: str
+    begin: float
+    end: float
+    nbytes: int = 0
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chunk step of a collective: a cell goes from a rank to another.
+
+    Attributes:
+        name: the collective.
+        src, dst: ranks.
+        begin: when its first byte leaves, virtual seconds.
+        sent: when its last byte has left.
+        arrived: when it is in place at the destination.
+        nbytes: payload, bytes.
+        cell: which part of the buffer.
+        reduces: whether the destination combines it with what it has.
+        links: links that it crosses, by index.
+    """
+
+    name: str
+    src: int
+    dst: int
+    begin: float
+    sent: float
+    arrived: float
+    nbytes: int
+    cell: int
+    reduces: bool
+    links: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What happened, in the order of the log.
+
+    Attributes:
+        topology: the system.
+        title: the simulation's name, possibly empty.
+        spans: what ran on streams and hosts.
+        messages: chunk steps of the collectives that fit the limit.
+        steps_left_out: chunk steps of those that do not.
+        collectives_left_out: number of the latter.
+        unfinished: operations that have not ended.
+    """
+
+    topology: Topology
+    title: str
+    spans: tuple[Span, ...]
+    messages: tuple[Message, ...]
+    steps_left_out: int
+    collectives_left_out: int
+    unfinished: int
+
+    @classmethod
+    def of(cls, source: RuntimeContext | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
+        """Read the log of a context or an engine.
+
+        Args:
+            source: the simulation; it may still be running.
+            max_steps: chunk steps to keep. A collective is kept whole or not at all, in the order of the log. None: all.
+        """
+        engine = engine_of(source)
+        log = engine.op_log
+        messages: list[Message] = []
+        left_out = collectives_left_out = 0
+        for trace in log.collectives:
+            if max_steps is not None and len(messages) + len(trace.run.plan) > max_steps:
+                left_out += len(trace.run.plan)
+                collectives_left_out += 1
+            else:
+                messages += _messages(trace)
+        return cls(
+            topology=engine.topology,
+            title=str(getattr(source, "correlation_id", "")),
+            spans=(*_host_spans(engine), *_stream_spans(log.operations)),
+            messages=tuple(messages),
+            steps_left_out=left_out,
+            collectives_left_out=collectives_left_out,
+            unfinished=sum(op.end is None for op in log.operations),
+        )
+
+    @property
+    def ranks(self) -> list[int]:
+        """Every rank that did anything."""
+        found = {span.rank for span in self.spans if span.rank is not None}
+        return sorted(found.union(*((message.src, message.dst) for message in self.messages)))
+
+    @property
+    def end(self) -> float:
+        """When the last thing ended, virtual seconds."""
+        return max([0.0, *(span.end for span in self.spans), *(message.arrived for message in self.messages)])
+
+    @property
+    def note(self) -> str:
+        """What is missing from it, in a sentence; empty if nothing is."""
+        parts = []
+        if self.steps_left_out:
+            parts.append(
+                f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
+                "(max_steps=None shows all)"
+            )
+        if self.unfinished:
+            parts.append(f"{self.unfinished} operations had not ended and are not shown")
+        return "; ".join(parts)
+
+
+def engine_of(source: RuntimeContext | GraphEngine) -> GraphEngine:
+    """The engine of a context, or the engine itself."""
+    return source if isinstance(source, GraphEngine) else source.engine
+
+
+def _stream_spans(operations: Sequence[Operation]) -> Iterator[Span]:
+    for op in operations:
+        if op.start is not None and op.end is not None:
+            yield Span(op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}))
+
+
+def _host_spans(engine: GraphEngine) -> Iterator[Span]:
+    """What each host did: launches, which the cost of a launch tells from the time of enqueueing, and waits."""
+    launch = engine.topology.device.launch
+    by_rank: dict[int | None, list[Span]] = {}
+    for op in engine.op_log.operations:
+        if op.kind in COMPUTE_KINDS:
+            returned = op.enqueue - launch.latency  # the device sees it a latency after the call has returned
+        elif op.kind == "collective":
+            returned = op.enqueue
+        else:
+            continue
+        span = Span(op.rank, op.sip, HOST, f"launch {op.name}", "launch", returned - launch.overhead, returned)
+        by_rank.setdefault(op.rank, []).append(span)
+    for rank, begin, end, op in engine.op_log.waits:
+        what = op.name if op.kind == "timer" else f"wait for {op.name}"
+        by_rank.setdefault(rank, []).append(Span(rank, op.sip, HOST, what, "wait", begin, end))
+    for spans in by_rank.values():
+        free = 0.0
+        for span in sorted(spans, key=lambda span: (span.begin, span.end)):
+            begin = max(span.begin, free)  # two clocks rounded differently must not make two spans overlap
+            if span.end >= begin:
+                yield span if begin == span.begin else _begun_at(span, begin)
+                free = span.end
+
+
+def _begun_at(span: Span, begin: float) -> Span:
+    return Span(span.rank, span.sip, span.track, span.name, span.kind, begin, span.end, span.nbytes, span.detail)
+
+
+def _messages(trace: CollectiveTrace) -> Iterator[Message]:
+    """The chunk steps that have arrived."""
+    plan, times = trace.run.plan, trace.run.times
+    for i in np.flatnonzero(~np.isnan(times.arrived)).tolist():
+        yield Message(
+            trace.name,
+            trace.ranks[plan.src[i]],
+            trace.ranks[plan.dst[i]],
+            float(times.start[i]),
+            float(times.sent[i]),
+            float(times.arrived[i]),
+            int(plan.nbytes[i]),
+            int(plan.dst_cell[i]),
+            bool(plan.reduces[i]),
+            plan.queue_links[plan.queue[i]],
+        )
+
+
+def pack(intervals: Sequence[tuple[float, float]]) -> list[int]:
+    """A lane for each interval, so that those of one lane do not overlap; as few lanes as greed finds.
+
+    Intervals are ``(begin, end)``, sorted by begin; each takes the lowest lane that is free.
+    """
+    free: list[float] = []
+    lanes = []
+    for begin, end in intervals:
+        lane = next((number for number, until in enumerate(free) if until <= begin), len(free))
+        if lane == len(free):
+            free.append(end)
+        else:
+            free[lane] = end
+        lanes.append(lane)
+    return lanes

@@ -1,0 +1,219 @@
+"""Launches bound to memory: arguments, the allocations under them, addresses, and what is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.errors import KernbenchError, MemoryAccessError
+
+from .counts import Counts, TensorTraffic
+from .lift.program import OpInfo, Program
+from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
+from .values import Aff, Ptr, dense_int, exact_bounds, wrap
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+_NULL = Allocation(torch.empty(0), "null pointer")
+
+
+@dataclass
+class Launch:
+    """One ``kernel[grid](...)``: what to run, for which rank, and where the user asked for it.
+
+    ``args`` are the run-time arguments in the order of the program's arguments: numbers, tensors (anything with
+    ``data_ptr``), tensor descriptors.
+    """
+
+    program: Program
+    grid: tuple[int, int, int]
+    args: Sequence[Any]
+    rank: int | None = None
+    name: str = ""
+    where: str = ""
+    arg_names: Sequence[str] = ()
+    kernel: Any = None
+    counts: Counts | None = None
+
+
+class Binding:
+    """The launches of an execution, their arguments as values, and memory as their lanes see it."""
+
+    def __init__(self, launches: Sequence[Launch], memory: AllocationMap | None) -> None:
+        first = launches[0]
+        self.launches = launches
+        self.program: Program = first.program
+        self.grid = first.grid
+        if any(launch.program is not self.program or launch.grid != self.grid for launch in launches):
+            raise ValueError("launches of one batch must be of one compiled kernel and one grid")
+        self.n_ranks = len(launches)
+        self.memory: AllocationMap = memory if memory is not None else registry
+        #: Per pointer argument: allocation and byte offset of each launch's pointer.
+        self.roots: dict[int, list[tuple[Allocation, int]]] = {}
+        #: Bytes moved, by base address of the allocation and by operation.
+        self.traffic: dict[int, TensorTraffic] = {}
+        self.bytes: dict[int, int] = {}
+        self._known: dict[int, Allocation] = {}
+
+    def bind(self) -> tuple[list[Any], tuple[Any, ...], list[tuple[int, list[Any]]]]:
+        """Slots with constants and arguments, the key of the plan, and the arguments that differ between ranks."""
+        program = self.program
+        env: list[Any] = [None] * program.n_slots
+        for slot, value in program.constants.items():
+            env[slot] = value
+        key: list[Any] = [self.grid, self.n_ranks > 1 and self.n_ranks]
+        keyed = set(program.key_args)
+        lane_args: list[tuple[int, list[Any]]] = []
+        for i, (slot, ty) in enumerate(program.args):
+            values = [launch.args[i] for launch in self.launches]
+            if ty.is_ptr:
+                self.roots[i] = [self._root(v, i, r) for r, v in enumerate(values)]
+                env[slot] = Ptr(i, 0)
+            elif ty.elem == "desc":
+                env[slot] = ("desc", i, values, ty)
+            elif ty.is_int:
+                ints = [bool(v) if ty.elem == "i1" else wrap(int(v), ty.bits) for v in values]
+                if i in keyed:
+                    key.append(tuple(ints))
+                if len(set(ints)) > 1:
+                    lane_args.append((slot, ints))
+                env[slot] = ints[0]
+            else:
+                floats = [
+                    float(torch.tensor(float(v), dtype=torch.float64).to(ty.dtype))
+                    if ty.elem != "f32"
+                    else float(np.float32(v))
+                    for v in values
+                ]
+                if len({repr(v) for v in floats}) > 1:
+                    lane_args.append((slot, floats))
+                env[slot] = floats[0]
+        for slot, _ in program.args:
+            if type(env[slot]) is tuple:
+                env[slot] = self._descriptor(*env[slot][1:])
+        return env, tuple(key), lane_args
+
+    def _root(self, value: Any, arg: int, rank: int) -> tuple[Allocation, int]:
+        if isinstance(value, Tensor):
+            tensor = value
+            launch = self.launches[rank]
+            name = launch.arg_names[arg] if arg < len(launch.arg_names) else f"argument {arg}"
+            allocation = allocation_of(tensor, name, launch.rank)
+            allocation = self._known.setdefault(allocation.base, allocation)
+            return allocation, tensor.data_ptr() - allocation.base
+        address = value if isinstance(value, int) else value.data_ptr()
+        inner = getattr(value, "base", None)  # triton's TensorWrapper (reinterpret)
+        if isinstance(inner, Tensor):
+            return self._root(inner, arg, rank)
+        if address == 0:
+            return _NULL, 0
+        found = self.find(address)
+        if found is None:
+            raise MemoryAccessError(
+                f"kernel {self.program.name}: argument {arg} points to {address:#x}, which belongs to no live tensor"
+            )
+        return found, address - found.base
+
+    def _descriptor(self, arg: int, values: list[Any], ty: Any) -> Any:
+        from .ops.descriptors import host_descriptor
+
+        first = values[0]
+        self.roots[arg] = [self._root(v.base, arg, r) for r, v in enumerate(values)]
+        return host_descriptor(first, arg, ty)
+
+    # Memory services for operations
+
+    def find(self, address: int) -> Allocation | None:
+        for allocation in self._known.values():
+            if allocation.base <= address < allocation.base + allocation.nbytes:
+                return allocation
+        found = self.memory.find(address)
+        if found is None and self.memory is not registry:
+            found = registry.find(address)
+        if found is None:
+            found = find_live(address)
+        if found is not None:
+            self._known[found.base] = found
+        return found
+
+    def offsets(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Tensor:
+        """Byte offsets from the root as an int64 tensor broadcastable to lanes + tile."""
+        off = dense_int(p.off, b.lanes, tile, torch.int64)
+        if not isinstance(off, Tensor):
+            off = torch.full((1,) * (len(b.lanes) + len(tile)), off, dtype=torch.int64)
+        return off if p.den is None else off + p.den
+
+    def addresses(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Tensor:
+        """Absolute byte addresses, as :meth:`offsets`."""
+        out = self.offsets(b, p, tile)
+        if p.root is None:
+            return out
+        bases = self.roots[p.root]
+        if b.rank_index is None:
+            allocation, start = bases[b.rank]
+            return out + (allocation.base + start)
+        base = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
+        return out + torch.from_numpy(base).reshape(base.shape + (1,) * len(tile))
+
+    def absolute(self, p: Ptr, lanes: tuple[int, ...]) -> Ptr:
+        """The same pointer without a root (one-rank batches only: others carry their rank along)."""
+        if p.root is None:
+            return p
+        if self.n_ranks > 1:
+            raise KernbenchError(
+                f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch"
+            )
+        from .ops.arith_int import aff_add
+
+        allocation, start = self.roots[p.root][0]
+        return Ptr(None, aff_add(p.off, allocation.base + start), p.den)
+
+    def whole_in_bounds(self, b: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> bool:
+        """True if every element of an affine access, masked or not, lies inside one allocation."""
+        off = p.off
+        lo, hi = exact_bounds(off, b.lanes, tile) if type(off) is Aff else (off, off)
+        if p.root is None:
+            allocation = self.find(lo)
+            return allocation is not None and hi + item <= allocation.base + allocation.nbytes
+        ranks = [b.rank] if b.rank_index is None else range(self.n_ranks)
+        for r in ranks:
+            allocation, start = self.roots[p.root][r]
+            if lo + start < 0 or hi + start + item > allocation.nbytes:
+                return False
+        return True
+
+    def touch(self, info: OpInfo, allocation: Allocation, nbytes: int, low: int, high: int) -> None:
+        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation."""
+        t = self.traffic.get(allocation.base)
+        if t is None:
+            t = self.traffic[allocation.base] = TensorTraffic(allocation.name)
+        if info.result_types:
+            t.read += nbytes
+            if low < t.read_low:
+                t.read_low = low
+            if high > t.read_high:
+                t.read_high = high
+        if not info.result_types or "atomic" in info.name:
+            t.written += nbytes
+            if low < t.write_low:
+                t.write_low = low
+            if high > t.write_high:
+                t.write_high = high
+        self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
+
+    def snapshot_counts(self) -> tuple[dict[int, int], dict[int, TensorTraffic]]:
+        return dict(self.bytes), {k: copy(v) for k, v in self.traffic.items()}
+
+    def restore_counts(self, saved: tuple[dict[int, int], dict[int, TensorTraffic]]) -> None:
+        self.bytes, self.traffic = saved
+
+    def program_of(self, linear: int) -> tuple[int, int, int]:
+        gx, gy, _ = self.grid
+        return linear % gx, linear // gx % gy, linear // (gx * gy)

@@ -1,0 +1,11 @@
+"""The part of PTX that kernels use inline: arithmetic, packed types, predicates, vectors, signals in memory.
+
+``parse`` turns a template into instructions, once; ``run`` executes it for all elements of all programs at once.
+"""
+
+from __future__ import annotations
+
+from .interpreter import Frame, Stuck, run
+from .parse import Assembly, parse
+
+__all__ = ["Assembly", "Frame", "Stuck", "parse", "run"]

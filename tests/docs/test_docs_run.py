@@ -1,0 +1,83 @@
+"""Every example of every page runs and prints what the page says (see pages.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, find_pages, matches
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", find_pages(), ids=str)
+def test_a_page_does_what_it_says(path: Path, tmp_path: Path) -> None:
+    page = Page(path, tmp_path)
+    page.run()
+    assert not page.problems, "\n\n".join(page.problems)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("a\nb\n", "a\nb\n", True),
+        ("a\nb\n", "a\nc\n", False),
+        ("a\n", "a   \n", True),
+        ("a\n...\nd\n", "a\nb\nc\nd\n", True),
+        ("a\n...\nd\n", "a\nd\n", True),
+        ("a\n...\nd\n", "a\nb\nc\n", False),
+        ("torch ... (x)\n", "torch 2.13 (x)\n", True),
+        ("torch ... (x)\n", "torch 2.13\n(x)\n", False),
+        ("1.5\n", "1x5\n", False),
+        ("", "", True),
+        ("...\n", "", True),
+    ],
+)
+def test_expected_output(expected: str, printed: str, same: bool) -> None:
+    assert matches(expected, printed) is same
+
+
+def _page(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Page:
+    monkeypatch.setattr("tests.docs.pages.ROOT", folder)
+    monkeypatch.setattr("tests.docs.pages.UPDATE", False)
+    (folder / "page.md").write_text(text)
+    (folder / "run").mkdir()
+    page = Page(Path("page.md"), folder / "run")
+    page.run()
+    return page
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("```python\nprint(6 * 7)\n```\n\n```output\n42\n```\n", []),
+        ("```python\nprint(6 * 7)\n```\n\n```output\n43\n```\n", ["page.md:6: expected"]),
+        ("```python\nprint(1)\n```\n", ["page.md:2: the example prints"]),
+        ("```python\n1 / 0\n```\n", ["page.md:2: the example fails"]),
+        ('```python skip="no"\n1 / 0\n```\n', []),
+        ("```python file=a.py\nprint('hi')\n```\n```console\n$ python a.py\nhi\n$ echo ab\na...\n```\n", []),
+        ("```console\n$ echo a\nb\n```\n", ["page.md:3: expected"]),
+        ("```console\n$ false\n```\n", ["page.md:2: exit code 1"]),
+        ("```console exit=1\n$ echo a; false\na\n```\n", []),
+        ("```console\nls\n```\n", ["page.md:2: a console block starts"]),
+        ("[there](nowhere.md) [out](https://example.org/x)\n", ["page.md:1: nowhere.md does not exist"]),
+    ],
+)
+def test_what_counts_as_a_problem(
+    text: str, problems: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _page(tmp_path, monkeypatch, text).problems
+    assert len(found) == len(problems)
+    assert all(problem.startswith(start) for problem, start in zip(found, problems, strict=True))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_image_that_the_page_draws_is_compared(same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.svg").write_text("<svg/>\n" if same else "<old/>\n")
+    page = _page(tmp_path, monkeypatch, "![picture](a.svg)\n\n```console\n$ echo '<svg/>' > a.svg\n```\n")
+    assert [problem.partition(": ")[0] for problem in page.problems] == ([] if same else ["page.md:1"])
+
+
+def test_readme_is_among_the_pages() -> None:
+    assert Path("README.md") in find_pages()
+    assert (ROOT / "pyproject.toml").is_file()

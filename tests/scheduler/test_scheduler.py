@@ -1,0 +1,125 @@
+"""The scheduler alone: policies, fairness, cycles. No torch, no time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernbench.errors import ConfigError
+from kernbench.scheduler import RankScheduler, RankState, RoundRobin, SeededRandom, find_cycle, make_policy
+
+each_isolation = pytest.mark.parametrize("isolation", ["greenlet", "carrier"])
+
+
+def interleaving(policy, turns, isolation="greenlet"):
+    """Who ran, in order: each rank pauses as often as ``turns`` says."""
+    scheduler = RankScheduler(policy)
+    order = []
+
+    def body(rank):
+        for _ in range(turns[rank]):
+            order.append(rank)
+            scheduler.pause()
+        order.append(rank)
+
+    scheduler.start([lambda rank=rank: body(rank) for rank in range(len(turns))], isolation=isolation)
+    assert scheduler.run_ready() == sum(turns) + len(turns)
+    assert all(rank.state is RankState.DONE for rank in scheduler.ranks)
+    assert scheduler.live_count == 0
+    assert scheduler.rank_by_greenlet == {}
+    return order
+
+
+@each_isolation
+def test_round_robin_takes_turns(isolation):
+    assert interleaving(RoundRobin(), [2, 2, 2], isolation) == [0, 1, 2] * 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(turns=st.lists(st.integers(0, 5), min_size=1, max_size=8), seed=st.integers(0, 1000))
+def test_every_policy_runs_everybody_to_the_end_and_reproducibly(turns, seed):
+    for make in (RoundRobin, lambda: SeededRandom(seed)):
+        order = interleaving(make(), turns)
+        assert sorted(order) == sorted(rank for rank, count in enumerate(turns) for _ in range(count + 1))
+        assert interleaving(make(), turns) == order
+
+
+def test_another_seed_gives_another_interleaving():
+    assert len({tuple(interleaving(SeededRandom(seed), [3] * 6)) for seed in range(10)}) > 5
+
+
+def test_carriers_run_in_the_same_order_as_greenlets():
+    for seed in range(3):
+        turns = [3, 1, 4, 1, 5]
+        assert interleaving(SeededRandom(seed), turns, "carrier") == interleaving(SeededRandom(seed), turns)
+
+
+def test_unknown_policies():
+    with pytest.raises(ConfigError, match="expected 'round_robin' or 'random'"):
+        make_policy("fifo", 0)
+
+
+@each_isolation
+def test_the_run_stops_at_the_first_failure(isolation):
+    scheduler = RankScheduler()
+    ran = []
+
+    def body(rank):
+        ran.append(rank)
+        if rank == 1:
+            raise ValueError
+
+    scheduler.start([lambda rank=rank: body(rank) for rank in range(4)], isolation=isolation)
+    scheduler.run_ready()
+    assert ran == [0, 1]
+    assert [rank.index for rank in scheduler.failed] == [1]
+    scheduler.abort()
+    scheduler.abort()
+    assert [rank.state.value for rank in scheduler.ranks] == ["done", "failed", "aborted", "aborted"]
+    assert ran == [0, 1]
+
+
+def test_finally_blocks_that_wait_are_refused():
+    scheduler = RankScheduler()
+    log = []
+
+    def body():
+        try:
+            scheduler.switch_to_main()
+        finally:
+            log.append("finally")
+            scheduler.pause()
+            log.append("unreachable")
+
+    scheduler.start([body], isolation="greenlet")
+    scheduler.run_ready()
+    scheduler.abort()
+    assert log == ["finally"]
+    assert len(scheduler.ready) == 0
+
+
+@pytest.mark.parametrize(
+    ("graph", "cycle"),
+    [
+        ({}, []),
+        ({0: [1], 1: [2]}, []),
+        ({0: [1], 1: [0]}, [0, 1]),
+        ({3: [2], 2: [1], 1: [3], 0: [3]}, [1, 3, 2]),
+        ({0: [0]}, [0]),
+    ],
+)
+def test_cycles_of_the_wait_for_graph(graph, cycle):
+    assert find_cycle(graph) == cycle
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.integers(0, 7), st.sets(st.integers(0, 7), max_size=3)))
+def test_a_cycle_is_found_exactly_if_there_is_one(graph):
+    reach = {node: set(after) for node, after in graph.items()}
+    for _ in range(8):  # transitive closure, the slow way
+        reach = {node: after.union(*(reach.get(each, set()) for each in after)) for node, after in reach.items()}
+    cycle = find_cycle(graph)
+    assert bool(cycle) == any(node in after for node, after in reach.items())
+    for node, following in zip(cycle, [*cycle[1:], *cycle[:1]], strict=True):
+        assert following in graph[node]

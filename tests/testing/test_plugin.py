@@ -1,0 +1,260 @@
+"""The pytest plugin: bodies on simulated ranks, resources across workers, order, table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+Run = Callable[..., pytest.RunResult]
+
+
+def test_it_is_inert_for_others(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing_heavy_is_imported():
+            heavy = {"torch", "triton", "numpy", "greenlet", "pydantic", "networkx", "filelock"}
+            assert not heavy & set(sys.modules)
+            assert not [name for name in sys.modules if name.startswith("kernbench.") and "testing" not in name]
+        """
+    )
+    result = run_pytest("--setup-show")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*kernbench: memory*")
+    result.stdout.no_fnmatch_line("*test_resources*")
+
+
+def test_bodies_run_on_ranks(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def start():
+            return 10
+
+        @pytest.mark.world_size(4)
+        @pytest.mark.parametrize("isolation", ["x", "y"])
+        def test_all_reduce(rank, world_size, kernbench_context, start, isolation):
+            x = kernbench_context.full((4,), float(start + rank))
+            kernbench_context.distributed.all_reduce(x)
+            assert x.tolist() == [4 * start + 6.0] * 4
+            print("sum", world_size)
+            print("unended", end="")
+
+        @pytest.mark.world_size(3)
+        def test_one_fails(rank):
+            print("about to")
+            assert rank != 1, "rank one is wrong"
+
+        @pytest.mark.world_size(3)
+        def test_all_fail(rank):
+            raise ValueError(f"from {rank}")
+
+        @pytest.mark.world_size(2)
+        def test_deadlock(rank, kernbench_context):
+            if rank == 0:
+                kernbench_context.distributed.barrier()
+
+        @pytest.mark.world_size(2)
+        def test_skips(rank):
+            pytest.skip("not today")
+
+        @pytest.mark.world_size(2, system="dgx_h100", isolation="greenlet")
+        def test_other_system(kernbench_context):
+            assert kernbench_context.topology.system.name == "dgx_h100"
+        """
+    )
+    result = run_pytest("-rA")
+    result.assert_outcomes(passed=3, failed=3, skipped=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "[[]rank 0] sum 4",
+            "[[]rank 3] unended",
+            "*assert rank != 1, *",
+            "*rank one is wrong",
+            "raised in rank 1 of 3",
+            "[[]rank 1] about to",
+            "raised in rank 0 of 3",
+            "*DeadlockError*",
+            "*kernbench: memory and duration*",
+        ]
+    )
+
+
+RESOURCES = """
+    import socket
+    import pytest
+    import kernbench.testing
+
+    kept = []
+
+    @pytest.mark.resources(devices=2, memory="1GB", ports=2)
+    def test_grant(test_resources):
+        assert len(set(test_resources.devices)) == len(set(test_resources.ports)) == 2
+        assert (test_resources.memory, test_resources.simulated) == (10**9, True)
+
+    @pytest.mark.resources(ports=1)
+    def test_port_left_open(test_resources):
+        kept.append(socket.create_server(("127.0.0.1", test_resources.ports[0])))
+
+    @pytest.mark.resources(ports=1)
+    def test_port_closed(test_resources):
+        socket.create_server(("127.0.0.1", test_resources.ports[0])).close()
+
+    @pytest.mark.world_size(2)
+    @kernbench.testing.requires_devices(2, memory="1MB")
+    def test_too_much_memory(rank, kernbench_context):
+        kernbench_context.zeros(2 * 10**6, dtype="f16")
+
+    @pytest.mark.world_size(2)
+    @kernbench.testing.requires_devices(2, memory="1MB")
+    def test_memory_left(rank, kernbench_context):
+        kept.append(kernbench_context.zeros(1000))
+
+    @pytest.mark.world_size(2)
+    @kernbench.testing.requires_devices(2, memory="1MB")
+    def test_memory_kept_to(rank, kernbench_context):
+        x = kernbench_context.zeros(1000)
+        kernbench_context.distributed.all_reduce(x)
+
+    @pytest.mark.resources(devices=9)
+    def test_more_than_there_is():
+        pass
+
+    @pytest.mark.resources(gpus=1)
+    def test_wrong_word():
+        pass
+"""
+
+
+def test_resources_are_granted_and_checked(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(RESOURCES)
+    result = run_pytest("--kernbench-ports", "26900:16")
+    result.assert_outcomes(passed=4, failed=2, errors=3)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*test_port_left_open did not keep to what it was granted: port 269?? is still open",
+            "*OutOfMemoryError: out of memory on SIP 0 (hbm): 4,000,000 bytes*",
+            "*test_memory_left did not release * bytes of device 0, * bytes of device 1*",
+            "*9 devices with 5 GB each asked for, but the devices have 16 GB*",
+            "*test_wrong_word: resources({'gpus'}): it takes devices=, memory= and ports=",
+        ]
+    )
+
+
+def test_requires_cuda_skips_without_gpus(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    pytester.makepyfile(
+        """
+        import kernbench.testing
+
+        @kernbench.testing.requires_cuda(2)
+        def test_gpu(test_resources):
+            raise AssertionError
+        """
+    )
+    result = run_pytest("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*needs 2 CUDA devices, there are 0"])
+
+
+def test_workers_share(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    """One device, so that two workers take turns; the holder of a device is noted in a file."""
+    pytester.makepyfile(
+        """
+        import os
+        import time
+        import pytest
+
+        @pytest.mark.parametrize("n", range(6))
+        @pytest.mark.resources(devices=1, memory="5GB", ports=1)
+        def test_alone(test_resources, n, request):
+            path = request.config.rootpath / f"device-{test_resources.devices[0]}"
+            handle = os.open(path, os.O_CREAT | os.O_EXCL)  # nobody else has it
+            time.sleep(0.05)
+            os.close(handle)
+            path.unlink()
+
+        def test_killed(request):
+            flag = request.config.rootpath / "killed"
+            if not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), 9)
+        """
+    )
+    result = run_pytest("-n", "2", "--kernbench-devices", "2", "--kernbench-device-memory", "5GB")
+    result.assert_outcomes(passed=6, failed=1)
+    result.stdout.fnmatch_lines(["*kernbench: memory and duration*", "*test_alone*"])
+
+
+def test_too_many_workers(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.resources(devices=1)
+        def test_one():
+            pass
+        """
+    )
+    result = run_pytest("-n", "2", "--kernbench-devices", "1", "--kernbench-device-memory", "8GB")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*2 workers are too many: 1 devices of 8 GB hold 1 processes of 5GB each. Use -n 1,*"])
+
+
+@pytest.mark.parametrize("workers", [("-n", "0"), ("-n", "2")], ids=["alone", "xdist"])
+def test_order_respects_dependencies(pytester: pytest.Pytester, run_pytest: Run, workers: tuple[str, ...]) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def ran(request):
+            return request.config.rootpath / "ran"
+
+        @pytest.mark.depends_on("test_build", "test_fetch")
+        def test_use(ran):
+            assert ran.read_text() == "fetch build"
+
+        @pytest.mark.depends_on("test_broken")
+        def test_after_broken():
+            raise AssertionError("not reached")
+
+        @pytest.mark.depends_on("test_fetch")
+        def test_build(ran):
+            ran.write_text(ran.read_text() + " build")
+
+        def test_broken():
+            assert 0
+
+        def test_fetch(ran):
+            ran.write_text("fetch")
+        """
+    )
+    result = run_pytest("-rs", *workers)
+    result.assert_outcomes(passed=3, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*depends on *test_broken*, which failed in call"])
+
+
+def test_circles_are_refused(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.depends_on("test_b")
+        def test_a(): ...
+
+        @pytest.mark.depends_on("test_a")
+        def test_b(): ...
+        """
+    )
+    result = run_pytest()
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*depend on each other in a circle: *test_a -> *test_b -> *test_a"])

@@ -1,0 +1,82 @@
+"""The optional checks: races and reads of memory never written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernbench.triton_engine import RaceError, UninitialisedReadError, registry, set_checks
+
+from .programs import scale_kernel, swizzled_matmul_kernel
+
+
+@pytest.fixture(autouse=True)
+def _checked():
+    before = set_checks(True)
+    yield
+    set_checks(before)
+
+
+@triton.jit
+def overlapping_kernel(out_ptr, STEP: tl.constexpr, N: tl.constexpr):
+    i = tl.program_id(0) * STEP + tl.arange(0, N)
+    tl.store(out_ptr + i, i)
+
+
+@triton.jit
+def scattered_kernel(index_ptr, out_ptr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out_ptr + tl.load(index_ptr + i), i)
+
+
+@triton.jit
+def same_word_kernel(out_ptr):
+    tl.store(out_ptr + 3, 1)
+
+
+def test_disjoint_stores_pass():
+    x, out = torch.randn(64), torch.empty(64)
+    scale_kernel[(5,)](x, out, 50, 2.0, BLOCK=16)
+    assert torch.equal(out[:50], x[:50] * 2)
+    a, b, c = torch.randn(32, 32).half(), torch.randn(32, 32).half(), torch.empty(32, 32)
+    swizzled_matmul_kernel[(4,)](a, b, c, 32, 32, 32, BM=16, BN=16, BK=16, GROUP=2)
+    torch.testing.assert_close(c, a.float() @ b.float(), atol=1e-3, rtol=1e-3)
+
+
+def test_overlapping_tiles_race():
+    with pytest.raises(
+        RaceError, match=r"program \(\d, 0, 0\) and program \(\d, 0, 0\) both write element \d+ of out_ptr"
+    ):
+        overlapping_kernel[(3,)](torch.zeros(64, dtype=torch.int32), STEP=8, N=16)
+
+
+def test_one_word_races():
+    with pytest.raises(RaceError, match="element 3 of out_ptr"):
+        same_word_kernel[(4,)](torch.zeros(8, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("clash", [False, True])
+def test_scattered_stores(clash):
+    index = torch.randperm(32).int()
+    if clash:
+        index[20] = index[3]
+    out = torch.zeros(32, dtype=torch.int32)
+    if clash:
+        with pytest.raises(RaceError, match=f"element {int(index[3])} of out_ptr"):
+            scattered_kernel[(2,)](index, out, N=16)
+    else:
+        scattered_kernel[(2,)](index, out, N=16)
+        assert torch.equal(out[index.long()], torch.arange(32, dtype=torch.int32))
+
+
+def test_fresh_memory_must_be_written_before_it_is_read():
+    x, y, z = torch.ones(64), torch.empty(64), torch.empty(64)
+    registry.register(y, "y", fresh=True)
+    scale_kernel[(2,)](x, y, 32, 2.0, BLOCK=16)
+    scale_kernel[(2,)](y, z, 32, 2.0, BLOCK=16)
+    assert (z[:32] == 4).all()
+    with pytest.raises(UninitialisedReadError, match="reads element 32 of x_ptr"):
+        scale_kernel[(3,)](y, z, 48, 2.0, BLOCK=16)
+    registry.unregister(y)

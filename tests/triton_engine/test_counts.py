@@ -1,0 +1,93 @@
+"""What a launch is counted to have done, against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernbench.triton_engine import record_launches, set_duration_model
+from kernbench.triton_engine.counts import Counts
+from kernbench.triton_engine.duration import DEVICES, roofline
+from kernbench.triton_engine.introspect import lines_of
+
+from .programs import scale_kernel, swizzled_matmul_kernel
+
+
+def test_elementwise_with_a_tail():
+    n = 1000
+    x, out = torch.randn(n), torch.empty(n)
+    with record_launches() as records:
+        scale_kernel[(4,)](x, out, n, 3.0, BLOCK=256)
+    (record,) = records
+    c = record.counts
+    assert (c.programs, c.bytes_read, c.bytes_written) == (4, 4 * n, 4 * n)
+    assert (c.unique_bytes_read, c.unique_bytes_written) == (4 * n, 4 * n)
+    assert c.flops == {("f32", "vector"): 4 * 256}
+    assert c.by_tensor["x_ptr"].read == 4 * n
+
+
+def test_matmul():
+    m, n, k = 64, 48, 32
+    a, b, c = torch.randn(m, k).half(), torch.randn(k, n).half(), torch.empty(m, n)
+    with record_launches() as records:
+        swizzled_matmul_kernel[(12,)](a, b, c, m, n, k, BM=16, BN=16, BK=16, GROUP=4)
+    got = records[0].counts
+    assert got.flops["f16", "tensor"] == 2 * m * n * k
+    assert got.bytes_read == 2 * (m * k * (n // 16) + k * n * (m // 16))
+    assert got.unique_bytes_read == 2 * (m * k + k * n)
+    assert list(got.trips.values()) == [12 * (k // 16)]
+
+
+@triton.jit
+def mixed_kernel(x_ptr, count_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + tl.program_id(0) * N + i)
+    tl.store(x_ptr + tl.program_id(0) * N + i, tl.exp(x))
+    tl.atomic_add(count_ptr + i % 2, 1)
+
+
+def test_special_functions_and_atomics():
+    x, count = torch.zeros(4, 32), torch.zeros(2, dtype=torch.int32)
+    with record_launches() as records:
+        mixed_kernel[(4,)](x, count, N=32)
+    assert records[0].counts.transcendentals == 4 * 32
+    assert records[0].counts.atomics == 4 * 32
+    assert count.tolist() == [64, 64]
+
+
+def test_profile_attributes_time_to_lines():
+    x = torch.randn(256)
+    with record_launches(profile=True) as records:
+        scale_kernel[(1,)](x, x, 256, 3.0, BLOCK=256)
+    lines = lines_of(records[0])
+    assert {line.number for line in lines} == {13}
+    assert lines[0].nbytes == 2 * 4 * 256
+    assert lines[0].flops == 256
+
+
+def test_roofline_is_memory_or_compute_bound():
+    device = DEVICES["cuda", "90"]
+    many = 132 * 1000
+    copy = Counts(
+        unique_bytes_read=10**9, unique_bytes_written=10**9, bytes_read=10**9, bytes_written=10**9, programs=many
+    )
+    assert roofline(copy, None, device) == pytest.approx(2e9 / 3.35e12, rel=0.02)
+    product = Counts(flops={("f16", "tensor"): 10**12}, programs=many)
+    assert roofline(product, None, device) == pytest.approx(1e12 / 989e12, rel=0.02)
+
+
+def test_benchmarks_are_answered_by_the_model_and_change_nothing():
+    x = torch.ones(64)
+    bench = triton.runtime.driver.active.get_benchmarker()
+    set_duration_model(lambda counts, resources, device: 2e-6 * counts.programs)
+    try:
+        assert bench(lambda: scale_kernel[(4,)](x, x, 64, 3.0, BLOCK=16), quantiles=(0.5, 0.2)) == pytest.approx(
+            [8e-3] * 2
+        )
+        assert (x == 1).all()
+        ms = triton.testing.do_bench(lambda: scale_kernel[(4,)](x, x, 64, 1.0, BLOCK=16))
+        assert ms == pytest.approx(8e-3)
+    finally:
+        set_duration_model(None)

@@ -1,0 +1,131 @@
+"""What the driver relies on in Triton, and what a user may rely on in the driver. Run against every supported version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernbench.errors import ConfigError
+from kernbench.triton_engine import activate, active, deactivate, resources, set_target
+from kernbench.triton_engine.driver.activation import parse_target
+
+from .programs import scale_kernel
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+
+@triton.autotune(configs=[triton.Config({"BLOCK": b}) for b in (64, 256)], key=["n"])
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+x = torch.ones(1000, device=triton.runtime.driver.active.get_active_torch_device())
+double[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, 1000)
+assert (x == 2).all(), x
+import sys
+print("kernbench.runtime_api" in sys.modules)
+"""
+
+
+def test_a_script_that_never_heard_of_kernbench(tmp_path):
+    if not any(e.name == "kernbench" for e in entry_points(group="triton.backends")):
+        pytest.skip("kernbench is not installed, so Triton cannot find its entry point")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    run = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "KERNBENCH_TRITON": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "False"
+
+
+def test_nothing_stays_behind():
+    """Nested activation, then the state of before."""
+    from triton.backends import backends
+
+    compilers = dict(backends)
+    driver = triton.runtime.driver.active
+    activate()
+    assert active()
+    deactivate()
+    assert triton.runtime.driver.active is driver
+    assert dict(backends) == compilers
+
+
+@pytest.mark.parametrize("name", ["cuda:80", "cuda:100", "hip:gfx942"])
+def test_targets(name):
+    set_target(name)
+    try:
+        assert f"{triton.runtime.driver.active.get_current_target().backend}" == name.split(":")[0]
+        x = torch.ones(32)
+        scale_kernel[(2,)](x, x, 32, 4.0, BLOCK=16)
+        assert (x == 4).all()
+    finally:
+        set_target(None)
+
+
+def test_wrong_target_is_explained():
+    with pytest.raises(ConfigError, match="cuda:90"):
+        parse_target("tpu:v5")
+
+
+@triton.jit
+def staged_kernel(a_ptr, b_ptr, c_ptr, K, N: tl.constexpr):
+    i = tl.arange(0, N)
+    acc = tl.zeros((N, N), tl.float32)
+    for k in range(0, K, N):
+        acc = tl.dot(
+            tl.load(a_ptr + i[:, None] * K + k + i[None, :]), tl.load(b_ptr + (k + i)[:, None] * N + i[None, :]), acc
+        )
+    tl.store(c_ptr + i[:, None] * N + i[None, :], acc)
+
+
+def test_launches_stop_at_ttir_and_resources_compile_in_full():
+    a, b, c = torch.randn(64, 128).half(), torch.randn(128, 64).half(), torch.empty(64, 64)
+    kernel = staged_kernel[(1,)](a, b, c, 128, N=64, num_warps=4, num_stages=3)
+    assert "ptx" not in kernel.asm
+    used = resources(kernel)
+    assert (used.num_warps, used.num_stages) == (4, 3)
+    assert used.registers > 16
+    assert used.shared >= 2 * 64 * 64 * 2
+
+
+def test_warmup_compiles_in_full_and_what_it_returns_can_be_launched():
+    a, b, c = torch.randn(32, 64).half(), torch.randn(64, 32).half(), torch.empty(32, 32)
+    kernel = staged_kernel.warmup(a, b, c, 64, N=32, grid=(1,))
+    kernel._init_handles()
+    assert kernel.n_regs > 0
+    kernel[(1, 1, 1)](a, b, c, 64)
+    torch.testing.assert_close(c, a.float() @ b.float(), atol=1e-3, rtol=1e-3)
+
+
+def test_launch_hooks_see_every_launch():
+    from triton import knobs
+
+    seen = []
+    hook = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        scale_kernel[(1,)](torch.ones(16), torch.ones(16), 16, 1.0, BLOCK=16)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    assert seen == ["scale_kernel"]
+
+
+def test_empty_grid_runs_nothing():
+    x = torch.ones(16)
+    scale_kernel[(0,)](x, x, 16, 2.0, BLOCK=16)
+    assert (x == 1).all()
