@@ -88,7 +88,8 @@ class StepTimer:
         from kernbench.trace import summary
 
         wall = time.perf_counter() - self._created
-        ranks = summary(self._ctx).ranks
+        window = min(self._begin.values()), max(self._end.values())
+        ranks = summary(self._ctx, window).ranks
         worst = max(ranks, key=lambda rank: rank.compute + rank.communication, default=None)
         shares = {
             name: 0.0
@@ -96,7 +97,7 @@ class StepTimer:
             else max(0.0, getattr(worst, name)) / steps  # differences of sums may round below 0
             for name in ("compute", "communication", "overlapped", "host")
         }
-        step = (max(self._end.values()) - min(self._begin.values())) / steps
+        step = (window[1] - window[0]) / steps
         name = self._ctx.topology.system.name
         return Measurement(name, layout, step, **shares, wall=wall, figures=figures)
 

@@ -107,6 +107,12 @@ def can_differentiate() -> bool:
     return current_owner() is None or current_carrier() is not None
 
 
+def has_values() -> bool:
+    """False in a simulation that models time only: what tensors hold does not matter there."""
+    ctx = current_context()
+    return ctx is None or ctx.enable_data
+
+
 # -- collectives -----------------------------------------------------------------------------------------------------
 
 

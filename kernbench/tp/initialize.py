@@ -55,6 +55,8 @@ def partition_parameter(
         part[dim] //= world_size
     if init_method is None:
         values = torch.zeros(part, dtype=dtype, device=device)
+    elif not comm.has_values():
+        values = torch.empty(part, dtype=dtype, device=device)
     else:
         with torch.no_grad(), seeded(layer_init_seed()):
             master = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")

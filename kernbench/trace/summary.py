@@ -70,16 +70,25 @@ class Summary:
         return "\n".join(_table(self))
 
 
-def summary(source: RuntimeContext | GraphEngine) -> Summary:
-    """Sum up a context or an engine."""
+def summary(source: RuntimeContext | GraphEngine, window: Interval | None = None) -> Summary:
+    """Sum up a context or an engine.
+
+    Args:
+        source: the simulation.
+        window: virtual seconds from and to which the ranks' times are counted; default: all of it. Collectives are always
+            counted over the whole simulation.
+    """
     engine = engine_of(source)
     timeline = Timeline.of(engine, max_steps=0)
+    first, last = window or (0.0, timeline.end)
     by_rank: dict[int, dict[str, list[Interval]]] = {rank: {} for rank in timeline.ranks}
     for span in timeline.spans:
         share = _share_of(span.kind, span.track)
         if span.rank is not None and share is not None:
-            by_rank[span.rank].setdefault(share, []).append((span.begin, span.end))
-    length = timeline.end
+            begin, end = max(span.begin, first), min(span.end, last)
+            if begin < end:
+                by_rank[span.rank].setdefault(share, []).append((begin, end))
+    length = last - first
     ranks = tuple(_rank_summary(rank, spans, length) for rank, spans in sorted(by_rank.items()))
     return Summary(length, ranks, _collectives(engine.op_log.collectives))
 

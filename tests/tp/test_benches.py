@@ -29,6 +29,8 @@ def test_mlp_loss_does_not_depend_on_the_split(sequence_parallel):
     split = measured(tp_mlp, replace(MLP, sequence_parallel=sequence_parallel), Layout(4))
     assert split.figures["loss"] == pytest.approx(alone.figures["loss"], rel=1e-6)
     assert split.communication > alone.communication == 0
+    for point in (alone, split):
+        assert point.compute + point.communication + point.host <= point.step * (1 + 1e-9)
 
 
 def test_modelled_times_are_the_same_in_every_run():
