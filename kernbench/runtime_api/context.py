@@ -245,9 +245,11 @@ class RuntimeContext(Factories):
         """
         op = handle.operation if isinstance(handle, Work) else handle
         op.observed = True
-        if not op.done:
-            self._block_on(op)
-        self._host_waited(self._me(), op)
+        try:
+            if not op.done:
+                self._block_on(op)
+        finally:
+            self._host_waited(self._me(), op)
         if op.error is not None:
             raise op.error
 

@@ -35,14 +35,17 @@ class Deadlines:
         self._heap.clear()
 
     def expire_before(self, time: float) -> bool:
-        """Expire the first deadline before ``time`` (s), if there is one."""
+        """Expire the first deadline before ``time`` (s), if there is one, and those at the same time as it."""
         heap = self._heap
         while heap and (heap[0][2].done or heap[0][2].start is not None):
             heapq.heappop(heap)
         if not heap or heap[0][0] >= time:
             return False
-        at, _, _, _, expire = heapq.heappop(heap)
-        expire(at)
+        at = heap[0][0]
+        while heap and heap[0][0] == at:
+            _, _, op, _, expire = heapq.heappop(heap)
+            if not op.done and op.start is None:
+                expire(at)
         return True
 
     def expire_asked_for(self) -> bool:

@@ -54,13 +54,18 @@ class RankDevice:
         """Put an operation on the rank's stream."""
         return put_on_stream(self, name, kind, seconds, nbytes)
 
-    def transfer(self, outputs: Sequence[torch.Tensor], *, to_device: bool) -> None:
-        """A copy between the host and the SIP; one to the host waits for what is on the stream."""
+    def memory_at(self, device: Any) -> DeviceMemory:
+        """Memory of a device that the program names."""
+        return self._devices.memory_at(device)
+
+    def transfer(self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None) -> None:
+        """A copy from the host to a SIP's ``memory``, or (None) to the host, which waits for what is on the stream."""
+        to_device = memory is not None
         nbytes = sum(output.numel() * output.element_size() for output in outputs)
         route = self.ctx.topology.host_route(self.state.sip, "h2d" if to_device else "d2h")
         name = "host to device" if to_device else "device to host"
         for output in outputs:
-            place(output, self.memory if to_device else None)
+            place(output, memory)
         op = self.enqueue(name, "dma", route.latency + nbytes / route.bandwidth, nbytes)
         if not to_device:
             self.ctx.wait(op)
@@ -229,7 +234,8 @@ class Devices:
             if isinstance(target, torch.Tensor):
                 kind = "cuda" if block_of(target) is not None else "cpu"
                 if kind == "cuda":
-                    args = (torch.device("cuda"), target.dtype, *args[1:])
+                    target = device_of(target)
+                    args = (target, args[0].dtype, *args[1:])
             elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
                 kind = "cuda" if isinstance(target, int) else torch.device(target).type
             else:
@@ -246,7 +252,7 @@ class Devices:
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
             device = self.mine()
             device.used = device.used or kind == "cuda"
-            device.transfer([result], to_device=kind == "cuda")
+            device.transfer([result], self.memory_at(target) if kind == "cuda" else None)
             return result
 
         def cuda(

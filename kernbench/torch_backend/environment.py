@@ -8,6 +8,7 @@ is switched with the ranks. Closing puts everything back, also after a failure.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
 
 c10d: Any = torch.distributed.distributed_c10d
 _registry: Any = torch._C._distributed_c10d
+
+
+_LOGGED_VARIABLES = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG", "NCCL_NTHREADS",
+        "NCCL_IB_TIMEOUT",
+    ),
+}  # fmt: skip
+"""Environment variables that DDP's logger notes, by backend."""
 
 
 class Environment:
@@ -122,6 +133,8 @@ class Environment:
         patch(
             dist.Backend, "backend_capability", {**dist.Backend.backend_capability, "kernbench": ["cpu", "cuda"]}
         )  # else torch warns
+        ddp: Any = torch.nn.parallel.DistributedDataParallel
+        patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)
@@ -162,6 +175,18 @@ class Environment:
 
 def _always() -> bool:
     return True
+
+
+def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """DDP's own record of itself, with the backend that the program asked for."""
+
+    @functools.wraps(stock)
+    def data(module: Any) -> dict[str, Any]:
+        backend = module.process_group.name()
+        variables = {name.lower(): os.environ.get(name, "N/A") for name in _LOGGED_VARIABLES.get(backend, ())}
+        return {**stock(module), "backend_name": backend, **variables}
+
+    return data
 
 
 class NcclStandIn:

@@ -547,7 +547,7 @@ class SimProcessGroup(_ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """As gloo's: rank 0 names the ranks that have not come in time (virtual), the others say that rank 0 failed."""
-        limit = timeout or self.timeout
+        limit = self.timeout if timeout is None else timeout
         members = self.communicator
         signature = Signature("monitored_barrier", None, None, None, None, self._ctx.ccl_config.algorithm)
         operation = self._post_to.post(members, signature, (), ())
@@ -566,7 +566,9 @@ class SimProcessGroup(_ProcessGroup):
                     at,
                 )
                 return
-            if wait_all_ranks:
+            if milliseconds == 0:
+                text = "Rank 0 timed out in monitoredBarrier after 0 ms"
+            elif wait_all_ranks:
                 text = f"Ranks {', '.join(map(str, missing))} failed to pass monitoredBarrier in {milliseconds} ms"
             else:
                 text = f"Rank {missing[0]} failed to pass monitoredBarrier in {milliseconds} ms"

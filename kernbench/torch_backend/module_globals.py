@@ -9,6 +9,7 @@ a few microseconds. Every rank starts with the values that the module had when t
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
@@ -55,15 +56,21 @@ def _functions(module: ModuleType) -> Iterator[CodeType]:
             pending += [part for part in (value.fget, value.fset, value.fdel) if part is not None]
 
 
-def rebindable(module: ModuleType) -> list[str]:
-    """Names of globals that may be different in each rank."""
-    names = {
+@functools.lru_cache(maxsize=1024)
+def _rebound(module: ModuleType) -> frozenset[str]:
+    """Names that a function of the module declares ``global``."""
+    return frozenset(
         instruction.argval
         for function in _functions(module)
         for code in _codes(function)
         for instruction in dis.get_instructions(code)
         if instruction.opname in _STORES
-    }
+    )
+
+
+def rebindable(module: ModuleType) -> list[str]:
+    """Names of globals that may be different in each rank."""
+    names = set(_rebound(module))
     names |= {name for name, value in vars(module).items() if type(value) in _CONTAINERS and not name.startswith("__")}
     return sorted(names)
 

@@ -51,7 +51,9 @@ class Block:
         self.nbytes = nbytes
 
     def __del__(self) -> None:
-        self.memory.used -= self.nbytes
+        memory = getattr(self, "memory", None)  # none if there was no room
+        if memory is not None:
+            memory.used -= self.nbytes
 
 
 def block_of(tensor: torch.Tensor) -> Block | None:

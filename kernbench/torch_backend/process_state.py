@@ -43,6 +43,10 @@ def seed_of(seed: int, rank: int) -> int:
     return seed * 1_000_003 + rank + 1
 
 
+_SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
+"""Variables that are the same in every rank, which C++ may read past ``os.environ``."""
+
+
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
@@ -121,6 +125,8 @@ class ProcessState:
         encode = self._environ.encodekey
         for name, value in self.variables(rank).items():
             environ[encode(name)] = self._environ.encodevalue(value)
+            if name in _SEEN_BY_C:
+                os.putenv(name, value)
         return _Saved(generator.get_state(), main.flags, environ, self.main_modules.get(rank, main.main))
 
     def _default_variables(self, rank: int) -> dict[str, str]:

@@ -148,23 +148,26 @@ class Recorder(TorchDispatchMode):
             if output.is_meta or type(output) not in _PLAIN:
                 return
         if device.used:
-            on_device = any(block_of(tensor) is not None for tensor in inputs)
+            blocks = [block_of(tensor) for tensor in inputs]
+            source = next((block for block in blocks if block is not None), None)
+            on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
                 placed = wanted.type == "cuda"
                 if kind == TRANSFER and placed != on_device:
-                    device.transfer(outputs, to_device=placed)
+                    device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
             else:
                 placed = on_device
             if not placed:
                 return
-            if kind == TRANSFER and len(inputs) == 2 and (block_of(inputs[0]) is None) != (block_of(inputs[1]) is None):
-                device.transfer(outputs, to_device=block_of(inputs[0]) is not None)
+            if kind == TRANSFER and len(blocks) == 2 and (blocks[0] is None) != (blocks[1] is None):
+                device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
                 return
+            memory = device.memory if source is None else source.memory
             for output in outputs:
                 if block_of(output) is None:
-                    place(output, device.memory)
+                    place(output, memory)
         if func._opname in _ALLOCATIONS:
             return
         nbytes = 0

@@ -575,6 +575,10 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
             view.fill_(value)
         return
     source = narrow_to(value, piece)
+    for d, (s, n) in enumerate(zip(piece.strides, piece.sizes, strict=True)):
+        if s == 0 and n > 1:  # a run of lanes at one address: the last wins
+            view = view.narrow(d, 0, 1)
+            source = source if source.shape[d] == 1 else source.narrow(d, n - 1, 1)
     if backwards:
         source = source.expand(view.shape).flip(backwards)
     source = _own(source, [piece.allocation])

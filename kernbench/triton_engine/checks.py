@@ -73,9 +73,10 @@ class MemoryChecks:
         if written is not None:
             _bytes(written, piece, item).fill_(True)
         nl = len(b.lanes)
-        shared = [
-            k for k, (at, (a, z)) in enumerate(zip(piece.at, piece.lanes, strict=False)) if at is None and z - a > 1
-        ]
+        shared = any(
+            z - a > 1 and (at is None or stride == 0)
+            for at, stride, (a, z) in zip(piece.at, piece.strides, piece.lanes, strict=False)
+        )
         ids = self._ids(b)[tuple(slice(a, z) for a, z in piece.lanes)]
         if shared:
             pair = ids.reshape(-1)[[0, -1]]

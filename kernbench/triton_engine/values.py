@@ -197,7 +197,7 @@ def dense_int(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...], dtype: to
             shape[k] = n
             total = total + torch.arange(0, s * n, s, dtype=torch.int64).reshape(shape)
     if v.arr is not None:
-        total = total + torch.from_numpy(np.ascontiguousarray(v.arr)).reshape(tuple(v.arr.shape) + (1,) * nt)
+        total = total + torch.from_numpy(np.array(v.arr)).reshape(tuple(v.arr.shape) + (1,) * nt)
     out = total.to(dtype)
     v.dense = out
     return out

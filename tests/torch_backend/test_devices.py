@@ -1,0 +1,121 @@
+"""Programs written for GPUs, on simulated ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import kernbench
+from kernbench.topology import resolve_topology
+from tests.torch_backend.conftest import Ranks
+
+FACTORIES = {
+    "zeros": lambda device: torch.zeros(3, device=device),
+    "tensor": lambda device: torch.tensor([1.0, 2.0], device=device),
+    "randn": lambda device: torch.randn(3, device=device),
+    "arange": lambda device: torch.arange(3, device=device),
+    "to": lambda device: torch.ones(3).to(device),
+    "to_dtype": lambda device: torch.ones(3).to(device, torch.float16),
+    "parameter": lambda device: nn.Linear(2, 2, device=device).weight,
+    "module": lambda device: nn.Linear(2, 2).to(device).weight,
+    "like": lambda device: torch.zeros_like(torch.ones(2, device=device)),
+    "result": lambda device: (torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)).sum(),
+    "view": lambda device: torch.ones(2, 2, device=device).t()[0],
+}
+
+
+@pytest.mark.parametrize("name", list(FACTORIES))
+def test_tensors_are_where_they_were_put(ranks: Ranks, name: str) -> None:
+    def body() -> list[object]:
+        tensor = FACTORIES[name]("cuda:1")
+        return [tensor.device, tensor.is_cuda, tensor.cpu().device, torch.ones(2).device]
+
+    expected = [torch.device("cuda", 1), True, torch.device("cpu"), torch.device("cpu")]
+    assert ranks(body, 2) == [expected] * 2
+
+
+def test_ranks_drive_their_own_device(ranks: Ranks) -> None:
+    def body() -> tuple[object, ...]:
+        rank = dist.get_rank()
+        default = torch.cuda.current_device()
+        torch.cuda.set_device((rank + 1) % 2)
+        return default, torch.ones(1).cuda().device.index, torch.cuda.device_count()
+
+    assert ranks(body, 2, backend="nccl") == [(0, 1, 8), (1, 0, 8)]
+
+
+def test_memory_is_counted_and_given_back(ranks: Ranks) -> None:
+    def body() -> list[int]:
+        empty = torch.cuda.memory_allocated()
+        tensor = torch.zeros(1 << 20, device="cuda")
+        view = tensor[:10]
+        full = torch.cuda.memory_allocated()
+        del tensor
+        held = torch.cuda.memory_allocated()
+        del view
+        return [empty, full, held, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+
+    assert ranks(body, 1) == [[0, 4 << 20, 4 << 20, 0, 4 << 20]]
+
+
+def test_out_of_memory_when_limited(ranks: Ranks) -> None:
+    def body() -> str:
+        torch.cuda.set_per_process_memory_fraction(1e-6)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.zeros(1 << 20, device="cuda")
+        return str(caught.value)
+
+    assert "CUDA out of memory. Tried to allocate 4.00 MiB" in ranks(body, 1)[0]
+
+
+def test_events_speak_virtual_time() -> None:
+    """A large matrix product takes what the device's matrix engines need at their peak, at least."""
+    size = 512
+    times = []
+
+    def worker(rank: int) -> None:
+        left = torch.ones(size, size, device="cuda", dtype=torch.bfloat16)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(10):
+            left @ left
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    device = resolve_topology("dgx_h100").topology_obj.device
+    kernel = max(2 * size**3 / device.matrix_rate("bf16"), 3 * 2 * size**2 / device.hbm_copy_bandwidth)
+    assert 10 * kernel <= times[0] <= 10 * (kernel + device.launch.overhead) + device.launch.latency + 1e-6
+
+
+def test_operations_are_recorded_forward_and_backward() -> None:
+    def worker(rank: int) -> None:
+        layer = nn.Linear(4, 8)
+        layer(torch.ones(2, 4)).sum().backward()
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    gemms = [op for op in ctx.engine.op_log.operations if op.kind == "gemm"]
+    assert [op.name.partition(".")[0] for op in gemms] == ["addmm", "mm"]  # forward; the weight's gradient
+    assert all(op.rank == 0 and op.end is not None for op in gemms)
+
+
+def test_autocast_for_cuda(ranks: Ranks) -> None:
+    def body() -> torch.dtype:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return (torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")).dtype
+
+    assert ranks(body, 1) == [torch.bfloat16]
+
+
+def test_what_cannot_be_pretended_says_so(ranks: Ranks) -> None:
+    def body() -> None:
+        with pytest.raises(kernbench.KernbenchError, match="needs a CUDA runtime"):
+            torch.cuda.CUDAGraph()
+
+    ranks(body, 1)

@@ -1,0 +1,142 @@
+"""What belongs to a process belongs to a rank, and nothing is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+from tests.torch_backend.conftest import Ranks
+
+
+def test_random_generators_are_each_ranks_own(ranks: Ranks) -> None:
+    def body() -> tuple[float, float, float]:
+        rank = dist.get_rank()
+        random.seed(rank)
+        np.random.seed(rank)
+        torch.manual_seed(rank)
+        random.random(), np.random.randn(), torch.rand(1)
+        dist.barrier()  # others use theirs
+        return random.random(), float(np.random.randn()), torch.rand(1).item()
+
+    for rank, (python, numpy, of_torch) in enumerate(ranks(body)):
+        own, state, generator = random.Random(rank), np.random.RandomState(rank), torch.Generator().manual_seed(rank)
+        own.random(), state.randn(), torch.rand(1, generator=generator)
+        assert python == own.random()
+        assert numpy == state.randn()
+        assert of_torch == torch.rand(1, generator=generator).item()
+
+
+def test_ranks_draw_different_numbers_and_the_same_in_every_run(ranks: Ranks) -> None:
+    def body() -> tuple[float, float, float]:
+        return torch.rand(1).item(), random.random(), float(np.random.rand())
+
+    first = ranks(body)
+    assert len(set(first)) == len(first)
+    assert first == ranks(body)
+
+
+def test_environment_and_default_dtype(ranks: Ranks) -> None:
+    def body() -> tuple[str, str, torch.dtype]:
+        rank = dist.get_rank()
+        os.environ["KERNBENCH_TEST"] = str(rank)
+        if rank == 1:
+            torch.set_default_dtype(torch.float64)
+        dist.barrier()
+        return os.environ["RANK"], os.environ["KERNBENCH_TEST"], torch.ones(1).dtype
+
+    kinds = [torch.float32, torch.float64, torch.float32, torch.float32]
+    assert ranks(body) == [(str(rank), str(rank), kind) for rank, kind in enumerate(kinds)]
+    assert "KERNBENCH_TEST" not in os.environ
+    assert os.system('test -z "$KERNBENCH_TEST"') == 0
+
+
+def test_thread_local_modes_do_not_leak(ranks: Ranks) -> None:
+    def body() -> bool:
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                dist.barrier()
+                return torch.is_grad_enabled()
+        dist.barrier()
+        return torch.is_grad_enabled()
+
+    assert ranks(body) == [False, True, True, True]
+
+
+@pytest.fixture
+def stateful() -> Any:
+    """A module that keeps state in a rebound name and in a list."""
+    module = ModuleType("kernbench_stateful")
+    exec("COUNT = 0\nSEEN = []\ndef bump(x):\n    global COUNT\n    COUNT += x\n    SEEN.append(x)", vars(module))
+    vars(module)["bump"].__module__ = module.__name__
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_per_rank_modules(ranks: Ranks, stateful: Any) -> None:
+    def body() -> tuple[int, list[int], object]:
+        rank = dist.get_rank()
+        stateful.bump(rank)
+        stateful.label = f"rank {rank}"  # set from outside
+        dist.barrier()
+        stateful.bump(10)
+        return stateful.COUNT, stateful.SEEN, stateful.label
+
+    expected = [(rank + 10, [rank, 10], f"rank {rank}") for rank in range(4)]
+    assert ranks(body, per_rank_modules=["kernbench_stateful"]) == expected
+    assert (stateful.COUNT, stateful.SEEN) == (0, [])
+    assert not hasattr(stateful, "label")
+    assert type(stateful) is ModuleType
+
+
+def test_clocks(ranks: Ranks) -> None:
+    def body() -> tuple[float, bool]:
+        begin = time.perf_counter()
+        time.sleep(dist.get_rank() * 10.0)
+        slept = time.perf_counter() - begin
+        while time.time() < 1e9 + 60:  # polling ends
+            pass
+        return slept, time.monotonic() < 1e6
+
+    assert [round(slept, 3) for slept, _ in ranks(body)] == [0.0, 10.0, 20.0, 30.0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left(fails: bool) -> None:
+    watched = [
+        (dist.distributed_c10d, "_world"), (dist, "TCPStore"), (torch.cuda, "is_available"), (torch, "tensor"),
+        (torch.Tensor, "to"), (torch.Tensor, "device"), (time, "sleep"), (time, "time"), (random, "random"),
+        (np.random, "rand"), (sys, "excepthook"), (torch, "Generator"), (torch.accelerator, "current_accelerator"),
+    ]  # fmt: skip
+    before = [getattr(owner, name) for owner, name in watched]
+    state, threads, environment = torch.get_rng_state(), torch.get_num_threads(), dict(os.environ)
+    meta_path = list(sys.meta_path)
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.rand(3, device="cuda")
+        if fails:
+            raise ValueError
+
+    with kernbench.simulate() as ctx:
+        if fails:
+            with pytest.raises(kernbench.SpawnException):
+                ctx.multiprocessing.spawn(worker, nprocs=2)
+        else:
+            ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert [getattr(owner, name) for owner, name in watched] == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (torch.get_num_threads(), dict(os.environ), sys.meta_path) == (threads, environment, meta_path)
+    assert not dist.is_initialized()
+    with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+        torch.zeros(1, device="cuda")
