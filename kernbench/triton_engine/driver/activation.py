@@ -14,6 +14,7 @@ from typing import Any
 from kernbench.errors import ConfigError, KernbenchError
 
 _target: Any = None
+_fp_fusion: str | None = None
 _indices: dict[str, int] = {}
 _before: list[tuple[Any, dict[str, Any]]] = []
 _installed: dict[str, Any] = {}
@@ -81,7 +82,10 @@ def active() -> bool:
 def activate() -> None:
     """Make this driver Triton's active one, until :func:`deactivate`. Calls nest."""
     triton = _triton()
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    global _fp_fusion
+    if not _before:
+        _fp_fusion = os.environ.get("TRITON_DEFAULT_FP_FUSION")
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     from .driver import KernbenchDriver
 
     config = triton.runtime.driver
@@ -101,6 +105,8 @@ def deactivate() -> None:
     table.update(compilers)
     if not _before:
         _installed.clear()
+        if _fp_fusion is None:
+            os.environ.pop("TRITON_DEFAULT_FP_FUSION", None)
 
 
 def _backends() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from typing import Any
 
@@ -10,6 +12,23 @@ from kernbench.triton_engine.lift.program import Program
 from kernbench.triton_engine.machine import Launch
 
 _programs: dict[str, Program] = {}
+_FILE = re.compile(r'^#loc = loc\("([^"]+)":', re.MULTILINE)
+
+
+def _relocated(ttir: str, src: Any) -> str:
+    """``ttir`` with the path that the kernel's file has now.
+
+    Triton's cache knows a kernel by its text, not by its place: what was compiled before the file moved, or in another
+    checkout, names the file of that time.
+    """
+    function = getattr(getattr(src, "fn", None), "fn", None)
+    code = getattr(function, "__code__", None)
+    found = _FILE.search(ttir)
+    if code is None or found is None or found[1] == code.co_filename:
+        return ttir
+    if os.path.basename(found[1]) != os.path.basename(code.co_filename):
+        return ttir
+    return ttir.replace(f'loc("{found[1]}":', f'loc("{code.co_filename}":')
 
 
 def program_of(src: Any, metadata: Any) -> Program:
@@ -21,7 +40,7 @@ def program_of(src: Any, metadata: Any) -> Program:
             from .pipeline import values_kernel
 
             ttir = values_kernel(src, metadata).metadata.kernbench_ttir
-        program = _programs[metadata.hash] = lift(ttir)
+        program = _programs[metadata.hash] = lift(_relocated(ttir, src))
     return program
 
 
