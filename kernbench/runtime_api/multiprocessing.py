@@ -256,7 +256,7 @@ def _run_ranks(ctx: RuntimeContext, *, until_one_more: bool = False, deadline: f
     scheduler = ctx.scheduler
     live_before = scheduler.live_count
     try:
-        with scheduler.interruptible():
+        with scheduler.at_work():
             while scheduler.live_count and not scheduler.failed:
                 if until_one_more and scheduler.live_count < live_before:
                     return False

@@ -24,7 +24,7 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from kernbench.errors import KernbenchError
-from kernbench.scheduler.carrier import Carrier, current_carrier
+from kernbench.scheduler.carrier import Carrier, current_carrier, one_core, quick_thread_end
 from kernbench.scheduler.policy import Policy, RoundRobin
 
 _UNWIND_ATTEMPTS = 100
@@ -208,8 +208,22 @@ class RankScheduler:
 
     def pause(self) -> None:
         """Let the other runnable ranks go first."""
-        self.ready.append((self.waitable(), None))
-        self.switch_to_main()
+        if self.aborting or current_carrier() is not None:
+            self.ready.append((self.waitable(), None))
+            self.switch_to_main()
+        else:
+            self.ready.append((getcurrent(), None))
+            self.main.switch()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While ranks run: Ctrl-C ends the simulation, and carriers share one core and end quickly."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.interruptible())
+            if any(rank.carrier for rank in self.ranks):
+                stack.enter_context(one_core())
+                stack.enter_context(quick_thread_end())
+            yield
 
     def make_ready(self, target: Any, error: BaseException | None = None) -> None:
         """Let ``target`` (a greenlet) run again; with ``error``, raise that inside it."""
