@@ -76,6 +76,7 @@ class RankScheduler:
         self.failed: list[Rank] = []
         self.live_count = 0
         self.aborting = False
+        self._carried = False
         self.resumed = 0
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
@@ -101,6 +102,7 @@ class RankScheduler:
         self.ranks = [Rank(index) for index in range(len(bodies))]
         self.failed = []
         self.live_count = len(bodies)
+        self._carried = isolation == "carrier"
         for rank, body in zip(self.ranks, bodies, strict=True):
             if isolation == "carrier":
                 self._start_carrier(rank, body)
@@ -208,7 +210,7 @@ class RankScheduler:
 
     def pause(self) -> None:
         """Let the other runnable ranks go first."""
-        if self.aborting or current_carrier() is not None:
+        if self.aborting or self._carried:
             self.ready.append((self.waitable(), None))
             self.switch_to_main()
         else:
@@ -220,7 +222,7 @@ class RankScheduler:
         """While ranks run: Ctrl-C ends the simulation, and carriers share one core and end quickly."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.interruptible())
-            if any(rank.carrier for rank in self.ranks):
+            if self._carried:
                 stack.enter_context(one_core())
                 stack.enter_context(quick_thread_end())
             yield
