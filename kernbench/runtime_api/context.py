@@ -34,13 +34,12 @@ from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor
 from kernbench.runtime_api.types import DeviceSelector, short_dtype
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, COPY_STREAM
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
 
-COMPUTE_STREAM = "compute"
-COPY_STREAM = "copy"
 
 POLL_SECONDS = 1e-6
 """Virtual time that one look at an unfinished operation costs the host."""

@@ -26,12 +26,11 @@ from kernbench.runtime_api.locations import Location, user_location
 from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import COMM_STREAM, Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
-COMM_STREAM = "comm"
 
 _PER_CELL = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 """Collectives whose signature describes one cell of the work buffer, of which there is one per member."""

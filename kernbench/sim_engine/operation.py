@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+COMPUTE_STREAM = "compute"
+"""Stream of kernels and of torch's operations."""
+COMM_STREAM = "comm"
+"""Stream of collectives."""
+COPY_STREAM = "copy"
+"""Stream of copies between a SIP and its host."""
+
 
 class Operation:
     """The promise of one enqueued operation: a kernel, a copy, a rank's part of a collective.

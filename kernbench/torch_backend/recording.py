@@ -17,13 +17,12 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.runtime_api.types import short_dtype
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.torch_backend.placement import block_of, place
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import RankDevice
 
-COMPUTE_STREAM = "compute"
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -207,9 +207,17 @@ def test_broadcast(ctx, root, world):
     assert results == [[(root + 1) * each for each in range(21)]] * world
 
 
-@pytest.mark.parametrize("name", ["sum", "SUM", "prod", "product", "mean", torch.distributed.ReduceOp.MAX])
-def test_reductions_by_any_name(ctx, name):
-    ctx.multiprocessing.spawn(lambda rank: ctx.distributed.all_reduce(ctx.ones(3), op=name), nprocs=2)
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sum", 5.0), ("SUM", 5.0), ("prod", 6.0), ("product", 6.0), ("mean", 2.5), (torch.distributed.ReduceOp.MAX, 3.0)],
+)
+def test_reductions_by_any_name(ctx, name, expected):
+    def worker(rank):
+        x = ctx.full((3,), rank + 2.0)
+        ctx.distributed.all_reduce(x, op=name)
+        assert x.tolist() == [expected] * 3
+
+    ctx.multiprocessing.spawn(worker, nprocs=2)
 
 
 def test_unknown_reductions_say_what_there_is(ctx):
