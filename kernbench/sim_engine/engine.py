@@ -222,6 +222,7 @@ class GraphEngine:
 
         def on_member_end(member: int, time: float) -> None:
             self._count_resolved(time)
+            parts[member].duration = max(0.0, time - float(run.member_start.max()))
             parts[member].resolve(float(member_start[member]), time)
 
         run = PlanRun(self, plan, member_start, on_member_end)
