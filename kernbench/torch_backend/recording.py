@@ -179,6 +179,8 @@ class Recorder(TorchDispatchMode):
         if not outputs and not inputs:
             return
         if func._opname in _HOST_READS:
+            if device.ctx.hooks is not None:
+                device.ctx.hooks.host_read(inputs[0], func._opname)
             device.finish()
             return
         dtype = (outputs or inputs)[0].dtype
@@ -224,6 +226,8 @@ def put_on_stream(device: RankDevice, name: str, kind: str, seconds: float, nbyt
     tail = stream.tail
     if tail is None or tail.end is not None:
         start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+        if engine.cost_model is not None:
+            op.duration = seconds = engine.cost_model(op, seconds)
         op.start, op.end = start, start + seconds
         stream.tail = op
         engine.op_log.operations.append(op)
@@ -232,6 +236,8 @@ def put_on_stream(device: RankDevice, name: str, kind: str, seconds: float, nbyt
     else:
         engine.submit(op)
     me.last = me.tails[COMPUTE_STREAM] = op
+    if device.ctx.hooks is not None:
+        device.ctx.hooks.launched(op)
     return op
 
 
