@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Request, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
@@ -73,7 +73,7 @@ class Matcher:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._runner = CollectiveRunner(ctx.topology)
+        self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
         self._sends: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
@@ -123,6 +123,8 @@ class Matcher:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
         op = self._operation(signature.op, COMM_STREAM, inputs or outputs)
         after = () if me.last is None else (me.last,)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
@@ -269,9 +271,7 @@ class Matcher:
             "op": collective.signature.op,
             "group": collective.group.name,
             "sequence": collective.sequence,
-            "algorithm": request.config.name,
-            "backpressure": request.config.backpressure,
-            "steps": len(request.plan),
+            **request.described,
             "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
         for arrival in arrivals:
@@ -316,6 +316,8 @@ class Matcher:
             itemsize=dtype.itemsize,
             dtype=short_dtype(dtype),
             splits=splits,
+            environ=collective.group.environ or (),
+            fidelity=ctx.ccl_config.fidelity,
         )
         if ctx.enable_data:
             self._runner.move(
