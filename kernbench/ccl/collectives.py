@@ -17,7 +17,7 @@ from kernbench.ccl.movements import move
 from kernbench.ccl.placement import Placement
 from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.ccl.registry import algorithm_module, build_schedule
+from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
 from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule
 from kernbench.ccl.selection import ENTRIES, FALLBACK, VARIABLES, Selection, select
 from kernbench.errors import ConfigError
@@ -119,6 +119,7 @@ class CollectiveRunner:
         splits: Splits | None = None,
         environ: Environ = (),
         fidelity: Fidelity = "auto",
+        reduction: str | None = None,
     ) -> Request:
         """Prepare ``op`` over members on ``sips``.
 
@@ -128,6 +129,7 @@ class CollectiveRunner:
             splits: the lengths of the cells, where they are not equal.
             environ: what the users' environment says to the library.
             fidelity: how to find the time.
+            reduction: its name, for collectives that reduce.
 
         Raises :class:`ConfigError` if ``config``'s algorithm implements another collective.
         """
@@ -145,6 +147,7 @@ class CollectiveRunner:
             return build_schedule(served.module, len(sips), root, where, chunks)
 
         try:
+            require_reduction(algorithm_module(served.module), reduction)
             if closed is None or not algorithm_module(served.module).__name__.startswith("kernbench."):
                 schedule = build()
                 if splits is not None and schedule.scratch:
@@ -155,7 +158,7 @@ class CollectiveRunner:
                 raise
             again = self.request(
                 op=op, config=self._entry(default), sips=sips, root=root, count=count, itemsize=itemsize, dtype=dtype,
-                splits=splits, environ=environ, fidelity=fidelity,
+                splits=splits, environ=environ, fidelity=fidelity, reduction=reduction,
             )  # fmt: skip
             return replace(again, note="; ".join([*notes, f"{error}; {default} instead"]))
         if closed is not None:
@@ -261,7 +264,9 @@ class CollectiveRunner:
 _LIBRARY_NAMES = {
     **{entry: name for (_, name), entry in ENTRIES.items()},
     "one_shot_push": "one_shot",
+    "one_shot_kernel": "one_shot",
     "two_shot_push": "two_shot",
+    "two_shot_kernel": "two_shot",
 }
 
 

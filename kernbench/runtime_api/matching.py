@@ -19,9 +19,11 @@ import torch
 
 from kernbench.ccl.collectives import CollectiveRunner, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.registry import algorithm_module
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
+from kernbench.runtime_api.kernel_collectives import KernelCollectives
 from kernbench.runtime_api.locations import Location, user_location
 from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
@@ -74,6 +76,7 @@ class Matcher:
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
         self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
+        self._kernels = KernelCollectives()
         self._sends: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
@@ -318,14 +321,18 @@ class Matcher:
             splits=splits,
             environ=collective.group.environ or (),
             fidelity=ctx.ccl_config.fidelity,
+            reduction=collective.signature.reduction,
         )
         if ctx.enable_data:
-            self._runner.move(
-                request,
-                [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals],
-                [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals],
-                ReduceOp(collective.signature.reduction) if collective.signature.reduction else None,
-            )
+            inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
+            outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
+            reduction = ReduceOp(collective.signature.reduction) if collective.signature.reduction else None
+            module = algorithm_module(request.config.module)
+            if hasattr(module, "run"):
+                ranks = tuple(arrival.rank for arrival in arrivals)
+                self._kernels.run(module, ranks, inputs, outputs, reduction, root)
+            else:
+                self._runner.move(request, inputs, outputs, reduction)
         return request
 
     # -- messages ----------------------------------------------------------------------------------------------------
