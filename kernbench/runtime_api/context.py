@@ -20,12 +20,14 @@ from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
 from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
+from kernbench.runtime_api.hooks import open_hooks
 from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
 from kernbench.runtime_api.rank_state import RankState
@@ -59,6 +61,8 @@ class RuntimeContext(Factories):
         seed: seeds the random generators of the ranks, and the ``"random"`` policy.
         policy: which runnable rank goes first: ``"round_robin"`` or ``"random"``.
         ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
+        plugins: whose hooks are called; by default those that are installed.
+        options: values of the plugins' options; those that are not given have their defaults.
     """
 
     engine: GraphEngine
@@ -68,6 +72,8 @@ class RuntimeContext(Factories):
     seed: int = 0
     policy: str = "round_robin"
     ccl: CclConfig | None = None
+    plugins: PluginManager = field(default_factory=default_manager, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
     accelerator: Accelerator = field(init=False, repr=False)
@@ -97,7 +103,14 @@ class RuntimeContext(Factories):
         self.multiprocessing = Multiprocessing(self)
         self.distributed = Distributed(self)
         self.accelerator = Accelerator(self)
+        self.observing = False
+        """Whether a plugin is being told something: what it does is not the program's."""
+        self.options = self.plugins.option_values(self.options)
+        self.engine.cost_model = self.plugins.cost_model(self.topology)
+        self.hooks = open_hooks(self, self.plugins)
         self._activate()
+        if self.hooks is not None:
+            self.hooks.opened()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -127,6 +140,9 @@ class RuntimeContext(Factories):
             self.distributed._reset()
             current.deactivate(self)
             triton_launch.follow_active_context()
+            hooks, self.hooks = self.hooks, None
+            if hooks is not None:
+                hooks.closed()
 
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
@@ -151,7 +167,7 @@ class RuntimeContext(Factories):
     def ccl_config(self) -> CclConfig:
         """The collective configuration, read when it is first needed."""
         if self._ccl_loaded is None:
-            self._ccl_loaded = load_ccl_config(system=self.topology.system)
+            self._ccl_loaded = load_ccl_config(system=self.topology.system, plugins=self.plugins)
         return self._ccl_loaded
 
     def _activity(self) -> tuple[int, int]:
@@ -207,6 +223,8 @@ class RuntimeContext(Factories):
             self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
             if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
                 self._flush_values()  # nobody tells us when the host looks at a plain tensor
+        if self.hooks is not None:
+            self.hooks.launched(op)
         return op
 
     def _enqueue(self, name: str, kind: str, cost: Cost | None, tensors: Iterable[Any]) -> Operation:
@@ -262,6 +280,8 @@ class RuntimeContext(Factories):
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
+        if self.observing:
+            raise KernbenchError("a plugin that observes cannot wait, nor read another operation's result")
         if self._inside_kernel:
             raise KernbenchError(
                 "a kernel cannot wait for a handle or read another operation's result: launch it later"
@@ -315,10 +335,13 @@ class RuntimeContext(Factories):
         me.progress_seen = self.engine.progress
         if me.idle_polls > _IDLE_POLLS:
             me.idle_polls = 0
-            raise DeadlockError(
+            report = (
                 f"rank {me.rank} has asked {_IDLE_POLLS} times whether {op.name!r} is complete, and nothing else in the "
                 "simulation can make progress.\n" + self.distributed._report()
             )
+            if self.hooks is not None:
+                self.hooks.deadlock(report)
+            raise DeadlockError(report)
         look = Operation(
             f"is_completed of {op.name}", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
         )
@@ -353,6 +376,8 @@ class RuntimeContext(Factories):
                     f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
                     "a program whose control flow reads data needs enable_data=True"
                 )
+            if self.hooks is not None:
+                self.hooks.host_read(tensor, name)
             state = self.storages.known(tensor)
             if state is None or state.last is None:
                 continue
@@ -424,7 +449,9 @@ class RuntimeContext(Factories):
             tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
             tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
         )
-        self._enqueue(name.strip("_"), cost.kind, cost, outputs or inputs)
+        op = self._enqueue(name.strip("_"), cost.kind, cost, outputs or inputs)
+        if self.hooks is not None:
+            self.hooks.launched(op)
 
     @contextmanager
     def _operation_of_its_own(self) -> Iterator[None]:
@@ -466,6 +493,8 @@ def simulate(
     devices: Sequence[int] | range | int | str = "all",
     correlation_id: str = "",
     ccl: CclConfig | str | None = None,
+    plugins: Sequence[Any] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -479,14 +508,19 @@ def simulate(
         devices: the SIPs to use: ``"all"``, an index, a list or a range.
         correlation_id: a name for this run.
         ccl: path of a ``ccl.yaml``, or a loaded one; default: the one in the working directory over the shipped one.
+        plugins: objects, modules or references (as ``--plugin`` takes them) that take part in this simulation, besides
+            those that are installed (:mod:`kernbench.plugins`).
+        options: values of the plugins' options.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
+        PluginError: a plugin cannot be used, or has failed to decide something.
     """
+    manager = default_manager().extended(plugins)
     if isinstance(system, TopologyHandle):
         handle = system
     else:
-        handle = resolve_topology(system, nodes=nodes)
+        handle = resolve_topology(system, nodes=nodes, plugins=manager)
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     ctx = RuntimeContext(
@@ -495,7 +529,9 @@ def simulate(
         correlation_id=correlation_id,
         seed=seed,
         policy=policy,
-        ccl=load_ccl_config(ccl, system=handle.topology_obj.system) if isinstance(ccl, str) else ccl,
+        ccl=load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl,
+        plugins=manager,
+        options=options or {},
     )
     with ctx:
         yield ctx

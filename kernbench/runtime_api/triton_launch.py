@@ -132,6 +132,8 @@ def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
     ctx.last_launch = op
     deferred = TritonLaunch(ctx, op, launch) if ctx.enable_data else SampledLaunch(ctx, op, launch)
     ctx.executor.submit(deferred)
+    if ctx.hooks is not None:
+        ctx.hooks.launched(op)
     if any(type(tensor) is not Tensor for tensor in tensors):
         # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
         ctx._block_on(deferred.attempt)

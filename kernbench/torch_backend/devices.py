@@ -67,6 +67,8 @@ class RankDevice:
         name = "host to device" if to_device else "device to host"
         for output in outputs:
             place(output, memory)
+        if self.ctx.hooks is not None and not to_device:
+            self.ctx.hooks.host_read(outputs[0], "cpu")
         op = self.enqueue(name, copy_cost(route, nbytes))
         if not to_device:
             self.ctx.wait(op)

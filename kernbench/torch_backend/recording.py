@@ -157,6 +157,8 @@ class Recorder(TorchDispatchMode):
         if not outputs and not inputs:
             return
         if func._opname in _HOST_READS:
+            if device.ctx.hooks is not None:
+                device.ctx.hooks.host_read(inputs[0], func._opname)
             device.finish()
             return
         cost = self._costs.of(
@@ -190,7 +192,10 @@ def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     tail = stream.tail
     if tail is None or tail.end is not None:
         start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
-        op.start, op.end = start, start + cost.seconds
+        seconds = cost.seconds
+        if engine.cost_model is not None:
+            op.duration = seconds = engine.cost_model(op, seconds)
+        op.start, op.end = start, start + seconds
         stream.tail = op
         engine.op_log.operations.append(op)
         if op.end > engine.latest_end:
@@ -198,6 +203,8 @@ def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     else:
         engine.submit(op)
     me.last = me.tails[COMPUTE_STREAM] = op
+    if device.ctx.hooks is not None:
+        device.ctx.hooks.launched(op)
     return op
 
 
