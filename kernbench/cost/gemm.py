@@ -69,6 +69,11 @@ class GemmKernels:
     split: float = 3.5 * US
     wide: float = 1.0
 
+    @staticmethod
+    def tile_share(loaded: Any) -> Any:
+        """What a tile keeps of the matrix rate when it loads ``loaded`` operand bytes for each operation."""
+        return 1 / (1 + _EDGE * loaded)
+
 
 KERNELS: Mapping[str, GemmKernels] = {
     "ampere": GemmKernels(
@@ -200,6 +205,11 @@ def efficiency(spec: DeviceSpec, kernels: GemmKernels, name: str) -> float:
     return min(found, 1.0)
 
 
+def sustained(seconds: Any) -> Any:
+    """A load's duration at the clocks that it leaves the device at."""
+    return seconds * (1 + _SUSTAINED * seconds / (seconds + _SUSTAINED_AFTER))
+
+
 def shared_memory(spec: DeviceSpec) -> Memory:
     """Where all PEs take their operands from: the last cache before them, or device memory where there is none."""
     if spec.l2 is not None:
@@ -237,7 +247,7 @@ def _fastest(
     waves = np.ceil(blocks / pes)
     steps = _ROW_BYTES / width
     depth = np.ceil(k / parts / steps) * steps
-    share = 1 / (1 + _EDGE * width / 2 * (1 / rows + 1 / columns))
+    share = kernels.tile_share(width / 2 * (1 / rows + 1 / columns))
     rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
     loading = (rows + columns) * depth * width / np.minimum(shared * waves / blocks, own)
@@ -262,8 +272,7 @@ def _fastest(
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
     seconds = total[at, best]
-    seconds = seconds * (1 + _SUSTAINED * seconds / (seconds + _SUSTAINED_AFTER))
-    return seconds, (moving > working)[at, best], _NAMES[best]
+    return sustained(seconds), (moving > working)[at, best], _NAMES[best]
 
 
 # Shares below and above the estimate between which 80 % of measurements lie, by estimated time.

@@ -96,7 +96,8 @@ class RuntimeContext(Factories):
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
         self.op_costs = OpCosts(self.topology.device)
-        self.sampled_seconds: dict[Any, float] = {}  # of launches that were only counted, by program and shapes
+        self.wave_reads: dict[Any, tuple[int, int] | None] = {}  # of products, by program and shapes
+        self.sampled_costs: dict[Any, Cost] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)

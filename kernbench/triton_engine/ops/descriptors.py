@@ -14,6 +14,7 @@ from torch import Tensor
 from kernbench.triton_engine import access
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
+from kernbench.triton_engine.reuse import visit, wave_bytes
 from kernbench.triton_engine.values import Aff, Box, Desc, Ptr, Value, dense_int, from_lane_array, lane_array
 
 from .arith_int import aff_add, aff_scale, mask_and
@@ -143,6 +144,9 @@ def _load(info: OpInfo) -> Callable[..., Value]:
         inner, reshaped = _inner(tile, d)
         p, mask = locate(b, d, list(index), inner, dtype.itemsize)
         fill = _fill(d, is_int)
+        if b.x.wave is not None and not is_int:
+            b.x.distinct += wave_bytes(b, p, inner, dtype.itemsize)
+            return fill
         value = access.load(b, info, p, inner, dtype, mask, fill)
         if value is None:
             return fill
@@ -173,11 +177,12 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     tile, dtype = value_ty.shape, value_ty.dtype
 
     def run(b: Any, d: Desc, *rest: Any) -> Value:
-        if b.x.dry:
-            return None
         *index, value = rest
         inner, reshaped = _inner(tile, d)
         p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        if b.x.dry:
+            visit(b, info, p, inner, dtype, mask)
+            return None
         if type(value) is Aff:
             value = dense_int(value, b.lanes, tile, dtype)
         if reshaped and type(value) is Tensor:
@@ -200,11 +205,12 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
     raw = torch.int16 if dtype is torch.bfloat16 else dtype
 
     def run(b: Any, d: Desc, *rest: Any) -> Value:
-        if b.x.dry:
-            return None
         *index, value = rest
         inner, _ = _inner(tile, d)
         p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        if b.x.dry:
+            visit(b, info, p, inner, dtype, mask)
+            return None
         values = _operand(b, value, value_ty, raw)
         for allocation, at, keep in _flat_elements(b, info, p, inner, dtype, mask):
             flat = allocation.flat(raw).numpy()
@@ -254,9 +260,10 @@ def _scatter(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
 
     def run(b: Any, d: Desc, rows: Any, column: Any, value: Any) -> Value:
-        if b.x.dry:
-            return None
         p, mask = _rows(b, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
+        if b.x.dry:
+            visit(b, info, p, value_ty.shape, value_ty.dtype, mask)
+            return None
         access.store(b, info, p, value_ty.shape, TORCH_DTYPE[value_ty.elem], materialise(value, b, value_ty), mask)
         b.wrote()
         return None
