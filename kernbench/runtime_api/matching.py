@@ -154,6 +154,8 @@ class Matcher:
         return op
 
     def _operation(self, me: RankState, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
+        if self._ctx.observing:
+            raise self._ctx._beside_the_program("communicate")
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
         nbytes = 0
