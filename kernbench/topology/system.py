@@ -114,6 +114,9 @@ class NicsSpec(Spec):
     """The NICs of one node, dealt to its SIPs by local index (rail-aligned)."""
 
     count: Count = Field(description="NICs per node: a divisor or a multiple of the SIPs")
+    with_fabric: dict[str, Count] = Field(
+        default_factory=dict, description="fabrics that such nodes are sold with, and their NICs per node"
+    )
 
 
 class FabricSpec(Spec):
