@@ -46,7 +46,7 @@ def direct_candidates(world: World, collective: str) -> list[Candidate]:
 def rank_value(world: World, collective: str, candidate: Candidate, size: Floats) -> Floats:
     """NCCL's value of a candidate, in seconds."""
     algorithm, protocol = candidate
-    if protocol == "direct" or world.generation.ranks_by_time:
+    if protocol == "direct" or world.generation.ranks_by_time or (world.nodes > 1 and world.transport.tuned):
         return time_of(world, collective, algorithm, protocol, size)
     scale = min(world.nodes, 3) - 1
     intra = table.RANK_INTRA.get(candidate, 0.0)

@@ -8,7 +8,7 @@ calibration tables that docs/accuracy.md names, one figure for all systems of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 US, KIB, MIB, GB = 1e-6, 1024, 1024**2, 1e9
 
@@ -165,6 +165,9 @@ class Transport:
             the receiver, a CPU's work for each. The same on 4 to 512 nodes of one machine [M].
         ll128: whether LL128 is allowed: it needs 128-byte stores to arrive whole.
         tree_share: what trees keep of the NICs' bandwidth, two nodes; more than two.
+        tuned: whether the transport's plugin brings a tuner, which then ranks algorithms by their times.
+        misjudged: most that the library's formula has been seen to lose by its choice, as a factor: an LL ring kept for
+            too long. What it would lose beyond that, somebody notices and forbids.
     """
 
     inject: float
@@ -179,6 +182,8 @@ class Transport:
     ll128: bool
     bulk: tuple[tuple[float, float], ...] = ()
     tree_share: tuple[float, float] = (1.0, 0.95)
+    tuned: bool = False
+    misjudged: float = 4.0
 
 
 TRANSPORTS: Mapping[str, Transport] = {
@@ -221,10 +226,13 @@ TRANSPORTS: Mapping[str, Transport] = {
         ll_hop_bandwidth=8.95 * GB,
         ll128=False,
         bulk=((128 * KIB, 68 * US), (256 * KIB, 44 * US)),
+        misjudged=8.0,
         tree_share=(1, 0.884),
     ),
 }
-TRANSPORTS = {**TRANSPORTS, "tcp": TRANSPORTS["libfabric"]}
+# What is known of sockets and of AWS's plugin agrees with libfabric on Slingshot, but for the latter's slow bulk messages.
+_PLUGIN = replace(TRANSPORTS["libfabric"], bulk=(), tuned=True)
+TRANSPORTS = {**TRANSPORTS, "efa": _PLUGIN, "tcp": _PLUGIN}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "sendrecv": lambda n: 1.0,
 }
 
+_MISJUDGED_INSIDE = 2.0
 _COPY_FLOOR = 3.0e-6
 
 
@@ -105,12 +106,19 @@ def _kernel_time(
     if len(options) == 1:
         return models.time_of(world, collective, *options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
+    times = np.stack([models.time_of(world, collective, *option, size) for option in options])
     index = np.argmin(values, axis=0)
-    seconds = np.empty_like(size)
-    for chosen in np.unique(index):
-        at = index == chosen
-        seconds[at] = models.time_of(world, collective, *options[int(chosen)], size[at])
+    seconds = np.take_along_axis(times, index[None], axis=0)[0]
+    if algorithm is None:
+        seconds = np.minimum(seconds, times.min(axis=0) * misjudged(world, collective))
     return seconds, (options, index)
+
+
+def misjudged(world: World, collective: str) -> float:
+    """Most that the library's choice costs, as a factor of the best algorithm's time."""
+    if world.nodes == 1:
+        return _MISJUDGED_INSIDE
+    return world.transport.misjudged if collective == "all_reduce" else min(world.transport.misjudged, 4.0)
 
 
 def host_time(world: World, kernel: Floats, gpus_per_process: int) -> Floats:

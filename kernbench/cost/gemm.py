@@ -92,7 +92,7 @@ KERNELS: Mapping[str, GemmKernels] = {
         throttle_after=436 * US,
     ),
     "hopper": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.947, "fp8": 0.846},
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.947, "fp8": 0.82},
         operand_reuse=2.5,
         pe_share=2.61,
         resident=0.39,
@@ -104,10 +104,10 @@ KERNELS: Mapping[str, GemmKernels] = {
         wide=0.549,
         split=4.66 * US,
         throttle_after=432 * US,
-        without=((192, 128), (128, 192)),
+        without=((192, 128), (128, 192), (64, 256), (64, 128)),
     ),
     "blackwell": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.921, "fp16": 0.931, "fp8": 0.8},
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.921, "fp16": 0.931, "fp8": 0.77},
         operand_reuse=10.0,
         pe_share=2.88,
         resident=0.39,

@@ -133,6 +133,9 @@ _RATE_COLUMNS = {"tflops": 1e12, "mamf_tflops": 1e12}
 _ELEMENT_RATES = {"gelem_per_s": 1e9}
 
 
+MEASURED = frozenset((*_TIME_COLUMNS, *_RATE_COLUMNS, *_ELEMENT_RATES, "ip_us", "algbw_GBps", "busbw_GBps"))
+
+
 def number(row: Mapping[str, str], column: str, path: Path) -> float:
     """The number in a column. Raises ConfigError."""
     try:

@@ -110,9 +110,22 @@ def read_log(text: str) -> TableFile | None:
         return None
     if hosts:
         about |= {"ranks": len(hosts), "nodes": len(set(hosts.values()))}
-    if "type" in rows[0]:
-        about["dtype"] = rows[0]["type"]
+    about["dtype"] = rows[0]["type"]
+    if hosts and "collective" not in about and (guess := _collective_of(rows[-1], len(hosts))):
+        about["collective"] = guess
     return TableFile(rows, about)
+
+
+def _collective_of(row: Row, ranks: int) -> str | None:
+    """The collective that a row's bus bandwidth says, where only one has that factor."""
+    algbw, busbw = float(row["algbw"]), float(row["busbw"])
+    if ranks < 3 or algbw < 0.5:
+        return None  # too few digits
+    if abs(busbw / algbw / (2 * (ranks - 1) / ranks) - 1) < 0.02:
+        return "all_reduce"
+    if row["redop"] not in ("", "none") and abs(busbw / algbw / ((ranks - 1) / ranks) - 1) < 0.02:
+        return "reduce_scatter"
+    return None
 
 
 def _untagged(line: str) -> str:
@@ -128,17 +141,18 @@ def _log_row(line: str, in_place_first: bool) -> Row | None:
         return None
     if not re.fullmatch(r"[a-z][a-z0-9_]*", words[2]):
         return None
-    rest = words[3:]
+    rest, redop = words[3:], ""
     if not _NUMBER.match(rest[0]):
-        rest = rest[1:]  # redop
+        redop, rest = rest[0], rest[1:]
     if rest[:1] == ["-1"] or (len(rest) in (5, 7, 9) and rest[0].isdigit()):
         rest = rest[1:]  # root
     width = 4 if len(rest) in (4, 8) else 3
-    times = [block[0] for block in _blocks(rest, width)]
-    if not times or not all(_NUMBER.match(word) for word in times):
+    blocks = list(_blocks(rest, width))
+    if not blocks or not all(_NUMBER.match(word) for block in blocks for word in block[:3]):
         return None
     names = ("ip_us", "oop_us") if in_place_first else ("oop_us", "ip_us")
-    return {"size_bytes": words[0], "type": words[2], **dict(zip(names, times, strict=False))}
+    row = {"size_bytes": words[0], "type": words[2], "redop": redop, "algbw": blocks[0][1], "busbw": blocks[0][2]}
+    return row | {name: block[0] for name, block in zip(names, blocks, strict=False)}
 
 
 def _blocks(words: list[str], width: int) -> Iterator[list[str]]:

@@ -17,6 +17,7 @@ from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time, traffic_of
 from kernbench.cost.reference import (
+    MEASURED,
     Table,
     gemm_shape,
     number,
@@ -147,8 +148,9 @@ def load(table: Table, directory: Path) -> Measured:
     found = read_table(path)
     table = _completed(table, found)
     rows = list(select_rows(table, found, path))
-    if table.column and any(row.get(table.column) for row in rows):
-        rows = [row for row in rows if row.get(table.column)]  # others were not measured
+    columns = {table.column} if table.column else MEASURED
+    filled = [row for row in rows if any(row.get(column) for column in columns)]
+    rows = filled or rows  # rows that were not measured are left out; that none is, is told below
     if not rows:
         raise ConfigError(f"table {path}: no rows for this entry (ranks, nodes, dtype, device, where)")
     return _LOAD[table.kind](table, path, rows, directory)

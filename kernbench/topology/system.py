@@ -124,8 +124,9 @@ class FabricSpec(Spec):
 
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
-    transport: Literal["verbs", "libfabric", "tcp"] = Field(
-        default="verbs", description="how a collective library drives it: queue pairs, libfabric messages or sockets"
+    transport: Literal["verbs", "libfabric", "efa", "tcp"] = Field(
+        default="verbs",
+        description="how a collective library drives it: queue pairs, libfabric messages, AWS's plugin or sockets",
     )
     latency: Seconds = Field(description="one way, from NIC to NIC, switches and software of the transport included")
     bandwidth: Bandwidth = Field(description="bytes per second of one NIC in one direction, as on the data sheet")
