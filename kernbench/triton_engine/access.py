@@ -20,7 +20,7 @@ from kernbench.errors import MemoryAccessError
 from .footprint import Cell, Footprint, Piece, footprint
 from .lift.program import OpInfo
 from .memory import Allocation
-from .values import Aff, Box, Ptr, dense_int, dense_mask, lane_array
+from .values import Aff, Box, Late, Ptr, dense_int, dense_mask, lane_array
 
 #: Beyond this many pieces an access is gathered element by element.
 MAX_PIECES = 512
@@ -610,8 +610,12 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
         dense = mask
     elif not mask:
         return
+    if type(value) is Late and (p.den is not None or dense is not None):
+        value = value.value()
     if p.den is None and dense is None:
         cut = access.pieces(box)
+        if type(value) is Late and (cut is None or len(cut[0]) > 1):
+            value = value.value()
         if cut is not None:
             if len(cut[0]) > 1:
                 value = _own(value, [piece.allocation for piece in cut[0]])
@@ -638,6 +642,10 @@ def _own(value: Any, targets: list[Allocation]) -> Any:
 
 def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
     view, backwards = piece.view(dtype)
+    if type(value) is Late:
+        if not backwards and _apart(view, piece, value.args) and value.into(view, *value.args):
+            return
+        value = value.value()
     if type(value) is not Tensor:
         if dtype.itemsize == 1 and dtype.is_floating_point:
             view.copy_(torch.tensor(value, dtype=torch.float32).to(dtype))
@@ -653,6 +661,19 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
         source = source.expand(view.shape).flip(backwards)
     source = _own(source, [piece.allocation])
     view.copy_(source)
+
+
+def _apart(view: Tensor, piece: Piece, operands: tuple[Any, ...]) -> bool:
+    """Whether an elementwise operation may write to ``view``: every element has an address of its own, and operands in
+    the same memory are the very same elements."""
+    if any(s == 0 and n > 1 for s, n in zip(piece.strides, piece.sizes, strict=True)) or not _distinct(piece):
+        return False
+    for x in operands:
+        if type(x) is not Tensor or x.untyped_storage().data_ptr() != piece.allocation.base:
+            continue
+        if x.data_ptr() != view.data_ptr() or x.stride() != view.stride() or x.shape != view.shape:
+            return False
+    return True
 
 
 def narrow_to(value: Tensor, piece: Piece) -> Tensor:

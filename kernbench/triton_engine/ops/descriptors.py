@@ -15,7 +15,7 @@ from kernbench.triton_engine import access
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
 from kernbench.triton_engine.reuse import visit, wave_bytes
-from kernbench.triton_engine.values import Aff, Box, Desc, Ptr, Value, dense_int, from_lane_array, lane_array
+from kernbench.triton_engine.values import Aff, Box, Desc, Late, Ptr, Value, dense_int, from_lane_array, lane_array
 
 from .arith_int import aff_add, aff_scale, mask_and
 from .atomics import _flat_elements, _operand, update
@@ -223,6 +223,8 @@ def _store(info: OpInfo) -> Callable[..., Value]:
             return None
         if type(value) is Aff:
             value = dense_int(value, b.lanes, tile, dtype)
+        if reshaped and type(value) is Late:
+            value = value.value()
         if reshaped and type(value) is Tensor:
             full = materialise(value, b, value_ty)
             value = full.reshape(full.shape[: len(b.lanes)] + inner)
