@@ -407,6 +407,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
             live = (live & ~bits(instr.results)) | used
     for code in program.blocks:
         code.live_in = tuple(members(live_in[code.index]))
+        code.live_out = tuple(members(at_end[code.index] | bits(term_uses(code))))
         code.kills = tuple(members(preds[code.index] & ~live_in[code.index] & ~lasting))
     _build(program, invariant)
     return program

@@ -141,6 +141,8 @@ class Code:
     instrs: list[Instr] = field(default_factory=list)
     term: Terminator = field(default_factory=Return)
     live_in: tuple[int, ...] = ()
+    #: Slots that the terminator reads, or that are read after it.
+    live_out: tuple[int, ...] = ()
     kills: tuple[int, ...] = ()
 
 
