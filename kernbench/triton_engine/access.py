@@ -8,7 +8,7 @@ of its allocation with a few integer operations.
 from __future__ import annotations
 
 from itertools import pairwise, product
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,38 @@ def _filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[An
         tuple([0 if v is None else v for v in low]),
         tuple([n if v is None else v for v, n in zip(high, tile, strict=True)]),
     )
+
+
+class _Windows:
+    """Where the lanes' tiles lie, relative to one another: ``step`` bytes or multiples of it apart."""
+
+    __slots__ = ("arr", "foot", "index", "least", "moving", "shape", "sizes", "span", "starts", "step", "steps")
+
+    def __init__(
+        self,
+        arr: np.ndarray,
+        foot: Footprint,
+        shape: tuple[int, ...],
+        moving: list[int],
+        starts: np.ndarray,
+        item: int,
+    ) -> None:
+        self.arr = arr
+        self.foot = foot
+        self.shape = shape
+        self.moving = moving
+        self.starts = starts
+        self.least = int(starts.min())
+        apart = starts - self.least
+        self.span = int(apart.max())
+        self.step = int(np.gcd.reduce(apart)) or item
+        self.index = torch.from_numpy(apart // self.step)
+        self.sizes = [self.span // self.step + 1, *foot.sizes]
+        self.steps = [self.step // item, *foot.steps]
+
+    def only(self, which: np.ndarray, item: int) -> _Windows:
+        """Some of the windows."""
+        return _Windows(self.arr, self.foot, self.shape, self.moving, self.starts[which], item)
 
 
 class Access:
@@ -281,37 +313,28 @@ class Access:
         a whole number of steps apart, so that one indexed copy fetches them. None if that is not so."""
         b = self.b
         lanes: tuple[int, ...] = b.lanes
-        nl = len(lanes)
         c, ls, ts, arr = self._affine()
         if arr is None or b.rank_index is not None:
             return None
         low, high, varying = self._bounds(mask, ts)
         if varying:
             return None
-        moving = [k for k in range(nl) if arr.shape[k] > 1]
-        layout = self._layout(
-            tuple([0 if k in moving else s for k, s in enumerate(ls)]),
-            ts,
-            tuple([1 if k in moving else n for k, n in enumerate(lanes)]),
-            low,
-            high,
-        )
-        if layout is None:
-            return None
-        foot, shape, _ = layout
-        if foot is None:
-            return None
-        if any(ls[k] for k in moving):
-            arr = lane_array(Aff(0, tuple([s if k in moving else 0 for k, s in enumerate(ls)]), (), 0, 0, arr), lanes)
-        starts = arr.reshape(-1)
-        if len(starts) > _MOST_WINDOWS and foot.active < _LARGE_WINDOW:
-            return None
+        # in a loop only ``c`` changes: what follows from the rest is kept, as long as the very same array comes
+        kept: dict[Any, Any] = self.info.layouts
+        key = ("windows", ls, ts, lanes, low, high, self.tile)
+        plan: _Windows | None = kept.get(key)
+        if plan is None or plan.arr is not arr:
+            plan = self._plan_windows(arr, ls, ts, low, high)
+            if plan is None:
+                return None
+            kept[key] = plan
+        foot, shape, moving = plan.foot, plan.shape, plan.moving
         root = self.pointer.root
         allocation: Allocation | None = None
         if root is not None:
             allocation, base = b.x.roots[root][b.rank]
             c += base
-        values = self._fetch(foot, allocation, starts + c, dtype)
+        values = self._fetch(plan, allocation, c, dtype)
         if values is None:
             return None
         rest = foot.sizes
@@ -327,42 +350,60 @@ class Access:
         out[inside].copy_(values)
         return out
 
-    def _fetch(
-        self, foot: Footprint, allocation: Allocation | None, starts: np.ndarray, dtype: torch.dtype
-    ) -> Tensor | None:
-        """Copies of a footprint at several addresses, stacked; None if they are to be looked at one by one."""
-        item = self.item
-        lo, hi = int(starts.min()), int(starts.max())
+    def _plan_windows(
+        self, arr: np.ndarray, ls: tuple[int, ...], ts: tuple[int, ...], low: tuple[Any, ...], high: tuple[Any, ...]
+    ) -> _Windows | None:
+        lanes: tuple[int, ...] = self.b.lanes
+        moving = [k for k in range(len(lanes)) if arr.shape[k] > 1]
+        layout = self._layout(
+            tuple([0 if k in moving else s for k, s in enumerate(ls)]),
+            ts,
+            tuple([1 if k in moving else n for k, n in enumerate(lanes)]),
+            low,
+            high,
+        )
+        if layout is None:
+            return None
+        foot, shape, _ = layout
+        if foot is None:
+            return None
+        full = arr
+        if any(ls[k] for k in moving):
+            full = lane_array(Aff(0, tuple([s if k in moving else 0 for k, s in enumerate(ls)]), (), 0, 0, arr), lanes)
+        if full.size > _MOST_WINDOWS and foot.active < _LARGE_WINDOW:
+            return None
+        return _Windows(arr, foot, shape, moving, full.reshape(-1), self.item)
+
+    def _fetch(self, plan: _Windows, allocation: Allocation | None, c: int, dtype: torch.dtype) -> Tensor | None:
+        """Copies of all windows ``c`` bytes on, stacked; None if they are to be looked at one by one."""
+        item, foot = self.item, plan.foot
+        lo = c + plan.least
         raw = torch.uint8 if dtype.itemsize == 1 and dtype.is_floating_point else dtype
         if allocation is None:
             allocation = self.b.x.find(lo + foot.least)
             if allocation is None:
                 return None
             end = allocation.base + allocation.nbytes
-            if hi + foot.most > end:  # windows in several allocations
-                here = starts + foot.most <= end
+            if lo + plan.span + foot.most > end:  # windows in several allocations
+                here = plan.starts + (c + foot.most) <= end
                 if not here.any():
                     return None
-                first = self._fetch(foot, allocation, starts[here], dtype)
-                others = None if first is None else self._fetch(foot, None, starts[~here], dtype)
+                first = self._fetch(plan.only(here, item), allocation, c - allocation.base, dtype)
+                others = None if first is None else self._fetch(plan.only(~here, item), None, c, dtype)
                 if first is None or others is None:
                     return None
-                out = first.new_empty((len(starts), *foot.sizes))
+                out = first.new_empty((len(here), *foot.sizes))
                 which = torch.from_numpy(here)
                 out[which], out[~which] = first, others
                 return out
-            starts = starts - allocation.base
-            lo, hi = lo - allocation.base, hi - allocation.base
-        apart = starts - lo
-        step = gcd(int(np.gcd.reduce(apart)), hi - lo) or item
+            lo -= allocation.base
         begin = lo + foot.shift
-        if lo + foot.least < 0 or hi + foot.most > allocation.nbytes or step % item or begin % item:
+        most = lo + plan.span + foot.most
+        if lo + foot.least < 0 or most > allocation.nbytes or plan.step % item or begin % item:
             return None
-        self.b.x.touch(self.info, allocation, foot.active * item * len(starts), lo + foot.least, hi + foot.most)
-        memory = allocation.flat(raw).as_strided(
-            [(hi - lo) // step + 1, *foot.sizes], [step // item, *foot.steps], begin // item + foot.flip
-        )
-        out = memory.index_select(0, torch.from_numpy(apart // step))
+        self.b.x.touch(self.info, allocation, foot.active * item * len(plan.starts), lo + foot.least, most)
+        memory = allocation.flat(raw).as_strided(plan.sizes, plan.steps, begin // item + foot.flip)
+        out = memory.index_select(0, plan.index)
         if foot.backwards:
             out = out.flip([d + 1 for d in foot.backwards])
         return out if raw is dtype else out.view(dtype)

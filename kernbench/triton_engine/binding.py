@@ -21,6 +21,7 @@ from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
 if TYPE_CHECKING:
     from .batch import Batch
 
+_KEPT_PRODUCTS = 64
 _NULL = Allocation(torch.empty(0), "null pointer")
 
 
@@ -76,6 +77,8 @@ class Binding:
         self.traffic: dict[int, TensorTraffic] = {}
         self.bytes: dict[int, int] = {}
         self._known: dict[int, Allocation] = {}
+        #: By identity of the array, which is held so that nothing else gets its place.
+        self._scaled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._rank_roots: dict[tuple[int, tuple[int, ...], int], RankRoots] = {}
         #: What all ranks moved alike, not yet in ``traffic``: instruction, roots, bytes of each rank, range of offsets.
         self._alike: dict[tuple[int, int, tuple[int, ...]], tuple[OpInfo, RankRoots, list[int]]] = {}
@@ -147,6 +150,16 @@ class Binding:
         return host_descriptor(first, arg, ty)
 
     # Memory services for operations
+
+    def scaled(self, arr: np.ndarray, factor: int) -> np.ndarray:
+        """``arr * factor``; the same array again for the same operands, so that what was made of it can be kept."""
+        key = (id(arr), factor)
+        found = self._scaled.get(key)
+        if found is None:
+            if len(self._scaled) >= _KEPT_PRODUCTS:
+                self._scaled.clear()
+            found = self._scaled[key] = (arr, arr * factor)
+        return found[1]
 
     def find(self, address: int) -> Allocation | None:
         for allocation in self._known.values():
