@@ -53,8 +53,27 @@ _TENSOR_RATE = {"f32": 0.5, "f64": 0.07, "f8E4M3FN": 2.0, "f8E5M2": 2.0, "i8": 2
 Model = Callable[[Counts, "Resources | None", Device], float]
 
 
+#: Warps that keep a processor's four schedulers busy.
+_FEEDING_WARPS = 4
+
+
+def resident_programs(resources: Resources, device: Device) -> int:
+    """Programs that one processor holds at a time, by shared memory, registers and threads; at least one."""
+    threads = 32 * resources.num_warps
+    limits = [device.max_threads // threads]
+    if resources.registers:
+        limits.append(device.registers // (resources.registers * threads))
+    if resources.shared:
+        limits.append(device.shared_memory // resources.shared)
+    return max(1, min(limits))
+
+
 def roofline(counts: Counts, resources: Resources | None, device: Device) -> float:
-    """Seconds: ``overhead + max(compute, memory) * tail``, where the last wave of programs may be part full."""
+    """Seconds: ``overhead + max(compute, memory) * tail``, where the processors' last turn may be part full.
+
+    With ``resources``, a processor whose resident programs bring fewer than four warps is partly idle, and what did not fit
+    into registers is moved too.
+    """
     compute = 0.0
     for (dtype, unit), flops in counts.flops.items():
         if unit == "tensor":
@@ -66,13 +85,14 @@ def roofline(counts: Counts, resources: Resources | None, device: Device) -> flo
     moved = counts.unique_bytes_read + counts.unique_bytes_written
     reread = counts.bytes_read + counts.bytes_written - moved
     memory = moved / device.bandwidth + reread / (device.bandwidth * 3)  # re-reads come from the last-level cache
-    resident = 1
-    if resources is not None and resources.shared:
-        resident = max(1, device.shared_memory // resources.shared)
-    slots = device.processors * resident
-    waves = counts.programs / slots
-    tail = ceil(waves) / waves if waves > 0 else 1.0
-    busy = max(compute, memory) * min(tail, 8.0)
+    turns = ceil(counts.programs / device.processors)
+    tail = turns * device.processors / counts.programs if counts.programs else 1.0
+    fed = 1.0
+    if resources is not None:
+        threads = 32 * resources.num_warps
+        fed = min(1.0, min(resident_programs(resources, device), max(turns, 1)) * resources.num_warps / _FEEDING_WARPS)
+        memory += 2 * resources.spills * threads * counts.programs / (device.bandwidth * 3)
+    busy = max(compute, memory) * min(tail, 8.0) / fed
     return device.launch_overhead + max(busy, device.per_program_latency)
 
 
