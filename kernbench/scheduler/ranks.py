@@ -81,6 +81,8 @@ class RankScheduler:
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
         self._refusals = 0
+        self.before_switch: Callable[[], None] | None = None
+        """Called in a rank that is about to wait; it may raise. None, nearly always: then a switch pays for nothing."""
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
@@ -210,6 +212,8 @@ class RankScheduler:
 
     def pause(self) -> None:
         """Let the other runnable ranks go first."""
+        if self.before_switch is not None:
+            self.before_switch()
         if self.aborting or self._carried:
             self.ready.append((self.waitable(), None))
             self.switch_to_main()
