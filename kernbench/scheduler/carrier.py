@@ -91,6 +91,8 @@ class Carrier:
         self._to_front.acquire()
         self._finished = False
         self._parked = False
+        self.stuck = False
+        """Whether the thread is known to wait for ever, and cannot be unwound."""
         self._thrown: BaseException | None = None
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
         self.root: Any = None
@@ -98,6 +100,11 @@ class Carrier:
         self.before_run: Callable[[], None] | None = None
         """Called before each time that the thread gets the baton."""
         self.on_bound: Callable[[Any], None] | None = None
+
+    @property
+    def holds_baton(self) -> bool:
+        """Whether the thread is running (or blocked outside the simulation)."""
+        return self.root is not None and not self._parked and not self._finished
 
     def front(self) -> None:
         """Body of the fronting greenlet: lend the baton to the thread until it has finished."""
@@ -146,7 +153,7 @@ class Carrier:
 
     def _interrupt(self) -> None:
         """Unwind the thread from outside: it may be in any Python code of the user, or have just given the baton back."""
-        for _ in range(100):
+        for _ in range(1 if self.stuck else 100):
             identity = self.thread.ident
             if identity is None or not self.thread.is_alive() or self._finished:
                 return

@@ -26,6 +26,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from kernbench.errors import KernbenchError
 from kernbench.scheduler.carrier import Carrier, current_carrier, one_core, quick_thread_end
 from kernbench.scheduler.policy import Policy, RoundRobin
+from kernbench.scheduler.watchdog import Watchdog
 
 _UNWIND_ATTEMPTS = 100
 
@@ -81,6 +82,9 @@ class RankScheduler:
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
         self._refusals = 0
+        self.handles_interrupts = False
+        self.stuck: BaseException | None = None
+        """Why main was interrupted, if not by Ctrl-C."""
         self.before_switch: Callable[[], None] | None = None
         """Called in a rank that is about to wait; it may raise. None, nearly always: then a switch pays for nothing."""
 
@@ -179,12 +183,17 @@ class RankScheduler:
 
         def interrupt(signum: int, frame: Any) -> None:
             self.interrupted = True
+            stuck, self.stuck = self.stuck, None
+            if stuck is not None:
+                raise stuck
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGINT, interrupt)
+        self.handles_interrupts = True
         try:
             yield
         finally:
+            self.handles_interrupts = False
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.interrupted = False
 
@@ -227,6 +236,7 @@ class RankScheduler:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.interruptible())
             if self._carried:
+                stack.enter_context(Watchdog(self).watching())
                 stack.enter_context(one_core())
                 stack.enter_context(quick_thread_end())
             yield

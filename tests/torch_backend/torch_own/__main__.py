@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 from tests.torch_backend.torch_own import on_gloo, on_ranks
-from tests.torch_backend.torch_own.suite import FAILED, PASSED, Suite
-
-RECORD = {opened: Path(__file__).parent / f"passes_on_gloo_{'opened' if opened else 'closed'}.txt" for opened in (False, True)}
+from tests.torch_backend.torch_own.suite import FAILED, PASSED, RECORD, Suite
 
 
 def main() -> int:

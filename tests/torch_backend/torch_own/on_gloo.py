@@ -110,7 +110,9 @@ def _cuda_means_cpu(rank: int) -> None:
     ddp: Any = torch.nn.parallel.DistributedDataParallel
     stock = ddp.__init__
 
-    def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         stock(self, module, None, None, *args, **kwargs)
 
     ddp.__init__ = init

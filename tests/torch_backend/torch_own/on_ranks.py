@@ -18,7 +18,6 @@ import torch.distributed as dist
 import kernbench
 from tests.torch_backend.torch_own.suite import FAILED, WORLD, Suite
 
-
 PATIENCE = 60.0
 """Seconds after which a test is said to hang."""
 
@@ -65,7 +64,7 @@ def run_test(suite: Suite, name: str) -> str:
         return suite.outcome(set())
     except kernbench.SpawnException as error:
         codes = {getattr(cause, "code", "raised") for cause in error.errors.values()}
-        return suite.outcome(codes, f"{next(iter(error.errors.items()))}".replace("\n", " ")[:400])
+        return suite.outcome(codes, str(error)[-900:].replace("\n", " ")[-900:])
     finally:
         torch.cuda.is_available, torch.cuda.device_count = available, count  # type: ignore[assignment]
 

@@ -15,6 +15,11 @@ from typing import Any
 WORLD = 8
 
 PASSED, SKIPPED, FAILED = "passed", "skipped", "FAILED"
+RECORD = {
+    opened: Path(__file__).parent / f"passes_on_gloo_{'opened' if opened else 'closed'}.txt" for opened in (False, True)
+}
+"""Names of the tests that gloo passes, with and without the gates open."""
+
 ERROR_CODE = 10
 """Exit code of a process whose test failed; torch's own codes for skips start at 72."""
 
