@@ -1,9 +1,9 @@
 """Says so when a rank blocks its thread instead of waiting in the simulation.
 
-A rank that waits for a lock, a queue, a thread of its own or a socket holds the baton meanwhile: nobody else runs, and if what it
-waits for is another rank's business, nobody ever will. From the outside that is a hang, so this is the one place that looks at
-the wall clock. It changes no result: it reports on ``stderr``, and it stops the run only where nothing in the process can wake the
-rank, which means that the run would hang for ever.
+A rank that waits for a lock, a queue, a thread of its own or a socket holds the baton meanwhile: nobody else runs, and if
+what it waits for is another rank's business, nobody ever will. From the outside that is a hang, so this is the one place that
+looks at the wall clock. It changes no result: it reports on ``stderr``, and it stops the run only where nothing in the process
+can wake the rank, which means that the run would hang for ever (ADR 0045).
 
 A rank counts as blocked if, between two looks, its thread has used no processor time and is at the same instruction.
 """
@@ -60,7 +60,7 @@ class Watchdog:
         seen: Any = None
         looks = 0
         while not self._stop.wait(PERIOD):
-            rank = next((rank for rank in self._scheduler.ranks if rank.carrier and rank.carrier.holds_baton), None)
+            rank = self._scheduler.holder()
             place = None if rank is None else _place(rank)
             looks = looks + 1 if place is not None and place == seen else 0
             seen = place

@@ -1,7 +1,7 @@
 """Torch's per-thread state under ``isolation="greenlet"``: a rank that switches with some of it changed is stopped.
 
-Greenlet ranks share one OS thread, so ``torch.no_grad()`` around a wait would hold for whoever runs meanwhile. Looking at all of
-that state at each switch would double what a switch costs. So the functions by which a program changes it are wrapped while
+Greenlet ranks share one OS thread, so ``torch.no_grad()`` around a wait would hold for whoever runs meanwhile. Looking at all
+of that state at each switch would double what a switch costs. So the functions by which a program changes it are wrapped while
 greenlet ranks run, and only after one of them has been called does a switch look; once everything is found as it was, switches
 cost what they did.
 
@@ -117,6 +117,6 @@ class LeakGuard:
         if rank is None:
             return  # a kernel of a rank that has been stopped before
         raise KernbenchError(
-            f"rank {rank} waits inside {' and '.join(changed)}: with isolation='greenlet' ranks share one thread, so this would "
-            "hold for the other ranks, too. Wait outside of it, or spawn with isolation='carrier' (the default)."
+            f"rank {rank} waits inside {' and '.join(changed)}: with isolation='greenlet' ranks share one thread, so this "
+            "would hold for the other ranks, too. Wait outside of it, or spawn with isolation='carrier' (the default)."
         )

@@ -85,8 +85,11 @@ def test_waiting_inside_is_an_error(leak: str, wait: str) -> None:
         assert ctx.scheduler.before_switch is None
     (error,) = caught.value.errors.values()
     assert isinstance(error, kernbench.KernbenchError)
-    assert "rank 1" in str(error) and named in str(error) and "isolation='carrier'" in str(error)
-    assert after and torch.is_grad_enabled()
+    assert "rank 1" in str(error)
+    assert named in str(error)
+    assert "isolation='carrier'" in str(error)
+    assert after
+    assert torch.is_grad_enabled()
 
 
 def test_waiting_inside_backward_is_an_error() -> None:
