@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._device
+import torch.utils._python_dispatch
 from greenlet import getcurrent
 
 from kernbench.errors import KernbenchError
@@ -31,7 +32,7 @@ _C: Any = torch._C
 ENTRIES: tuple[tuple[Any, str], ...] = (
     (_C, "_set_grad_enabled"),
     (_C, "_InferenceMode"),
-    (_C, "_push_on_torch_dispatch_stack"),
+    (torch.utils._python_dispatch, "_push_on_torch_dispatch_stack"),
     (torch.overrides, "_push_on_torch_function_stack"),
     (torch.utils._device.DeviceContext, "__init__"),  # `with torch.device(...)` pushes it in C++
     (torch, "autocast_increment_nesting"),
