@@ -25,6 +25,10 @@ class SimWork(dist.Work):
         source: asked by ``source_rank`` once it is done.
     """
 
+    _future: Any = None
+    future_waits = False
+    """Whether :meth:`get_future` waits: C++ code would look at the future before this rank can complete it."""
+
     def __init__(
         self,
         ctx: RuntimeContext,
@@ -42,6 +46,9 @@ class SimWork(dist.Work):
         """Block this rank until it is done. Raises what made it fail."""
         for op in self._operations:
             self._ctx.wait(op)
+        environment = self._ctx._environment
+        if environment is not None and environment.futures.outstanding:
+            environment.futures.settle()
         return True
 
     def synchronize(self) -> None:
@@ -75,14 +82,17 @@ class SimWork(dist.Work):
         return self._source()
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` that is complete.
+        """A ``torch.futures.Future`` of the tensors that it writes; the same one every time (ADR 0044)."""
+        if self._future is None:
+            if self.future_waits:
+                self.wait()
+            assert self._ctx._environment is not None
+            self._future = self._ctx._environment.futures.make(self._operations, self._tensors)
+        return self._future
 
-        Code in C++ waits for futures without letting other ranks run, so this waits first (ADR 0042).
-        """
-        self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(list(self._tensors))
-        return future
+    def get_future_result(self) -> Any:
+        """A future of 0, NCCL's word for success; fails as the work does."""
+        return self.get_future().then(lambda future: future.value() and 0)
 
     _source_rank = source_rank
     getFuture = get_future
