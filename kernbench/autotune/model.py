@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Protocol
 
-from kernbench.cost.gemm import efficiency, kernels_of
+from kernbench.cost.gemm import efficiency, kernels_of, shared_memory
 from kernbench.topology.device import DeviceSpec
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.driver.resources import Resources
@@ -98,7 +98,7 @@ class OccupancyRoofline:
         trips = max(counts.trips.values(), default=0) / programs
         threads = resources.num_warps * device.target.warp_size
         spilled = resources.spills * threads * 2 * max(trips, 1) * concurrent
-        cache = device.l2 or device.pe.tcm
+        cache = shared_memory(device)
         share = min(cache.bandwidth * kernels.operand_reuse, cache.bandwidth * kernels.pe_share) / device.pes
         moved = (counts.bytes_read + counts.bytes_written) * each + spilled
         in_flight = max(1, resources.num_stages - 1)

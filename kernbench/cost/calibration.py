@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.collectives import collective_name
 from kernbench.cost.devices import generation_of
 from kernbench.cost.gemm import KERNELS
 from kernbench.cost.reference import Table, read_manifest

@@ -8,22 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from kernbench.cost import collective_models as models
-from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
+from kernbench.cost.collective_choice import Candidate, rank_value
+from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
+from kernbench.cost.selection import eligible
 from kernbench.cost.uncertainty import collective_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv")
-
-_ALIASES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "send_recv": "sendrecv",
-}
 
 # nccl-tests' factor from algorithm to bus bandwidth.
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
@@ -105,24 +97,13 @@ def collective_time(
     return Estimate(*(value.item() if scalar else value for value in values))
 
 
-def collective_name(name: str) -> str:
-    """The name that is used here for ``alltoall_perf``, ``send_recv`` and the like. Raises ConfigError."""
-    plain = name.removesuffix("_perf")
-    plain = _ALIASES.get(plain, plain)
-    if plain not in COLLECTIVES:
-        raise ConfigError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
-    return plain
-
-
 def _kernel_time(
     world: World, collective: str, size: Floats, algorithm: str | None
 ) -> tuple[Floats, tuple[list[Candidate], Any]]:
     """Device time, and the candidates with the index of the chosen one for each size."""
     if world.ranks == 1:
         return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
-    options = candidates(world, collective)
-    if algorithm is not None:
-        options = _override([*options, *direct_candidates(world, collective)], algorithm, collective)
+    options = eligible(world, collective, algorithm)
     if len(options) == 1:
         return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
@@ -132,15 +113,6 @@ def _kernel_time(
         at = index == chosen
         seconds[at] = _time(world, collective, options[chosen], size[at])
     return seconds, (options, index)
-
-
-def _override(options: list[Candidate], algorithm: str, collective: str) -> list[Candidate]:
-    name, _, protocol = algorithm.lower().partition("/")
-    kept = [option for option in options if name in ("", option[0]) and protocol in ("", option[1])]
-    if not kept:
-        known = ", ".join(f"{option[0]}/{option[1]}" for option in options)
-        raise ConfigError(f"algorithm {algorithm!r} does not exist for {collective} here; possible: {known}")
-    return kept
 
 
 def _time(world: World, collective: str, option: Candidate, size: Floats) -> Floats:

@@ -17,7 +17,7 @@ from kernbench.cost.devices import generation_of, resolve_device
 from kernbench.cost.estimate import Estimate, Floats, interval
 from kernbench.cost.memory_bound import ITEM_BYTES
 from kernbench.errors import ConfigError
-from kernbench.topology.device import DeviceSpec
+from kernbench.topology.device import DeviceSpec, Memory
 from kernbench.topology.dtypes import canonical_dtype
 
 US = 1e-6
@@ -200,6 +200,13 @@ def efficiency(spec: DeviceSpec, kernels: GemmKernels, name: str) -> float:
     return min(found, 1.0)
 
 
+def shared_memory(spec: DeviceSpec) -> Memory:
+    """Where all PEs take their operands from: the last cache before them, or device memory where there is none."""
+    if spec.l2 is not None:
+        return spec.l2
+    return Memory.model_construct(size=0, bandwidth=spec.hbm_copy_bandwidth, latency=spec.hbm.latency)
+
+
 def _configurations() -> tuple[Floats, Floats, Floats]:
     grid = np.array([(*tile, split) for tile in TILES for split in SPLITS], dtype=np.float64)
     return grid[:, 0], grid[:, 1], grid[:, 2]
@@ -219,7 +226,7 @@ def _fastest(
     m, n, k, b = (value[:, None] for value in (m, n, k, b))
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
-    cache = spec.l2 or spec.pe.tcm
+    cache = shared_memory(spec)
     wide = kernels.wide if width >= 4 else 1.0
     shared = cache.bandwidth * kernels.operand_reuse * wide
     own = cache.bandwidth * kernels.pe_share * wide / pes

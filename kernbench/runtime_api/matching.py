@@ -130,6 +130,8 @@ class Matcher:
         collective, error = group.arrive(arrival)
         shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, shapes=shapes)
+        if ctx.hooks is not None:
+            ctx.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
         if len(collective.arrivals) == 1 and error is None:
             ctx._pending_collectives.append(collective)
         ctx.engine.progress += 1
@@ -287,6 +289,8 @@ class Matcher:
             op = arrival.op
             op.detail = detail if op.detail is None else {**op.detail, **detail}
             op.when_resolved(collective.member_ended)
+        if ctx.hooks is not None:
+            ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(
             request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
         )
@@ -357,6 +361,8 @@ class Matcher:
         self.history.add(
             rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
         )
+        if ctx.hooks is not None:
+            ctx.hooks.collective_enqueued(group.name, -1, message.signature, op, message.location, peer)
         ctx.engine.progress += 1
         if peer is None:
             self._any_source.append(message)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench import triton_engine
-from kernbench.cost.torch_ops import Work
+from kernbench.cost.work import Work
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.current import current_context
 from kernbench.runtime_api.tensor import Tensor, plain, storage_of
@@ -131,6 +131,8 @@ def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
     ctx.last_launch = op
     deferred = TritonLaunch(ctx, op, launch) if ctx.enable_data else SampledLaunch(ctx, op, launch)
     ctx.executor.submit(deferred)
+    if ctx.hooks is not None:
+        ctx.hooks.launched(op)
     if any(type(tensor) is not Tensor for tensor in tensors):
         # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
         ctx._block_on(deferred.attempt)
@@ -211,7 +213,7 @@ class SampledLaunch(TritonLaunch):
                 counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
                 counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
                 return estimate(counts, None, device_model(device))
-        return Work(nbytes).seconds(device)
+        return Work(nbytes).cost(device).seconds
 
 
 def _stand_in(arg: Any) -> Any:

@@ -19,7 +19,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -62,6 +62,19 @@ class Rank:
         return f"<Rank {self.index} {self.state.value}>"
 
 
+class RankObserver(Protocol):
+    """Is told when ranks begin and end; where they do."""
+
+    def rank_started(self, rank: Rank) -> None:
+        """A rank's body is about to run."""
+
+    def rank_ended(self, rank: Rank) -> None:
+        """A rank is done or aborted, also one that has never started."""
+
+    def rank_failed(self, rank: Rank) -> None:
+        """A rank has failed, maybe after it had ended."""
+
+
 class RankScheduler:
     """Runs rank greenlets, exactly one at a time, in the order that ``policy`` gives.
 
@@ -83,6 +96,7 @@ class RankScheduler:
         self.resumed = 0
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
+        self.observer: RankObserver | None = None
         self._refusals = 0
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
@@ -129,6 +143,8 @@ class RankScheduler:
         def run() -> None:
             rank.state = RankState.RUNNING
             try:
+                if self.observer is not None:
+                    self.observer.rank_started(rank)
                 body()
                 rank.state = RankState.DONE
             except (KeyboardInterrupt, GreenletExit):
@@ -156,8 +172,12 @@ class RankScheduler:
         rank.error = error
         rank.traceback = _user_traceback(error)
         self.failed.append(rank)
+        if self.observer is not None:
+            self.observer.rank_failed(rank)
 
     def _unbind(self, rank: Rank) -> None:
+        if self.observer is not None and rank.state in (RankState.DONE, RankState.ABORTED):
+            self.observer.rank_ended(rank)
         if self.rank_by_greenlet.pop(rank.greenlet, None) is None:
             return  # given up before, and ended after all
         self.live_count -= 1

@@ -8,7 +8,7 @@ it waits behind it, and it is resumed at the next drain.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from kernbench.sim_engine.operation import Operation
@@ -67,8 +67,12 @@ class DataExecutor:
         self._queues: dict[int | None, deque[Deferred]] = {}
         self._touched: dict[int, int] = {}
         self._suspended: list[tuple[Running, list[Deferred]]] = []
+        self.moves = 0
+        """Grows whenever anything has been computed: an operation may be done that was not."""
         self.failed: list[Operation] = []
         """Operations that failed and whose error nobody may have seen yet."""
+        self.on_settled: Callable[[Operation], None] | None = None
+        """Called with each operation whose values have been computed, or failed to."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values())) + sum(len(batch) for _, batch in self._suspended)
@@ -92,6 +96,7 @@ class DataExecutor:
         """
         ran = False
         while self._queues or self._suspended:
+            self.moves += 1
             moved = self._resume_suspended(now)
             moved = self._start_heads(now) or moved
             if not moved:
@@ -112,6 +117,7 @@ class DataExecutor:
         kept = [launch for queue in self._queues.values() for launch in queue]
         kept += [launch for _, batch in self._suspended for launch in batch]
         self.clear()
+        self.moves += 1
         for launch in kept:
             launch.op.fail(error, now)
 
@@ -153,6 +159,8 @@ class DataExecutor:
             if error is not None:
                 launch.op.fail(error, now if launch.op.end is None else launch.op.end)
                 self.failed.append(launch.op)
+            if self.on_settled is not None:
+                self.on_settled(launch.op)
 
     def _forget(self, launch: Deferred) -> None:
         for storage in launch.touches:

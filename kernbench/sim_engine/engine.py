@@ -42,6 +42,8 @@ class GraphEngine:
         self.resolved_count = 0
         self.progress = 0
         self.latest_end = 0.0
+        self.cost_model: Callable[[Operation, float], float] | None = None
+        """Says how long an operation of a stream takes, given what was modelled (s); None: as modelled."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
         self._network = Network(topology_obj.link_bandwidth.tolist(), self.at, lambda: self.now)
@@ -118,6 +120,8 @@ class GraphEngine:
 
         An operation without a duration waits for :meth:`set_duration`.
         """
+        if self.cost_model is not None and op.duration is not None:
+            op.duration = self.cost_model(op, op.duration)
 
         def start_at(start: float) -> None:
             if op.end is not None:
@@ -131,9 +135,9 @@ class GraphEngine:
 
     def set_duration(self, op: Operation, seconds: float) -> None:
         """Tell how long ``op`` takes, now that it has been executed."""
-        op.duration = seconds
+        op.duration = seconds if self.cost_model is None else self.cost_model(op, seconds)
         if op.start is not None and op.end is None:
-            self._end_stream_op(op, op.start + seconds)
+            self._end_stream_op(op, op.start + op.duration)
 
     def _end_stream_op(self, op: Operation, end: float) -> None:
         self._count_resolved(end)
@@ -232,6 +236,7 @@ class GraphEngine:
 
         def on_member_end(member: int, time: float) -> None:
             self._count_resolved(time)
+            parts[member].duration = max(0.0, time - run.last_start)
             parts[member].resolve(starts[member], time)
 
         run = PlanRun(self, plan, np.zeros(plan.members), on_member_end)
@@ -262,6 +267,7 @@ class GraphEngine:
     def _start_plan(self, run: PlanRun) -> None:
         # A member that came early waits: nothing moves before the present, when the others are known to have come.
         run.member_start = np.maximum(run.member_start, self.now)
+        run.last_start = float(run.member_start.max())
         plan = run.plan
         links = plan.links
         in_use = [] if self._free(links) else [

@@ -38,6 +38,8 @@ class PlanRun:
     ) -> None:
         self.plan = plan
         self.member_start = member_start
+        self.last_start = 0.0
+        """When the last member joined."""
         self._times: PlanTimes | None = None
         self._engine = engine
         self._on_member_end = on_member_end

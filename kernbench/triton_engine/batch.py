@@ -15,6 +15,7 @@ from .ptx import Frame
 from .values import Aff, from_lane_array
 
 if TYPE_CHECKING:
+    from .binding import RankRoots
     from .machine import Execution
 
 
@@ -27,6 +28,7 @@ class Batch:
         "ids",
         "lanes",
         "n",
+        "order",
         "parked",
         "pc",
         "rank",
@@ -63,6 +65,16 @@ class Batch:
         #: Where to go on inside the block, and the state of an instruction that waits.
         self.at = 0
         self.suspended: dict[int, Frame] = {}
+        #: The ranks along the rank axis, once asked for.
+        self.order: tuple[int, ...] | None = None
+
+    def rank_roots(self, root: int, item: int) -> RankRoots:
+        """Where the pointers of argument ``root`` are in memory, of a batch whose ranks differ along its first axis only."""
+        order = self.order
+        if order is None:
+            assert self.rank_index is not None
+            order = self.order = tuple(self.rank_index.reshape(-1).tolist())
+        return self.x.rank_roots(root, order, item)
 
     def program_id(self, axis: int) -> int | Aff:
         gx, gy, _ = self.x.grid
