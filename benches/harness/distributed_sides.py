@@ -24,6 +24,8 @@ import torch.multiprocessing
 
 import kernbench
 
+_registry: Any = torch._C._distributed_c10d
+
 Body = Callable[..., list[float] | None]
 
 clock = time.perf_counter
@@ -75,7 +77,7 @@ def threaded(world_size: int, body: Body, *args: Any) -> Run:
     with one_intra_op_thread():
         begin = clock()
         of_torch._install_threaded_pg()
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        _registry._set_thread_isolation_mode(True)
         try:
             threads = [threading.Thread(target=rank_body, args=(rank,)) for rank in range(world_size)]
             for thread in threads:
@@ -83,7 +85,7 @@ def threaded(world_size: int, body: Body, *args: Any) -> Run:
             for thread in threads:
                 thread.join()
         finally:
-            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+            _registry._set_thread_isolation_mode(False)
             of_torch._uninstall_threaded_pg()
             of_torch.ProcessLocalGroup.reset()
         seconds = clock() - begin

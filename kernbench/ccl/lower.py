@@ -53,9 +53,9 @@ def lower(
 
     # transfers have few lengths and either reduce or copy: a few costs per queue
     costs = QueueCosts.of(topology, config, dtype)
-    lengths, length_of = np.unique(counts, return_inverse=True)
+    lengths, length_of = _distinct(counts)
     table = np.empty((2 * len(lengths), len(pairs), 3))
-    for kind in np.unique(length_of + len(lengths) * schedule.reduces).tolist():
+    for kind in _distinct(length_of + len(lengths) * schedule.reduces)[0].tolist():
         reduces, length = divmod(kind, len(lengths))
         nbytes = np.full(len(pairs), float(lengths[length] * itemsize))
         table[kind] = np.stack(
@@ -79,3 +79,12 @@ def lower(
         reduces=schedule.reduces,
         busy=np.ascontiguousarray(busy),
     )
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """``np.unique(values, return_inverse=True)`` of values >= 0, without sorting where there are more of them than numbers."""
+    if not len(values) or int(values.max()) > len(values):
+        found, inverse = np.unique(values, return_inverse=True)
+        return found, inverse.reshape(-1)
+    occurs = np.bincount(values) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]

@@ -261,5 +261,7 @@ class Carrier:
             self._body()
         finally:
             self._finished = True
+            self.before_run = None
+            del self._body, self._on_bound  # they lead to the world, which is to be forgotten
             self._baton.ended.append(self)
             self._baton.give_back()
