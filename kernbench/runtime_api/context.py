@@ -36,6 +36,7 @@ from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
+from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.sim_engine.operation import COMPUTE_STREAM, COPY_STREAM
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
@@ -279,7 +280,7 @@ class RuntimeContext(Factories):
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
-            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
+            self.engine.op_log.add_wait((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
@@ -499,6 +500,7 @@ def simulate(
     ccl: CclConfig | str | None = None,
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
+    log_limit: int | None = DEFAULT_LIMIT,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -515,6 +517,7 @@ def simulate(
         plugins: objects, modules or references (as ``--plugin`` takes them) that take part in this simulation, besides
             those that are installed (:mod:`kernbench.plugins`).
         options: values of the plugins' options.
+        log_limit: operations that the op log keeps, the last ones; None: all.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -528,7 +531,7 @@ def simulate(
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     ctx = RuntimeContext(
-        engine=GraphEngine(handle.topology_obj, enable_data=enable_data),
+        engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
         target_device=DeviceSelector(devices),
         correlation_id=correlation_id,
         seed=seed,

@@ -199,7 +199,7 @@ def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
             op.duration = seconds = engine.cost_model(op, seconds)
         op.start, op.end = start, start + seconds
         stream.tail = op
-        engine.op_log.operations.append(op)
+        engine.op_log.add(op)
         if op.end > engine.latest_end:
             engine.latest_end = op.end
     else:
