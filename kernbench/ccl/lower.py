@@ -38,9 +38,9 @@ def lower(
     # transfers have few lengths and either reduce or copy: a few costs per queue
     costs = QueueCosts.of(topology, config, dtype)
     requests = np.where(queues.way == Way.PULL, queues.latency, 0.0)
-    lengths, length_of = np.unique(counts, return_inverse=True)
+    lengths, length_of = _distinct(counts)
     table = np.empty((2 * len(lengths), len(queues.links), 3))
-    for kind in np.unique(length_of + len(lengths) * schedule.reduces).tolist():
+    for kind in _distinct(length_of + len(lengths) * schedule.reduces)[0].tolist():
         reduces, length = divmod(kind, len(lengths))
         nbytes = np.full(len(queues.links), float(lengths[length] * itemsize))
         serial, wait, busy = costs.transfer(
@@ -162,3 +162,12 @@ def _plan(
         wire=nothing if wire is None else wire,
         paced=paced,
     )
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """``np.unique(values, return_inverse=True)`` of values >= 0, without sorting where there are more of them than numbers."""
+    if not len(values) or int(values.max()) > len(values):
+        found, inverse = np.unique(values, return_inverse=True)
+        return found, inverse.reshape(-1)
+    occurs = np.bincount(values) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]
