@@ -32,9 +32,6 @@ Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
 Environ = tuple[tuple[str, str], ...]
 """What a rank's environment says to the library, by :data:`kernbench.ccl.selection.VARIABLES`."""
 
-DEFAULT_CHUNKS = 4
-"""Parts of a pipeline where no library says."""
-
 MOST_STEPPED = 1 << 20
 """Transfers, as a ring or an exchange of all with all would have them, up to which ``auto`` steps through them."""
 
@@ -141,7 +138,7 @@ class CollectiveRunner:
         notes: list[str] = []
         served, selection = self._choose(config, wanted, nbytes, where, environ, notes)
         closed = self._closed_seconds(served, selection, wanted, where, nbytes, dtype, fidelity, notes)
-        chunks = selection.chunks if selection is not None else DEFAULT_CHUNKS
+        chunks = None if selection is None else selection.chunks
 
         def build() -> Schedule:
             return build_schedule(served.module, len(sips), root, where, chunks)
@@ -246,7 +243,7 @@ class CollectiveRunner:
         if selection is None or not self.has_library or not len(schedule):
             return lower(schedule, self._topology, sips, config, counts=counts, itemsize=itemsize, dtype=dtype)
         choice = selection.choice
-        costs = ProtocolCosts.of(selection.world, choice.algorithm, choice.protocol, wanted, nbytes)
+        costs = ProtocolCosts.of(selection.world, choice.algorithm, choice.protocol, wanted, nbytes, selection.chunks)
         plan = lower_library(schedule, self._topology, sips, costs, counts=counts, itemsize=itemsize)
         return plan if selection.seconds is None else paced(plan, selection.seconds)
 
