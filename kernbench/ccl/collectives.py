@@ -18,7 +18,7 @@ from kernbench.ccl.placement import Placement
 from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
-from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule
+from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
 from kernbench.ccl.selection import ENTRIES, FALLBACK, VARIABLES, Selection, select
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
@@ -145,7 +145,7 @@ class CollectiveRunner:
 
         try:
             require_reduction(algorithm_module(served.module), reduction)
-            if closed is None or not algorithm_module(served.module).__name__.startswith("kernbench."):
+            if closed is None:
                 schedule = build()
                 if splits is not None and schedule.scratch:
                     raise CannotServeError(f"{served.name}: cells of different lengths")
@@ -167,7 +167,7 @@ class CollectiveRunner:
             bounds = schedule.cell_bounds(count) * itemsize
             offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
         return Request(
-            op, served, plan, root, offsets, build, selection, "stepped" if closed is None else "closed_form",
+            op, served, plan, root, offsets, build, selection if self.has_library else None, "stepped" if closed is None else "closed_form",
             "; ".join(notes),
         )  # fmt: skip
 
@@ -242,8 +242,10 @@ class CollectiveRunner:
     ) -> TransferPlan:
         if selection is None or not self.has_library or not len(schedule):
             return lower(schedule, self._topology, sips, config, counts=counts, itemsize=itemsize, dtype=dtype)
-        choice = selection.choice
-        costs = ProtocolCosts.of(selection.world, choice.algorithm, choice.protocol, wanted, nbytes, selection.chunks)
+        algorithm, protocol = selection.choice.algorithm, selection.choice.protocol
+        if selection.world.generation.nvls_share and (schedule.way >= Way.UP).any():
+            algorithm, protocol = "nvls", "simple"  # whatever the library would run instead
+        costs = ProtocolCosts.of(selection.world, algorithm, protocol, wanted, nbytes, selection.chunks)
         plan = lower_library(schedule, self._topology, sips, costs, counts=counts, itemsize=itemsize)
         return plan if selection.seconds is None else paced(plan, selection.seconds)
 
