@@ -73,14 +73,14 @@ class Sweep:
         return bool(self.rows)
 
     def quickest(self, collective: str) -> dict[int, str]:
-        """The quickest algorithm of each size, ``auto`` left out: it is one of the others."""
+        """The quickest algorithm of each size, what ``auto`` runs included."""
         best: dict[int, Row] = {}
         for row in self.rows:
-            if row.collective == collective and row.algorithm != AUTO:
+            if row.collective == collective:
                 held = best.get(row.size)
                 if held is None or row.seconds < held.seconds:
                     best[row.size] = row
-        return {size: row.algorithm for size, row in sorted(best.items())}
+        return {size: row.runs for size, row in sorted(best.items())}
 
     def crossovers(self, collective: str) -> list[tuple[int, str, str]]:
         """``(size, before, from here on)`` where another algorithm becomes the quickest."""
@@ -178,7 +178,7 @@ def table(results: Sweep, collective: str) -> Iterator[str]:
     rows = [row for row in results.rows if row.collective == collective]
     best = results.quickest(collective)
     for row in sorted(rows, key=lambda row: row.size):
-        mark = " <" if best.get(row.size) == row.algorithm else ""
+        mark = " <" if best[row.size] == row.runs else ""
         runs = f"auto: {row.runs}" if row.algorithm == AUTO else row.algorithm
         yield _line(
             " ", row.size, row.count, row.type, row.redop, row.root, f"{row.seconds * 1e6:.2f}",

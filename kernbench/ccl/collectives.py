@@ -166,10 +166,9 @@ class CollectiveRunner:
             plan = self._stepped(schedule, sips, served, selection, wanted, nbytes, counts, itemsize, dtype)
             bounds = schedule.cell_bounds(count) * itemsize
             offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
-        return Request(
-            op, served, plan, root, offsets, build, selection if self.has_library else None, "stepped" if closed is None else "closed_form",
-            "; ".join(notes),
-        )  # fmt: skip
+        found = "stepped" if closed is None else "closed_form"
+        costs = selection if self.has_library else None
+        return Request(op, served, plan, root, offsets, build, costs, found, "; ".join(notes))
 
     def _choose(
         self,

@@ -17,6 +17,7 @@ from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import CannotServeError, Schedule, ScheduleBuilder, Way
 from kernbench.ccl.values import literal_run, run_all_reduce
 from kernbench.errors import ConfigError
+from kernbench.topology import resolve_topology
 
 CONFIG = load_ccl_config()
 BY_COLLECTIVE: dict[str, list[str]] = {}
@@ -223,6 +224,23 @@ def test_sums_inside_a_member_or_a_switch_are_wide(name, dtype):
         total = total + part.float().numpy()
     for output in outputs:
         assert torch.equal(output, torch.from_numpy(total).to(dtype))
+
+
+def test_the_cubes_of_several_sips():
+    """Rows and columns of each SIP's cubes to its centre, from both sides; between the centres; and back."""
+    topology = resolve_topology("sip8").topology_obj
+    where = Placement.of_cubes(topology, [0, 1, 2])
+    assert (where.members, where.nodes, where.grid) == (48, 3, (4, 4))
+    schedule = build_schedule(CONFIG.select("mesh_allreduce").module, 48, None, where, 2)
+    check_schedule(schedule, "all_reduce")
+    between = {(src, dst) for src, dst in zip(schedule.src, schedule.dst, strict=True) if src // 16 != dst // 16}
+    assert {member % 16 for pair in between for member in pair} == {10}
+    for src, dst in zip(schedule.src.tolist(), schedule.dst.tolist(), strict=True):
+        if (src, dst) not in between:  # neighbours in a row or a column
+            across, down = abs(src % 4 - dst % 4), abs(src % 16 // 4 - dst % 16 // 4)
+            assert across + down == 1
+    with pytest.raises(ConfigError, match="have no cubes"):
+        Placement.of_cubes(resolve_topology("dgx_h100").topology_obj, [0])
 
 
 # -- what a schedule may not be -----------------------------------------------------------------------------------------

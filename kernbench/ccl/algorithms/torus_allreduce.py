@@ -17,7 +17,7 @@ TOPOLOGIES = ("torus_2d",)
 
 def build(members: int, where: Placement) -> Schedule:
     """The schedule for members that fill a rectangle of one node's grid."""
-    plane = where.plane
-    if plane is None:
+    planes = where.planes
+    if planes is None or len(planes) > 1:
         raise CannotServeError("torus_allreduce: the members do not fill a rectangle of a torus or a mesh of one node")
-    return all_reduce_along("torus_allreduce", plane, inner_first=(1, 0))
+    return all_reduce_along("torus_allreduce", planes[0], inner_first=(1, 0))
