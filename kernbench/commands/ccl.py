@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import click
 
 from kernbench.ccl.config import AUTO, COLLECTIVES, load_ccl_config
@@ -18,6 +21,8 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Collective algorithms: list them, show their order of reduction, check one of your own."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # modules beside ccl.yaml, as `python -m` finds them
 
 
 @command.command(name="list")
