@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ccl": ("ccl", "List collective algorithms, show their order of reduction, check your own."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
     "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),
+    "doctor": ("doctor", "Check this installation, and say what to do."),
 }
 
 

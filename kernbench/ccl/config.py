@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from kernbench.errors import ConfigError
+from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology import SystemSpec
 from kernbench.topology.shipped import config_root
 
@@ -88,15 +89,22 @@ class CclConfig(BaseModel):
         return self.select(algorithm).world_size or sip_count
 
 
-def load_ccl_config(path: str | Path | None = None, *, system: SystemSpec | None = None) -> CclConfig:
+def load_ccl_config(
+    path: str | Path | None = None, *, system: SystemSpec | None = None, plugins: PluginManager | None = None
+) -> CclConfig:
     """Read the shipped ``ccl.yaml`` and what overrides it: ``path``, or ``ccl.yaml`` in the working directory.
 
-    Between the two stands what ``system`` says about its own queues (``system.ccl`` of its description).
+    Between the two stands what ``system`` says about its own queues (``system.ccl`` of its description). Algorithms of other
+    distributions and of ``plugins`` (default: those installed) are there beside the shipped ones.
 
     Raises :class:`ConfigError` that lists every problem with file, key path and what was expected.
     """
     shipped = config_root() / FILE_NAME
     layers: list[tuple[str | Path, dict[str, Any]]] = [(shipped, _read(shipped))]
+    for name, (entry, owner) in (default_manager() if plugins is None else plugins).algorithms().items():
+        if name in layers[0][1].get("algorithms", {}):
+            raise ConfigError(f"{owner} brings an algorithm {name!r}, but a shipped one is called so: rename it")
+        layers.append((f"{owner}: algorithm {name}", {"algorithms": {name: dict(entry)}}))
     if system is not None and system.ccl:
         layers.append((f"system {system.name}: ccl", {"defaults": dict(system.ccl)}))
     own = Path(path) if path is not None else Path(FILE_NAME)

@@ -32,7 +32,9 @@ def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as ``[count]``: a view where it is contiguous, else a copy that the caller writes back."""
+    """``tensor`` as ``[count]``: itself or a view where that is possible, else a copy that the caller writes back."""
+    if tensor.dim() == 1 and not tensor.requires_grad:
+        return tensor
     return tensor.detach().reshape(-1)
 
 

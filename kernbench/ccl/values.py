@@ -180,9 +180,9 @@ def run_stacked(
     if index.pad is not None:
         stacked = stacked[:, index.pad]
     stacked = stacked.view(members * cells, -(-count // cells))
-    total = stacked[index.rows[0]]
-    for rows in index.rows[1:]:
-        op.combine(total, stacked[rows], total)
+    total, *others = stacked[index.rows].unbind(0)
+    for part in others:
+        op.combine(total, part, total)
     op.finish(total, members)
     result = total.view(-1) if index.keep is None else total[index.keep]
     for output in outputs:
@@ -195,19 +195,19 @@ class _StackIndex(NamedTuple):
     Attributes:
         pad: ``[cells, length]`` element that stands at each place, None if all cells are equally long.
         keep: ``[cells, length]`` whether that place is of the buffer, not of the padding.
-        rows: ``members`` times ``[cells]``: row of the k-th member's part in each cell's chain.
+        rows: ``[members, cells]``: row of the k-th member's part in each cell's chain.
     """
 
     pad: torch.Tensor | None
     keep: torch.Tensor | None
-    rows: list[torch.Tensor]
+    rows: torch.Tensor
 
 
 @lru_cache(maxsize=64)
 def _stack_index(schedule: Schedule, count: int) -> _StackIndex:
     chains, cells = schedule.final_chains, schedule.cells
     assert chains is not None
-    rows = list(torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)))
+    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells))
     if count % cells == 0:
         return _StackIndex(None, None, rows)
     length = -(-count // cells)  # cells of two lengths: the short ones are padded, so that they form a matrix

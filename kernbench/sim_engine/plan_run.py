@@ -73,7 +73,7 @@ class PlanRun:
         version = self._version
         # one event per distinct end, in time order: members that end together are told in member order
         ending: dict[float, list[int]] = {}
-        for member, end in enumerate(ends.tolist()):
+        for member, end in enumerate(ends):
             ending.setdefault(end, []).append(member)
         for end in sorted(ending):
             self._engine.at(end, partial(self._publish, ending[end], end, version))

@@ -10,6 +10,7 @@ than ``gloo`` from ``getBackendName`` (DDP's logger would ask for a gloo object)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,8 @@ def _one(tensors: Any) -> torch.Tensor:
         return tensors
     if len(tensors) != 1:
         raise ValueError(f"expected one tensor per rank, found {len(tensors)}: a rank drives one device")
-    return _one(tensors[0])
+    first = tensors[0]
+    return first if isinstance(first, torch.Tensor) else _one(first)
 
 
 def _many(lists: Any) -> list[torch.Tensor]:
@@ -52,9 +54,12 @@ def _reduction(opts: Any, dtype: torch.dtype) -> ReduceOp:
     wanted = getattr(opts, "reduceOp", opts)
     if wanted is None or isinstance(wanted, timedelta):
         return ReduceOp.SUM
-    reduction = ReduceOp.parse(getattr(wanted, "op", wanted))
+    reduction = _parsed(getattr(wanted, "op", wanted))
     reduction.check_dtype(dtype)
     return reduction
+
+
+_parsed = functools.cache(ReduceOp.parse)
 
 
 def _root(opts: Any) -> int:
