@@ -56,7 +56,7 @@ def library_ratio(topology, nodes, ranks, collective, algorithm, nbytes):
     count = nbytes // 4 * (2 if collective == "all_to_all" else 1)
     counts = schedule.slot_lengths(count)[schedule.cell]
     plan = lower_library(schedule, topology, sips, costs, counts=counts, itemsize=4)
-    return float(member_ends(plan, np.zeros(ranks)).max()) / selection.seconds
+    return max(member_ends(plan, np.zeros(ranks))) / selection.seconds
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), CASES)
@@ -96,7 +96,7 @@ def test_rings_of_queues_take_what_their_profile_says(name, members, tolerance):
                 count=cell * 8 * members, itemsize=4, dtype="fp32", fidelity=fidelity,
             )  # fmt: skip
             assert (request.fidelity, request.note) == (fidelity, "")
-            times[fidelity] = float(member_ends(request.plan, np.zeros(members)).max())
+            times[fidelity] = max(member_ends(request.plan, np.zeros(members)))
         assert times["closed_form"] == pytest.approx(times["stepped"], rel=tolerance)
 
 
@@ -183,6 +183,6 @@ def test_fewer_credits_never_help(name):
     times = []
     for slots in (1, 2, 8):
         plan, _ = queue_plan(name, topology, 4, 30_000, n_slots=slots)
-        times.append(float(member_ends(plan, np.zeros(4)).max()))
+        times.append(max(member_ends(plan, np.zeros(4))))
     assert times[0] >= times[1] >= times[2]
     assert times[0] > times[2]
