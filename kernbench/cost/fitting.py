@@ -9,7 +9,7 @@ import numpy as np
 from kernbench.cost.estimate import Floats
 
 CLIP = 0.7  # log error beyond which a point is an outlier, all the same how far
-PULL = 0.1  # weight of the log distance from the start, shared among the points: few of them move little
+PULL = 0.4  # weight of the log distance from the start, shared among the points: few of them move little
 STEPS = (0.7, 0.35, 0.18, 0.09, 0.045, 0.02, 0.01)
 
 
