@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep", "Run a program over a grid of systems and parameters, on one machine or many."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
     "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),
+    "doctor": ("doctor", "Check this installation, and say what to do."),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.plugins.command import PluginCommand
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,8 +83,8 @@ class SimulationOptions:
                     write_trace(ctx, self.trace)
 
 
-class BenchCommand(click.Command):
-    """A click command that remembers its arguments: ``ctx.meta[BenchCommand.ARGUMENTS]``."""
+class BenchCommand(PluginCommand):
+    """A click command that takes plugins and remembers its arguments: ``ctx.meta[BenchCommand.ARGUMENTS]``."""
 
     ARGUMENTS = "benches.arguments"
 

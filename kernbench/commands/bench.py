@@ -139,9 +139,11 @@ def plain_command(name: str, module: ModuleType) -> click.Command:
 
     What ``run`` returns is printed; an attribute ``ok`` of it that is False makes the exit code 1.
     """
-    from benches.harness.options import SimulationOptions, simulation_options
+    from benches.harness.options import BenchCommand, SimulationOptions, simulation_options
 
-    @click.command(name=name, help=module.__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+    @click.command(
+        name=name, help=module.__doc__, cls=BenchCommand, context_settings={"help_option_names": ["-h", "--help"]}
+    )
     @simulation_options
     def bench_command(simulation: SimulationOptions) -> None:
         with simulation.open(name) as ctx:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernbench.errors import ConfigError
+from kernbench.plugins.command import PluginCommand
 
 if TYPE_CHECKING:
+    from kernbench.autotune.report import AutotuneReport
     from kernbench.runtime_api.context import RuntimeContext
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(cls=PluginCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--nproc-per-node", "--nproc_per_node", type=click.IntRange(1), help="Ranks per node. Without it the "
               "program runs once, as with python, and its own torch.multiprocessing.spawn makes the ranks.")  # fmt: skip
 @click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes.")
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--trace", metavar="FILE", help="Write the timeline here, for chrome://tracing or ui.perfetto.dev.")
 @click.option("--flight-recorder", metavar="DIR", help="Write what each rank called last here, for "
               "python -m torch.distributed.flight_recorder.fr_trace.")  # fmt: skip
+@click.option("--autotune-report", metavar="FILE", help="Write the configs that the program's autotuners chose here.")
 @click.option("--per-rank-module", "per_rank_modules", metavar="PREFIX", multiple=True, default=("megatron",),
               show_default=True, help="Modules whose globals each rank has of its own; may be repeated. Modules beside "
               "the script always are.")  # fmt: skip
@@ -38,6 +42,7 @@ def command(
     seed: int,
     trace: str | None,
     flight_recorder: str | None,
+    autotune_report: str | None,
     per_rank_modules: tuple[str, ...],
     prefix: bool,
     summary: bool,
@@ -54,12 +59,19 @@ def command(
     from kernbench.runtime_api.multiprocessing import SpawnException
     from kernbench.torch_backend import launcher
 
+    report = None
+    if autotune_report is not None:
+        from kernbench.autotune.report import AutotuneReport
+
+        _require_folder("--autotune-report", autotune_report)
+        report = AutotuneReport(autotune_report)
     compiled = (launcher.Program.module if module else launcher.Program.script)(program, args)
     code = 0
-    with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed) as ctx:
+    plugins = [] if report is None else [report]
+    with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed, plugins=plugins) as ctx:
         try:
             if nproc_per_node is None:
-                launcher.run_once(ctx, compiled, prefix=prefix)
+                launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
             else:
                 launcher.run_ranks(
                     ctx, compiled, nproc_per_node=nproc_per_node, nnodes=nnodes, prefix=prefix,
@@ -76,9 +88,30 @@ def command(
             from kernbench.torch_backend.flight_recorder import write_flight_record
 
             write_flight_record(ctx, flight_recorder)
+        if report is not None:
+            _write_autotune_report(report)
         if summary:
             print_summary(ctx)
     sys.exit(code)
+
+
+def _require_folder(option: str, path: str) -> None:
+    """A file that is written in the end must have a place now, not when the program has run."""
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder; expected a file")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no folder {target.absolute().parent}")
+
+
+def _write_autotune_report(report: AutotuneReport) -> None:
+    """A report that cannot be written is no reason for a run to fail."""
+    try:
+        rows = report.write()
+    except Exception as error:
+        click.echo(f"kernbench: no autotune report: {type(error).__name__}: {error}", err=True)
+    else:
+        click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {report.path}", err=True)
 
 
 def _write_trace(ctx: RuntimeContext, path: str) -> None:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kernbench.grid import label
 from kernbench.sweep import Outcome, read_sweep
 from kernbench.sweep import sweep as run_sweep
-from kernbench.sweep.spec import tasks_of
+from kernbench.sweep.spec import plugin_beside, tasks_of
 
 
 @click.command(name="sweep")
@@ -23,14 +23,19 @@ from kernbench.sweep.spec import tasks_of
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), help="Directory of the results.")
 @click.option("--fresh", is_flag=True, help="Forget what an earlier run of this sweep has done.")
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
+@click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin that takes part in every point, "
+              "besides those of SPEC: a module, module:object or .py file; repeatable.")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="Print the points and run nothing.")
 def command(
     spec: Path, scheduler: str | None, jobs: int | None, output: Path | None, fresh: bool, retry_failed: bool,
-    list_only: bool,
+    plugins: tuple[str, ...], list_only: bool,
 ) -> None:  # fmt: skip
     """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended."""
+    described = read_sweep(spec)
+    beside = [plugin_beside(reference, Path.cwd()) for reference in plugins]
+    described = described.model_copy(update={"plugins": [*described.plugins, *beside]})
     if list_only:
-        for task in tasks_of(read_sweep(spec)):
+        for task in tasks_of(described):
             click.echo(label(task.point))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -41,12 +46,12 @@ def command(
             bar.update(line, completed=done, total=total)
 
         result = run_sweep(
-            spec, output=output, scheduler=scheduler, jobs=jobs, resume=not fresh, retry_failed=retry_failed,
-            progress=advance,
+            described, output=output or spec.with_suffix(""), scheduler=scheduler, jobs=jobs, resume=not fresh,
+            retry_failed=retry_failed, progress=advance,
         )  # fmt: skip
     click.echo(f"{len(result.rows)} points: {result.ran} run now, {len(result.failed)} failed")
     for row in result.rows:
         if row["error"]:
-            point = {name: row[name] for name in read_sweep(spec).axes}
+            point = {name: row[name] for name in described.axes}
             click.echo(f"failed: {label(point)}: {row['error']}", err=True)
     click.echo("written: " + ", ".join(str(path) for path in result.files))

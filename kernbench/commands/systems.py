@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from kernbench.topology import Topology, resolve_topology, shipped_systems
+from kernbench.plugins.command import PluginCommand, PluginGroup
+from kernbench.topology import Topology, added_systems, resolve_topology, shipped_systems
 from kernbench.topology.drawing import draw_system
 from kernbench.topology.report import Section, as_data, joined_text, report, size_text
 from kernbench.topology.units import BANDWIDTH
@@ -20,23 +21,23 @@ from kernbench.topology.units import BANDWIDTH
 _PIPED_WIDTH = 160  # columns when the output is no terminal, so that nothing is cut or wrapped
 
 
-@click.group(name="systems", invoke_without_command=True)
+@click.group(name="systems", cls=PluginGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List the shipped systems; `show` prints one with its derived figures and draws it."""
+    """List the systems, shipped ones and those of plugins; `show` prints one with its derived figures and draws it."""
     if ctx.invoked_subcommand is None:
         _list(as_json)
 
 
-@command.command()
+@command.command(cls=PluginCommand)
 @click.argument("system")
 @click.option("--nodes", type=click.IntRange(min=1), help="Repeat the node this often.")
 @click.option("--fabric", help="Join the nodes by this shipped fabric or YAML file.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw the system into this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (SI units) instead of tables.")
 def show(system: str, nodes: int | None, fabric: str | None, svg: Path | None, as_json: bool) -> None:
-    """Describe SYSTEM (a shipped name or the path of a YAML file) with its derived figures."""
+    """Describe SYSTEM (a name of the list, or the path of a YAML file) with its derived figures."""
     handle = resolve_topology(system, nodes=nodes, fabric=fabric)
     topology = handle.topology_obj
     if svg is not None:
@@ -51,7 +52,7 @@ def show(system: str, nodes: int | None, fabric: str | None, svg: Path | None, a
 
 
 def _list(as_json: bool) -> None:
-    topologies = [resolve_topology(name).topology_obj for name in shipped_systems()]
+    topologies = [resolve_topology(name).topology_obj for name in (*shipped_systems(), *added_systems())]
     if as_json:
         click.echo(json.dumps([_summary(topology) for topology in topologies], indent=2))
         return

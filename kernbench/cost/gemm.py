@@ -18,7 +18,7 @@ from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.memory_bound import ITEM_BYTES
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
-from kernbench.topology.device import DeviceSpec
+from kernbench.topology.device import DeviceSpec, Memory
 from kernbench.topology.dtypes import canonical_dtype
 
 US = 1e-6
@@ -75,6 +75,11 @@ class GemmKernels:
     throttle: float = 0.05
     throttle_after: float = 300 * US
     without: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def tile_share(loaded: Any) -> Any:
+        """What a tile keeps of the matrix rate when it loads ``loaded`` operand bytes for each operation."""
+        return 1 / (1 + _EDGE * loaded)
 
 
 KERNELS: Mapping[str, GemmKernels] = {
@@ -217,6 +222,18 @@ def efficiency(spec: DeviceSpec, kernels: GemmKernels, name: str) -> float:
     return min(found, 1.0)
 
 
+def sustained(seconds: Any, kernels: GemmKernels) -> Any:
+    """A load's duration at the clocks that it leaves the device at."""
+    return seconds * (1 + kernels.throttle * seconds / (seconds + kernels.throttle_after))
+
+
+def shared_memory(spec: DeviceSpec) -> Memory:
+    """Where all PEs take their operands from: the last cache before them, or device memory where there is none."""
+    if spec.l2 is not None:
+        return spec.l2
+    return Memory.model_construct(size=0, bandwidth=spec.hbm_copy_bandwidth, latency=spec.hbm.latency)
+
+
 def _configurations() -> tuple[Floats, Floats, Floats]:
     grid = np.array([(*tile, split) for tile in TILES for split in SPLITS], dtype=np.float64)
     return grid[:, 0], grid[:, 1], grid[:, 2]
@@ -236,7 +253,7 @@ def _fastest(
     m, n, k, b = (value[:, None] for value in (m, n, k, b))
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
-    cache = spec.l2 or spec.pe.tcm
+    cache = shared_memory(spec)
     wide = kernels.wide if width >= 4 else 1.0
     shared = cache.bandwidth * kernels.operand_reuse * wide
     own = cache.bandwidth * kernels.pe_share * wide / pes
@@ -247,7 +264,7 @@ def _fastest(
     waves = np.ceil(blocks / pes)
     steps = _ROW_BYTES / width
     depth = np.ceil(k / parts / steps) * steps
-    share = 1 / (1 + _EDGE * width / 2 * (1 / rows + 1 / columns))
+    share = kernels.tile_share(width / 2 * (1 / rows + 1 / columns))
     rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
     loading = (rows + columns) * depth * width / np.minimum(shared * waves / blocks, own)
@@ -275,5 +292,4 @@ def _fastest(
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
     seconds = total[at, best]
-    seconds = seconds * (1 + kernels.throttle * seconds / (seconds + kernels.throttle_after))
-    return seconds, (moving > working)[at, best], _NAMES[best]
+    return sustained(seconds, kernels), (moving > working)[at, best], _NAMES[best]

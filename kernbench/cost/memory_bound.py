@@ -68,18 +68,18 @@ class OpKind:
 
 
 OPS: Mapping[str, OpKind] = {
-    "copy": OpKind(1, 1, pace=1.6, memory=1.6),
-    "fill": OpKind(0, 1, pace=1.6, memory=1.6),
-    "unary": OpKind(1, 1, pace=1.6, memory=1.6),
-    "binary": OpKind(2, 1, pace=1.63, memory=1.63, ceiling=1.09),
-    "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=1.63, ceiling=1.07, launches=2),
+    "copy": OpKind(1, 1, pace=1.6, memory=3.0),
+    "fill": OpKind(0, 1, pace=1.6, memory=3.0),
+    "unary": OpKind(1, 1, pace=1.6, memory=3.0),
+    "binary": OpKind(2, 1, pace=1.63, memory=3.0, ceiling=1.08),
+    "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=3.0, ceiling=1.06, launches=2),
     "gelu": OpKind(1, 1, pace=0.90, memory=0.83, hip=0.54, start=0.5 * US),
     "gated_activation": OpKind(2, 1, pace=0.66, memory=0.66, start=0.4 * US),
     "rope": OpKind(1, 1, pace=0.62, memory=0.535, start=0.7 * US),
-    "softmax": OpKind(1, 1, pace=1.0, memory=1.3, ceiling=0.95, hip=0.5, start=0.7 * US, row=0.1 * US, whole_row=1024),
+    "softmax": OpKind(1, 1, pace=1.0, memory=2.0, ceiling=0.93, hip=0.5, start=0.7 * US, row=0.1 * US, whole_row=1024),
     "layer_norm": OpKind(1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US),
     "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US, ceiling=0.72),
-    "reduce": OpKind(1, 0, pace=1.3, memory=1.3, ceiling=1.09, start=2.0 * US),
+    "reduce": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=1.08, start=2.0 * US),
 }
 
 # Names in tables and programs. A torch operation that is not listed is taken for a unary one.
@@ -178,17 +178,17 @@ def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str,
 def _time(
     spec: DeviceSpec, kind: OpKind, dims: tuple[int, ...], traffic: float, cold: bool
 ) -> tuple[float, float, str]:
-    start = max(spec.launch.latency - _KERNEL, 0.5 * US) * kind.launches + kind.start
+    start = start_of(spec, False) * kind.launches + kind.start
     backend = kind.hip if spec.target.backend == "hip" else 1.0
     copy = spec.hbm_copy_bandwidth * backend
     from_cache, from_memory = _rates(spec, kind, copy)
     moved = traffic
     if cold:
         start += _COLD_START
-        moved += _DIRTY * min(traffic, spec.l2.size if spec.l2 else 0)
+        moved += traffic_when_cold(spec, traffic)
     if dims and dims[-1] > kind.whole_row and spec.target.backend == "hip":
         moved += 2 * traffic * kind.reads / (kind.reads + kind.writes)
-    resident = 0.0 if cold else _resident(spec, traffic)
+    resident = 0.0 if cold else cache_share(spec, traffic)
     fetching = moved * (resident / from_cache + (1 - resident) / from_memory)
     rows = (prod(dims[:-1]) if traffic else 0) * kind.row / spec.pes * (backend < 1)
     took = max(fetching, kind.least, rows)
@@ -203,10 +203,20 @@ def _rates(spec: DeviceSpec, kind: OpKind, copy: float) -> tuple[float, float]:
     lanes = _LANE * _BY_GENERATION[generation_of(spec)] * spec.pes * spec.clock
     # Instructions and memory overlap; where both take about as long, neither hides wholly behind the other.
     both = ((kind.memory * lanes) ** -_SHARP + (kind.ceiling * copy) ** -_SHARP) ** (-1 / _SHARP)
-    return kind.pace * lanes, both
+    return max(kind.pace * lanes, both), both
 
 
-def _resident(spec: DeviceSpec, traffic: float) -> float:
+def start_of(spec: DeviceSpec, cold: bool) -> float:
+    """Seconds until a plain kernel is at work; ``cold``: timed alone, after caches were cleared."""
+    return max(spec.launch.latency - _KERNEL, 0.5 * US) + (_COLD_START if cold else 0.0)
+
+
+def traffic_when_cold(spec: DeviceSpec, traffic: float) -> float:
+    """Bytes that go to memory on behalf of what was cleared."""
+    return _DIRTY * min(traffic, spec.l2.size if spec.l2 else 0)
+
+
+def cache_share(spec: DeviceSpec, traffic: float) -> float:
     """Share of the traffic that the last cache serves; it fades as the operands outgrow the cache."""
     cache = spec.llc or spec.l2
     return min(1.0, max(0.0, 1.5 - traffic / cache.size)) if cache else 0.0

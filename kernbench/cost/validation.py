@@ -127,22 +127,13 @@ def table_system(table: Table, beside: Path) -> SystemSpec:
     """The system of a table, joined by the table's fabric."""
     assert table.system is not None
     system = resolve_system(_beside(table.system, beside))
-    return system if table.fabric is None else join_nodes(system, _beside(table.fabric, beside))
+    return system if table.fabric is None else system.joined_by(load_fabric(_beside(table.fabric, beside)))
 
 
 def _beside(name: str, directory: Path) -> str:
     """A path of a manifest counts from the manifest."""
     path = directory / name
     return str(path) if name.endswith((".yaml", ".yml")) and path.is_file() else name
-
-
-def join_nodes(system: SystemSpec, fabric: str) -> SystemSpec:
-    """A system whose nodes a fabric joins, with as many NICs as its nodes have for it."""
-    found = load_fabric(fabric)
-    nics = system.nics
-    if nics is not None and found.name in nics.with_fabric:
-        nics = nics.model_copy(update={"count": nics.with_fabric[found.name]})
-    return system.model_copy(update={"fabric": found, "nics": nics})
 
 
 def load(table: Table, directory: Path) -> Measured:

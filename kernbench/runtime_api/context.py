@@ -17,21 +17,23 @@ import torch
 from greenlet import getcurrent
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
-from kernbench.cost.torch_ops import Work as OpWork
-from kernbench.cost.torch_ops import gemm_flops
+from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
 from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
+from kernbench.runtime_api.hooks import open_hooks
 from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.storages import StorageState, StorageTable
 from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor, plain, storage_of, tensors_in
-from kernbench.runtime_api.types import DeviceSelector, short_dtype
+from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
 from kernbench.sim_engine.operation import COMPUTE_STREAM, COPY_STREAM
@@ -59,6 +61,8 @@ class RuntimeContext(Factories):
         seed: seeds the random generators of the ranks, and the ``"random"`` policy.
         policy: which runnable rank goes first: ``"round_robin"`` or ``"random"``.
         ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
+        plugins: whose hooks are called; by default those that are installed.
+        options: values of the plugins' options; those that are not given have their defaults.
     """
 
     engine: GraphEngine
@@ -68,6 +72,8 @@ class RuntimeContext(Factories):
     seed: int = 0
     policy: str = "round_robin"
     ccl: CclConfig | None = None
+    plugins: PluginManager = field(default_factory=default_manager, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
     accelerator: Accelerator = field(init=False, repr=False)
@@ -89,13 +95,22 @@ class RuntimeContext(Factories):
         self._inside_kernel = False
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
-        self.sampled_seconds: dict[Any, float] = {}  # of launches that were only counted, by program and shapes
+        self.op_costs = OpCosts(self.topology.device)
+        self.wave_reads: dict[Any, tuple[int, int] | None] = {}  # of products, by program and shapes
+        self.sampled_costs: dict[Any, Cost] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
         self.distributed = Distributed(self)
         self.accelerator = Accelerator(self)
+        self.observing = False
+        """Whether a plugin is being told something: what it does is not the program's."""
+        self.options = self.plugins.option_values(self.options)
+        self.engine.cost_model = self.plugins.cost_model(self.topology)
+        self.hooks = open_hooks(self, self.plugins)
         self._activate()
+        if self.hooks is not None:
+            self.hooks.opened()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -125,6 +140,9 @@ class RuntimeContext(Factories):
             self.distributed._reset()
             current.deactivate(self)
             triton_launch.follow_active_context()
+            hooks, self.hooks = self.hooks, None
+            if hooks is not None:
+                hooks.closed()
 
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
@@ -149,7 +167,7 @@ class RuntimeContext(Factories):
     def ccl_config(self) -> CclConfig:
         """The collective configuration, read when it is first needed."""
         if self._ccl_loaded is None:
-            self._ccl_loaded = load_ccl_config(system=self.topology.system)
+            self._ccl_loaded = load_ccl_config(system=self.topology.system, plugins=self.plugins)
         return self._ccl_loaded
 
     def _activity(self) -> tuple[int, int]:
@@ -174,6 +192,8 @@ class RuntimeContext(Factories):
         self.wait(self._timer(me, me.clock + seconds))
 
     def _timer(self, me: RankState, at: float) -> Operation:
+        if self.observing:
+            raise self._beside_the_program("wait")
         op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
         self.engine.at(at, lambda: self.engine.resolve_now(op))
         return op
@@ -199,27 +219,32 @@ class RuntimeContext(Factories):
         sizes = as_grid(grid)
         work = function_work(kernel, sizes, args)
         label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
-        op = self._enqueue(label, "kernel", work, args)
+        op = self._enqueue(label, "kernel", work.cost(self.topology.device), args)
         op.detail = {"grid": list(sizes)}
         if self.enable_data:
             self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
             if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
                 self._flush_values()  # nobody tells us when the host looks at a plain tensor
+        if self.hooks is not None:
+            self.hooks.launched(op)
         return op
 
-    def _enqueue(self, name: str, kind: str, work: OpWork | None, tensors: Iterable[Any]) -> Operation:
+    def _enqueue(self, name: str, kind: str, cost: Cost | None, tensors: Iterable[Any]) -> Operation:
         """Put an operation on this rank's compute stream; the host pays the launch and goes on.
 
-        ``work`` None: its duration will be told once it has been executed.
+        ``cost`` None: its duration will be told once it has been executed.
         """
+        if self.observing:
+            raise self._beside_the_program("launch")
         me = self._me()
         launch = self.topology.device.launch
         me.clock += launch.overhead
         op = Operation(
             name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
-            duration=None if work is None else work.seconds(self.topology.device),
+            duration=None,
         )  # fmt: skip
-        op.nbytes = 0 if work is None else work.nbytes
+        if cost is not None:
+            op.duration, op.spread, op.nbytes = cost.seconds, cost.spread, cost.nbytes
         self._touch(op, tensors, me)
         self.engine.submit(op)
         me.last = me.tails[COMPUTE_STREAM] = op
@@ -259,6 +284,8 @@ class RuntimeContext(Factories):
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
+        if self.observing:
+            raise self._beside_the_program("wait, or read another operation's result")
         if self._inside_kernel:
             raise KernbenchError(
                 "a kernel cannot wait for a handle or read another operation's result: launch it later"
@@ -272,6 +299,10 @@ class RuntimeContext(Factories):
                 raise KernbenchError(
                     f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
                 )
+
+    @staticmethod
+    def _beside_the_program(what: str) -> KernbenchError:
+        return KernbenchError(f"a plugin that observes cannot {what}: it is no part of the program")
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
@@ -312,10 +343,13 @@ class RuntimeContext(Factories):
         me.progress_seen = self.engine.progress
         if me.idle_polls > _IDLE_POLLS:
             me.idle_polls = 0
-            raise DeadlockError(
+            report = (
                 f"rank {me.rank} has asked {_IDLE_POLLS} times whether {op.name!r} is complete, and nothing else in the "
                 "simulation can make progress.\n" + self.distributed._report()
             )
+            if self.hooks is not None:
+                self.hooks.deadlock(report)
+            raise DeadlockError(report)
         look = Operation(
             f"is_completed of {op.name}", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
         )
@@ -350,6 +384,8 @@ class RuntimeContext(Factories):
                     f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
                     "a program whose control flow reads data needs enable_data=True"
                 )
+            if self.hooks is not None:
+                self.hooks.host_read(tensor, name)
             state = self.storages.known(tensor)
             if state is None or state.last is None:
                 continue
@@ -376,9 +412,10 @@ class RuntimeContext(Factories):
         me = self._me()
         sip = state.allocation.sip
         route = self.topology.host_route(sip, "d2h")
+        cost = copy_cost(route, nbytes)
         op = Operation(
             "device to host", "dma", rank=me.rank, sip=sip, stream=COPY_STREAM, enqueue=me.clock,
-            duration=route.latency + nbytes / route.bandwidth,
+            duration=cost.seconds, spread=cost.spread,
         )  # fmt: skip
         op.nbytes = nbytes
         op.operands = [state.operand(tensor, "r"), Operand("host", sip, 0, nbytes, "w")]
@@ -415,14 +452,14 @@ class RuntimeContext(Factories):
         name = getattr(func, "__name__", "op")
         if outputs and _is_view(name, inputs, outputs):
             return
-        flops = gemm_flops(name, [tensor.shape for tensor in inputs])
-        work = OpWork(
-            nbytes=sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs)),
-            flops=flops or sum(tensor.numel() for tensor in outputs),
-            matrix=bool(flops),
-            dtype=short_dtype(outputs[0].dtype if outputs else inputs[0].dtype),
+        cost = self.op_costs.of(
+            name,
+            tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
+            tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
         )
-        self._enqueue(name.strip("_"), "gemm" if flops else "math", work, outputs or inputs)
+        op = self._enqueue(name.strip("_"), cost.kind, cost, outputs or inputs)
+        if self.hooks is not None:
+            self.hooks.launched(op)
 
     @contextmanager
     def _operation_of_its_own(self) -> Iterator[None]:
@@ -464,6 +501,8 @@ def simulate(
     devices: Sequence[int] | range | int | str = "all",
     correlation_id: str = "",
     ccl: CclConfig | str | None = None,
+    plugins: Sequence[Any] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -477,14 +516,19 @@ def simulate(
         devices: the SIPs to use: ``"all"``, an index, a list or a range.
         correlation_id: a name for this run.
         ccl: path of a ``ccl.yaml``, or a loaded one; default: the one in the working directory over the shipped one.
+        plugins: objects, modules or references (as ``--plugin`` takes them) that take part in this simulation, besides
+            those that are installed (:mod:`kernbench.plugins`).
+        options: values of the plugins' options.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
+        PluginError: a plugin cannot be used, or has failed to decide something.
     """
+    manager = default_manager().extended(plugins)
     if isinstance(system, TopologyHandle):
         handle = system
     else:
-        handle = resolve_topology(system, nodes=nodes)
+        handle = resolve_topology(system, nodes=nodes, plugins=manager)
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     ctx = RuntimeContext(
@@ -493,7 +537,9 @@ def simulate(
         correlation_id=correlation_id,
         seed=seed,
         policy=policy,
-        ccl=load_ccl_config(ccl, system=handle.topology_obj.system) if isinstance(ccl, str) else ccl,
+        ccl=load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl,
+        plugins=manager,
+        options=options or {},
     )
     with ctx:
         yield ctx

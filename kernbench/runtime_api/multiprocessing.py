@@ -213,7 +213,9 @@ def drive_until(ctx: RuntimeContext, op: Operation) -> None:
     _require_main(ctx)
     while not op.done:
         if not _drain_once(ctx):
-            raise DeadlockError(f"main waits for {op!r}, which nobody can complete.\n{ctx.distributed._report()}")
+            report = f"main waits for {op!r}, which nobody can complete.\n{ctx.distributed._report()}"
+            _tell_deadlock(ctx, report)
+            raise DeadlockError(report)
 
 
 def _require_main(ctx: RuntimeContext) -> None:
@@ -296,6 +298,7 @@ def _finish(ctx: RuntimeContext) -> None:
 def _fail_leftovers(ctx: RuntimeContext) -> None:
     """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
     report = ctx.distributed._report()
+    _tell_deadlock(ctx, report)
     ranks = ctx.scheduler.ranks
     for index in sorted(ctx.distributed._unmatched_ranks() | ctx.executor.suspended_ranks()):
         ctx.scheduler.fail(ranks[index], DeadlockError(report))
@@ -331,9 +334,15 @@ def _close_world(ctx: RuntimeContext) -> None:
     ctx.distributed._reset()
 
 
+def _tell_deadlock(ctx: RuntimeContext, report: str) -> None:
+    if ctx.hooks is not None:
+        ctx.hooks.deadlock(report)
+
+
 def _deadlock(ctx: RuntimeContext) -> None:
     """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work."""
     report = ctx.distributed._report()
+    _tell_deadlock(ctx, report)
     blocked = [target for _, target in ctx._pending_worker_waits]
     ctx._pending_worker_waits.clear()
     ctx.distributed._forget_unmatched()

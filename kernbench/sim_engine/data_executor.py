@@ -8,7 +8,7 @@ it waits behind it, and it is resumed at the next drain.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 from kernbench.sim_engine.operation import Operation
@@ -69,6 +69,8 @@ class DataExecutor:
         self._suspended: list[tuple[Running, list[Deferred]]] = []
         self.failed: list[Operation] = []
         """Operations that failed and whose error nobody may have seen yet."""
+        self.on_settled: Callable[[Operation], None] | None = None
+        """Called with each operation whose values have been computed, or failed to."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values())) + sum(len(batch) for _, batch in self._suspended)
@@ -153,6 +155,8 @@ class DataExecutor:
             if error is not None:
                 launch.op.fail(error, now if launch.op.end is None else launch.op.end)
                 self.failed.append(launch.op)
+            if self.on_settled is not None:
+                self.on_settled(launch.op)
 
     def _forget(self, launch: Deferred) -> None:
         for storage in launch.touches:

@@ -48,19 +48,21 @@ def run_task(task: Task) -> Outcome:
 
 def _simulate(task: Task) -> dict[str, Any]:
     from kernbench.ccl.config import load_ccl_config
+    from kernbench.plugins import default_manager
     from kernbench.runtime_api.context import simulate
     from kernbench.topology import resolve_topology
 
     program = load_program(task.program)
     parameters = task.parameters
     options = {name: parameters[name] for name in ("world_size", "seed", "policy", "enable_data") if name in parameters}
-    handle = resolve_topology(parameters.get("system"), nodes=parameters.get("nodes"))
+    plugins = default_manager().extended(task.plugins)
+    handle = resolve_topology(parameters.get("system"), nodes=parameters.get("nodes"), plugins=plugins)
     ccl = None
     if "algorithm" in parameters:
-        config = load_ccl_config(system=handle.topology_obj.system)
+        config = load_ccl_config(system=handle.topology_obj.system, plugins=plugins)
         config.select(parameters["algorithm"])  # an unknown name is an error here
         ccl = config.model_copy(update={"algorithm": parameters["algorithm"]})
-    with simulate(handle, ccl=ccl, **options) as ctx:
+    with simulate(handle, ccl=ccl, plugins=task.plugins, **options) as ctx:
         returned = program(ctx, **accepted(program, parameters))
         ctx.synchronize()
         metrics = {name: _plain(name, value) for name, value in (returned or {}).items()}

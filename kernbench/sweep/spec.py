@@ -42,6 +42,7 @@ class SweepSpec(BaseModel):
             describe the simulation; they and all others are passed to the program, if it has parameters of these names.
         fixed: parameters that are the same at every point.
         where: filters over the points.
+        plugins: references of plugins that take part (``module``, ``module:object``, ``path/file.py``).
         plot: drawn at the end, if given.
     """
 
@@ -51,6 +52,7 @@ class SweepSpec(BaseModel):
     axes: dict[str, list[Any]] = Field(description="axes: name to a list of values")
     fixed: dict[str, Any] = {}
     where: list[str] = []
+    plugins: list[str] = []
     plot: PlotSpec | None = None
 
 
@@ -63,6 +65,7 @@ class Task:
         point: the values of the axes.
         parameters: those and the fixed ones.
         program: reference of the program, a file's path absolute.
+        plugins: references of plugins.
         key: what a journal knows it by: program with its source, parameters, kernbench's version.
     """
 
@@ -70,6 +73,7 @@ class Task:
     point: Point
     parameters: Point
     program: str
+    plugins: tuple[str, ...]
     key: str
 
 
@@ -80,7 +84,10 @@ def read_sweep(path: str | Path) -> SweepSpec:
     place, _, name = spec.program.rpartition(":")
     program = f"{(file.parent / place).resolve()}:{name}" if place.endswith(".py") else spec.program
     beside = {name: [_beside(value, file.parent) for value in values] for name, values in spec.axes.items()}
-    return spec.model_copy(update={"program": program, "axes": beside if "system" in spec.axes else spec.axes})
+    plugins = [plugin_beside(reference, file.parent) for reference in spec.plugins]
+    return spec.model_copy(
+        update={"program": program, "plugins": plugins, "axes": beside if "system" in spec.axes else spec.axes}
+    )
 
 
 def _beside(value: Any, directory: Path) -> Any:
@@ -88,6 +95,12 @@ def _beside(value: Any, directory: Path) -> Any:
     if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (directory / value).is_file():
         return str((directory / value).resolve())
     return value
+
+
+def plugin_beside(reference: str, directory: Path) -> str:
+    """The path of a plugin's file is relative to the sweep's."""
+    place, colon, name = reference.partition(":")
+    return f"{(directory / place).resolve()}{colon}{name}" if place.endswith(".py") else reference
 
 
 def reference_of(program: Program | str) -> str:
@@ -127,8 +140,10 @@ def tasks_of(spec: SweepSpec) -> list[Task]:
     tasks = []
     for index, point in enumerate(expand(spec.axes, spec.where)):
         parameters = {**spec.fixed, **point}
-        text = json.dumps([__version__, spec.program, source, parameters], sort_keys=True, default=repr)
-        tasks.append(Task(index, point, parameters, spec.program, hashlib.sha256(text.encode()).hexdigest()))
+        identity = [__version__, spec.program, source, parameters, *spec.plugins]
+        text = json.dumps(identity, sort_keys=True, default=repr)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        tasks.append(Task(index, point, parameters, spec.program, tuple(spec.plugins), key))
     if not tasks:
         raise ConfigError(f"no point of the grid passes {', '.join(spec.where)}")
     repeated = {task.key: task for task in tasks}

@@ -16,7 +16,7 @@ from kernbench.topology.device import DeviceSpec
 from kernbench.topology.graph import Topology
 from kernbench.topology.links import Link, Route
 from kernbench.topology.loader import load_device, load_fabric, load_system
-from kernbench.topology.shipped import shipped_devices, shipped_fabrics, shipped_systems
+from kernbench.topology.shipped import added_systems, shipped_devices, shipped_fabrics, shipped_systems
 from kernbench.topology.system import FabricSpec, SystemSpec
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "SystemSpec",
     "Topology",
     "TopologyHandle",
+    "added_systems",
     "load_device",
     "load_fabric",
     "load_system",

@@ -5,11 +5,13 @@ An installed wheel carries them as ``kernbench/configs``; in a source tree they 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import kernbench
 from kernbench.errors import ConfigError
+from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology.problems import nearest
 
 SUFFIXES = (".yaml", ".yml")
@@ -32,8 +34,22 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in (config_root() / kind).glob("*.yaml"))
 
 
-def find_config(kind: str, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
-    """The file that ``name_or_path`` means: a path to a YAML file, or the name of a shipped one.
+def added_systems(plugins: PluginManager | None = None) -> dict[str, Path]:
+    """The systems of other distributions and of plugins (default: the installed ones), by name."""
+    found = (default_manager() if plugins is None else plugins).systems()
+    shipped = shipped_names("systems")
+    for name, (path, owner) in found.items():
+        if name in shipped:
+            raise ConfigError(
+                f"{owner} brings a system {name!r} ({path}), but a shipped system is called so: rename it"
+            )
+    return {name: path for name, (path, _) in sorted(found.items())}
+
+
+def find_config(
+    kind: str, name_or_path: str | Path, *, beside: Path | None = None, plugins: PluginManager | None = None
+) -> Path:
+    """The file that ``name_or_path`` means: a path to a YAML file, or the name of a shipped one or (systems) of a plugin's.
 
     A relative path is taken from the working directory, or from the directory ``beside`` when one file names another.
     Raises ConfigError, with the shipped names and the nearest of them, when there is no such file.
@@ -51,11 +67,15 @@ def find_config(kind: str, name_or_path: str | Path, *, beside: Path | None = No
     path = config_root() / kind / f"{text}.yaml"
     if path.is_file():
         return path
-    raise ConfigError(f"no shipped {singular} is called {text!r}{_suggestion(kind, text)}; or give a YAML file's path")
+    added = added_systems(plugins) if kind == "systems" else {}
+    if text in added:
+        return added[text]
+    suggestion = _suggestion(kind, text, added)
+    raise ConfigError(f"no shipped {singular} is called {text!r}{suggestion}; or give a YAML file's path")
 
 
-def _suggestion(kind: str, name: str) -> str:
-    names = shipped_names(kind)
+def _suggestion(kind: str, name: str, added: Iterable[str] = ()) -> str:
+    names = [*shipped_names(kind), *added]
     close = nearest(name, names)
     return (f"; did you mean {close!r}?" if close else ".") + f" Shipped {kind}: {', '.join(names)}"
 

@@ -45,7 +45,7 @@ class RankClock:
     def look(self) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks."""
         ctx = self._ctx
-        if ctx.scheduler.current_rank() is None:
+        if ctx.scheduler.current_rank() is None or ctx.observing:
             return None
         me = ctx._me()
         assert me.rank is not None

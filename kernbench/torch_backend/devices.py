@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.patches import Patches
@@ -50,9 +51,9 @@ class RankDevice:
     def memory(self) -> DeviceMemory:
         return self._devices.memory(self.state.sip)
 
-    def enqueue(self, name: str, kind: str, seconds: float, nbytes: int) -> Operation:
+    def enqueue(self, name: str, cost: Cost) -> Operation:
         """Put an operation on the rank's stream."""
-        return put_on_stream(self, name, kind, seconds, nbytes)
+        return put_on_stream(self, name, cost)
 
     def memory_at(self, device: Any) -> DeviceMemory:
         """Memory of a device that the program names."""
@@ -66,7 +67,9 @@ class RankDevice:
         name = "host to device" if to_device else "device to host"
         for output in outputs:
             place(output, memory)
-        op = self.enqueue(name, "dma", route.latency + nbytes / route.bandwidth, nbytes)
+        if self.ctx.hooks is not None and not to_device:
+            self.ctx.hooks.host_read(outputs[0], "cpu")
+        op = self.enqueue(name, copy_cost(route, nbytes))
         if not to_device:
             self.ctx.wait(op)
 
@@ -250,9 +253,10 @@ class Devices:
                 return stock_to(tensor, *args, **kwargs)
             kwargs["copy"] = True
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
-            device = self.mine()
-            device.used = device.used or kind == "cuda"
-            device.transfer([result], self.memory_at(target) if kind == "cuda" else None)
+            if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
+                device = self.mine()
+                device.used = True
+                device.transfer([result], self.memory_at(target))
             return result
 
         def cuda(

@@ -130,9 +130,9 @@ class Environment:
                 if hasattr(module, name):
                     patch(module, name, cls)
         patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
-        patch(
-            dist.Backend, "backend_capability", {**dist.Backend.backend_capability, "kernbench": ["cpu", "cuda"]}
-        )  # else torch warns
+        backends: Any = dist.Backend  # torch warns of one that is not in both
+        patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
+        patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
         ddp: Any = torch.nn.parallel.DistributedDataParallel
         patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         for name in ("is_nccl_available", "is_mpi_available"):

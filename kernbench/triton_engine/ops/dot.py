@@ -101,6 +101,8 @@ def _dot(info: OpInfo) -> Callable[..., Value]:
     exact_int = a_ty.is_int
 
     def run(b: Any, x: Any, y: Any, acc: Any) -> Value:
+        if b.x.wave is not None:
+            return acc
         nl = len(b.lanes)
         x, y = materialise(x, b, a_ty), materialise(y, b, b_ty)
         if type(acc) is Tensor:
@@ -163,6 +165,8 @@ def _dot_scaled(info: OpInfo) -> Callable[..., Value]:
     out_ty = info.ty
 
     def run(b: Any, *xs: Any) -> Value:
+        if b.x.wave is not None:
+            return xs[at["c"]]
         nl = len(b.lanes)
         x, y = (materialise(xs[at[role]], b, types[at[role]]) for role in ("a", "b"))
         acc = xs[at["c"]]

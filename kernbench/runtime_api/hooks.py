@@ -1,0 +1,260 @@
+"""Tells plugins what happens in a simulation.
+
+The runtime calls a method here at each place that a hook is about; nobody does where no plugin listens, because a context
+has no :class:`RunHooks` then. A plugin that observes runs beside the program: what it computes with torch is not recorded,
+the clock that it reads is the host's, and it cannot wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kernbench.plugins.events import (
+    CollectiveEvent,
+    ContextEvent,
+    DeadlockEvent,
+    HostReadEvent,
+    KernelEvent,
+    RankEvent,
+    TimelineEvent,
+)
+from kernbench.plugins.problems import reason
+from kernbench.plugins.specs import OBSERVED
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernbench.plugins.manager import PluginManager
+    from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.runtime_api.groups import Arrival, Collective, Signature
+    from kernbench.runtime_api.locations import Location
+    from kernbench.scheduler import Rank
+    from kernbench.sim_engine.operation import Operation
+
+Tell = Callable[..., None]
+
+_OUTCOMES = {"done": "returned", "failed": "raised", "aborted": "unwound"}
+
+
+def open_hooks(ctx: RuntimeContext, plugins: PluginManager) -> RunHooks | None:
+    """The hooks of a context; None if no plugin observes."""
+    tellers = {hook: tell for hook in OBSERVED if (tell := plugins.observer(hook)) is not None}
+    if not tellers:
+        return None
+    hooks = RunHooks(ctx, tellers)
+    ctx.scheduler.observer = hooks
+    if "kernbench_kernel_completed" in tellers:
+        ctx.executor.on_settled = hooks.settled
+    return hooks
+
+
+class RunHooks:
+    """The observing hooks of one simulation.
+
+    Args:
+        ctx: the simulation.
+        tellers: hook to a function that tells every plugin which implements it.
+    """
+
+    def __init__(self, ctx: RuntimeContext, tellers: dict[str, Tell]) -> None:
+        self._ctx = ctx
+        self._tellers = tellers
+        self._launches = 0
+        self._running: dict[Operation, int] = {}
+        self._started: set[int] = set()
+        self._follows_kernels = any(f"kernbench_kernel_{what}" in tellers for what in ("launched", "completed"))
+
+    def _listened(self, what: str) -> Tell | None:
+        return self._tellers.get(f"kernbench_{what}")
+
+    def _tell(self, tell: Tell, event: Any) -> None:
+        with self._beside_the_program():
+            tell(ctx=self._ctx, event=event)
+
+    @contextmanager
+    def _beside_the_program(self) -> Iterator[None]:
+        ctx = self._ctx
+        me = ctx._me()
+        before = ctx.observing, ctx._inside_kernel, me.inside_operation
+        ctx.observing = ctx._inside_kernel = me.inside_operation = True
+        try:
+            yield
+        finally:
+            ctx.observing, ctx._inside_kernel, me.inside_operation = before
+
+    # -- the simulation ----------------------------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """The context has been made."""
+        if tell := self._listened("context_opened"):
+            self._tell(tell, self._context())
+
+    def closed(self) -> None:
+        """The context is closed: the timeline first, then the end."""
+        ctx = self._ctx
+        log = ctx.engine.op_log
+        if tell := self._listened("timeline_finished"):
+            self._tell(tell, TimelineEvent(ctx.engine.latest_end, len(log.operations), len(log.collectives)))
+        if tell := self._listened("context_closed"):
+            self._tell(tell, self._context())
+
+    def _context(self) -> ContextEvent:
+        ctx = self._ctx
+        return ContextEvent(
+            ctx.topology.system.name, len(ctx.sips), ctx.seed, ctx.policy, ctx.enable_data, ctx.correlation_id,
+            dict(ctx.options), ctx.engine.latest_end,
+        )  # fmt: skip
+
+    # -- ranks (what the scheduler calls) ------------------------------------------------------------------------------
+
+    def rank_started(self, rank: Rank) -> None:
+        """A rank's body is about to run."""
+        self._started.add(rank.index)
+        if tell := self._listened("rank_started"):
+            self._tell(tell, self._rank(rank, "running"))
+
+    def rank_ended(self, rank: Rank) -> None:
+        """A rank has returned or was unwound."""
+        if rank.index in self._started:
+            self._started.discard(rank.index)
+            if tell := self._listened("rank_ended"):
+                self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
+
+    def rank_failed(self, rank: Rank) -> None:
+        """A rank has failed."""
+        self._started.discard(rank.index)
+        if tell := self._listened("rank_failed"):
+            self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
+
+    def _rank(self, rank: Rank, outcome: str) -> RankEvent:
+        ctx = self._ctx
+        error = "" if rank.error is None else reason(rank.error)
+        return RankEvent(
+            rank.index, len(ctx.scheduler.ranks), ctx._ranks[rank.index].clock, outcome, error, rank.traceback
+        )
+
+    # -- operations of the compute stream ------------------------------------------------------------------------------
+
+    def launched(self, op: Operation) -> None:
+        """An operation has been put on a compute stream (and its values, if they come later, in the executor)."""
+        if not self._follows_kernels:
+            return
+        number = self._launches
+        self._launches += 1
+        if tell := self._listened("kernel_launched"):
+            self._tell(tell, _kernel(op, number))
+        if self._listened("kernel_completed"):
+            self._running[op] = number
+            op.when_resolved(partial(self.settled, op))
+
+    def settled(self, op: Operation) -> None:
+        """The times of an operation, or its values, are there. When both are, it has completed."""
+        if op.done and op in self._running:
+            number = self._running.pop(op)
+            if tell := self._listened("kernel_completed"):
+                self._tell(tell, _kernel(op, number))
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def collective_enqueued(
+        self,
+        group: str,
+        sequence: int,
+        signature: Signature,
+        op: Operation,
+        location: Location,
+        peer: int | None = None,
+    ) -> None:
+        """A rank has called a collective, or one side of a message."""
+        if tell := self._listened("collective_enqueued"):
+            ranks = () if op.rank is None else (op.rank,)
+            self._tell(
+                tell, _collective(signature, group, ranks, sequence, op.nbytes, op.enqueue, str(location), peer=peer)
+            )
+
+    def collective_matched(
+        self, collective: Collective, arrivals: Sequence[Arrival], algorithm: str, steps: int
+    ) -> None:
+        """All members have come, and it is about to be handed to the engine."""
+        matched, completed = self._listened("collective_matched"), self._listened("collective_completed")
+        if matched is None and completed is None:
+            return
+        signature = collective.signature._replace(algorithm=algorithm)
+        message = signature.op == "send"
+        group = collective.group.name
+        ranks = tuple(arrival.rank for arrival in arrivals)
+        sequence = -1 if message else collective.sequence
+        nbytes = max((arrival.op.nbytes for arrival in arrivals), default=0)
+        location = str(arrivals[0].location)
+        if matched:
+            last = max(arrival.op.enqueue for arrival in arrivals)
+            self._tell(matched, _collective(signature, group, ranks, sequence, nbytes, last, location, steps=steps))
+        if completed:
+            left = len(arrivals)
+
+            def one_less() -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    ops = [arrival.op for arrival in arrivals]
+                    start = min(op.enqueue if op.start is None else op.start for op in ops)
+                    end = max(op.enqueue if op.end is None else op.end for op in ops)
+                    errors = [reason(op.error) for op in ops if op.error is not None]
+                    event = _collective(
+                        signature, group, ranks, sequence, nbytes, start, location, end=end, steps=steps,
+                        error=errors[0] if errors else "",
+                    )  # fmt: skip
+                    self._tell(completed, event)
+
+            for arrival in arrivals:
+                arrival.op.when_resolved(one_less)
+
+    # -- what a program looks at, and how it ends ----------------------------------------------------------------------
+
+    def host_read(self, tensor: torch.Tensor, name: str) -> None:
+        """The program looks at a value."""
+        if tell := self._listened("host_read"):
+            me = self._ctx._me()
+            nbytes = tensor.numel() * tensor.element_size()
+            self._tell(tell, HostReadEvent(me.rank, name, me.clock, tuple(tensor.shape), _dtype(tensor.dtype), nbytes))
+
+    def deadlock(self, report: str) -> None:
+        """Nobody can go on."""
+        if tell := self._listened("deadlock_detected"):
+            ranks = tuple(rank.index for rank in self._ctx.scheduler.ranks if rank.live)
+            self._tell(tell, DeadlockEvent(ranks, self._ctx.engine.now, report))
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kernel(op: Operation, number: int) -> KernelEvent:
+    return KernelEvent(
+        number, op.name, op.kind, op.rank, op.sip, op.stream, op.enqueue, op.start, op.end, op.nbytes,
+        dict(op.detail or {}), "" if op.error is None else reason(op.error),
+    )  # fmt: skip
+
+
+def _collective(
+    signature: Signature,
+    group: str,
+    ranks: tuple[int, ...],
+    sequence: int,
+    nbytes: int,
+    start: float,
+    location: str,
+    *,
+    peer: int | None = None,
+    end: float | None = None,
+    steps: int | None = None,
+    error: str = "",
+) -> CollectiveEvent:
+    dtype = None if signature.dtype is None else _dtype(signature.dtype)
+    return CollectiveEvent(
+        signature.op, group, ranks, sequence, signature.shape, dtype, signature.reduction, signature.root,
+        signature.algorithm, peer, nbytes, start, end, location, steps, error,
+    )  # fmt: skip
