@@ -80,9 +80,7 @@ def _parameters(module_name: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _built(
-    module_name: str, members: int, root: int | None, where: Placement | None, chunks: int | None
-) -> Schedule:
+def _built(module_name: str, members: int, root: int | None, where: Placement | None, chunks: int | None) -> Schedule:
     module = algorithm_module(module_name)
     given = {"root": root, "where": where, "chunks": chunks}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -45,7 +45,6 @@ class Way(enum.IntEnum):
     """Out of the switch, which sends one copy to many: only the receiver's link carries it."""
 
 
-
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """Transfers, sorted by round.
@@ -238,12 +237,16 @@ class ScheduleBuilder:
             wrong = np.flatnonzero((values < 0) | (values >= limit))
             if len(wrong):
                 number = first + int(rounds[wrong[0]])
-                raise ValueError(f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}")
+                raise ValueError(
+                    f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}"
+                )
         if ((source == target) != (ways == Way.LOCAL)).any():
             number = first + int(rounds[(source == target) != (ways == Way.LOCAL)][0])
             raise ValueError(f"{self._name}, round {number}: a member sends to itself, or moves locally to another")
         count = int(rounds[-1]) + 1
-        twice = _first_repeat(rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count)
+        twice = _first_repeat(
+            rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count
+        )
         if twice is not None:
             raise ValueError(
                 f"{self._name}, round {first + twice}: two transfers use one queue (give them lanes, or two rounds)"

@@ -199,7 +199,9 @@ def gather_along(builder: ScheduleBuilder, grid: IntArray, axes: Sequence[int]) 
             target = where.copy()
             target[axis] = (target[axis] + 1) % length
             receiver = grid[tuple(target)]
-            held = np.indices([grid.shape[other] for other in done]).reshape(len(done), -1) if done else np.zeros((0, 1))
+            held = (
+                np.indices([grid.shape[other] for other in done]).reshape(len(done), -1) if done else np.zeros((0, 1))
+            )
             cells = []
             for step in range(length - 1):
                 source = where.copy()

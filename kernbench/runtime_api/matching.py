@@ -26,7 +26,7 @@ from kernbench.runtime_api.locations import Location, user_location
 from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -78,6 +78,7 @@ class Matcher:
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
         self._paired: list[tuple[Collective, list[Arrival], int]] = []
+        self._markers: dict[Operation, Operation] = {}
         self.history = History()
 
     def reset(self) -> None:
@@ -86,6 +87,7 @@ class Matcher:
         self._receives.clear()
         self._any_source.clear()
         self._paired.clear()
+        self._markers.clear()
 
     @property
     def messages(self) -> list[Message]:
@@ -123,8 +125,8 @@ class Matcher:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
-        op = self._operation(signature.op, COMM_STREAM, inputs or outputs)
-        after = () if me.last is None else (me.last,)
+        op = self._operation(signature.op, group.stream, inputs or outputs)
+        after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
         shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
@@ -143,7 +145,7 @@ class Matcher:
                     ctx.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
-        me.tails[COMM_STREAM] = op
+        me.tails[group.stream] = op
         self._touch(op, inputs, outputs)
         return op
 
@@ -152,7 +154,26 @@ class Matcher:
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
         op.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in payload)
+        op.executed = False
         return op
+
+    def values_of(self, op: Operation) -> Operation:
+        """A timer that is done once the values of ``op``, posted here, are in place: when its members have arrived."""
+        marker = Operation(f"values of {op.name}", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
+        marker.resolve(op.enqueue, op.enqueue)
+        marker.executed = False
+        self._markers[op] = marker
+
+        def ended() -> None:
+            if op.error is not None and self._markers.pop(op, None) is not None:
+                marker.fail(op.error, op.enqueue)
+
+        op.when_resolved(ended)
+        return marker
+
+    def awaited(self, op: Operation) -> Operation:
+        """The operation whose values a timer of :meth:`values_of` stands for; else ``op`` itself."""
+        return next((posted for posted, marker in self._markers.items() if marker is op), op)
 
     def _touch(self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Note in ``op`` and in the storages which memory the collective reads and writes."""
@@ -279,6 +300,10 @@ class Matcher:
         for arrival in arrivals:
             arrival.op.detail = {**(arrival.op.detail or {}), **detail}
             arrival.op.when_resolved(collective.member_ended)
+            arrival.op.executed = True
+            marker = self._markers.pop(arrival.op, None)
+            if marker is not None:
+                marker.executed = True
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(
@@ -345,7 +370,7 @@ class Matcher:
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
         op = self._operation("send" if sends else "recv", stream, (tensor,))
-        after = () if me.last is None else (me.last,)
+        after = me.before(me.stream)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
         self._touch(op, (tensor,) if sends else (), () if sends else (tensor,))
         self.history.add(

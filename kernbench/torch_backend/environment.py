@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.sim_engine.operation import COMM_STREAM
 from kernbench.torch_backend import clocks, profiling
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
@@ -168,8 +169,10 @@ class Environment:
         made = self._communicators.setdefault(key, [])
         if nth == len(made):
             everybody = members == tuple(range(self.world_size))
-            title = "the default group" if name == "0" and everybody else f"group {name} {list(members)}"
-            made.append(Communicator(title, members))
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            made.append(Communicator(title, members, stream))
         return made[nth]
 
 
