@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +44,16 @@ class Way(enum.IntEnum):
     """Into the switch, which sums what its members send before it passes it on: only the sender's link carries it."""
     DOWN = 4
     """Out of the switch, which sends one copy to many: only the receiver's link carries it."""
+
+
+class Rounds(NamedTuple):
+    """A line of an algorithm's profile: ``times`` rounds in a row in which every member sends ``share`` of the buffer to the
+    member ``distance`` further; ``reduces``: whether that one combines it with what it has."""
+
+    times: int
+    share: float
+    reduces: bool
+    distance: int = 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,7 +104,7 @@ def kernel_time(
         limit = "launch"
     seconds = start + work
     if tensor:
-        seconds = float(sustained(seconds))
+        seconds = float(sustained(seconds, kernels_of(spec)))
     below, above = _SPREADS.get(limit, _SPREAD)
     rate = moved / seconds
     return Estimate(seconds, seconds * (1 - below), seconds * (1 + above), limit, str(resident), rate, rate)

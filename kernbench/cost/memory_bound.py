@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
+from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import canonical_dtype
@@ -161,9 +164,9 @@ def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str,
     if any(isinstance(dim, bool) or dim != int(dim) or dim < 0 for dim in dims):
         raise ConfigError(f"shape is {dims}; expected whole numbers >= 0")
     seconds, traffic, limit = _time(spec, kind, dims, traffic_of(op, dims, dtype), cold)
-    below, above = (0.25, 0.35) if limit == "launch" else (0.12, 0.15)
+    low, high = band_interval("memory_bound", np.asarray(seconds), np.asarray(seconds))
     rate = traffic / seconds
-    return Estimate(seconds, seconds * (1 - below), seconds * (1 + above), limit, "", rate, rate)
+    return Estimate(seconds, float(low), float(high), limit, "", rate, rate)
 
 
 def _time(

@@ -192,6 +192,8 @@ class RuntimeContext(Factories):
         self.wait(self._timer(me, me.clock + seconds))
 
     def _timer(self, me: RankState, at: float) -> Operation:
+        if self.observing:
+            raise self._beside_the_program("wait")
         op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
         if at <= self.engine.now:  # a host that is behind its device
             op.resolve(me.clock, at)
@@ -235,6 +237,8 @@ class RuntimeContext(Factories):
 
         ``cost`` None: its duration will be told once it has been executed.
         """
+        if self.observing:
+            raise self._beside_the_program("launch")
         me = self._me()
         launch = self.topology.device.launch
         me.clock += launch.overhead
@@ -298,7 +302,7 @@ class RuntimeContext(Factories):
 
     def _block_on(self, op: Operation) -> None:
         if self.observing:
-            raise KernbenchError("a plugin that observes cannot wait, nor read another operation's result")
+            raise self._beside_the_program("wait, or read another operation's result")
         if self._inside_kernel:
             raise KernbenchError(
                 "a kernel cannot wait for a handle or read another operation's result: launch it later"
@@ -312,6 +316,10 @@ class RuntimeContext(Factories):
                 raise KernbenchError(
                     f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
                 )
+
+    @staticmethod
+    def _beside_the_program(what: str) -> KernbenchError:
+        return KernbenchError(f"a plugin that observes cannot {what}: it is no part of the program")
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.

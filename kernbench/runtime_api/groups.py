@@ -101,6 +101,7 @@ class ProcessGroup:
         ranks: ranks of the world, in group order.
         index: rank of the world -> number in the group.
         stream: the stream of each member's SIP that its collectives run on.
+        environ: what the environment said to the collective library when a member first used the group.
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...], stream: str = COMM_STREAM) -> None:
@@ -110,6 +111,7 @@ class ProcessGroup:
         self.index = {rank: number for number, rank in enumerate(ranks)}
         self._sequence = dict.fromkeys(ranks, 0)
         self._open: dict[int, Collective] = {}
+        self.environ: tuple[tuple[str, str], ...] | None = None
 
     @property
     def size(self) -> int:

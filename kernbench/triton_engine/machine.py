@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernbench.errors import KernbenchError
+from kernbench.torch_backend.modes import plain_torch  # the one import upwards: torch's privates live there (ADR 0027)
 
 from . import lanes as lane_ops
 from .batch import Batch, flat, merge, select, squeeze
@@ -84,7 +85,8 @@ class Execution(Binding):
         if plan is None:
             if len(self.ready.plans) >= _PLANS:
                 self.ready.plans.clear()
-            plan = make_plan(program, self, env, by_rank)
+            with plain_torch():
+                plan = make_plan(program, self, env, by_rank)
             self.ready.plans[key] = plan
         for slot, numbers in by_rank:
             value = per_rank(numbers, len(plan.shape))
@@ -103,6 +105,10 @@ class Execution(Binding):
 
     def run(self) -> Status:
         """Run until every program has ended, or until nothing can go on."""
+        with plain_torch():
+            return self._run()
+
+    def _run(self) -> Status:
         while True:
             if not self.batches:
                 if not self._pending:
@@ -300,8 +306,17 @@ class Execution(Binding):
                 if term.unsigned:  # type: ignore[union-attr]
                     iv, upper = iv & 0xFFFFFFFFFFFFFFFF, upper & 0xFFFFFFFFFFFFFFFF
                 b.pc = term.body if iv < upper else term.exit  # type: ignore[union-attr]
+                step = env[term.step]  # type: ignore[union-attr]
+                if b.pc == term.body and type(step) is int and step <= 0:  # type: ignore[union-attr]
+                    raise _endless(self.program.name, term, step)  # type: ignore[arg-type]
                 return None
-            going = _lanes_of(iv, b.lanes) < _lanes_of(upper, b.lanes)
+            start, end = _lanes_of(iv, b.lanes), _lanes_of(upper, b.lanes)
+            if term.unsigned:  # type: ignore[union-attr]
+                start, end = start.view(np.uint64), end.view(np.uint64)
+            going = start < end
+            stuck = going & (_lanes_of(env[term.step], b.lanes) <= 0)  # type: ignore[union-attr]
+            if stuck.any():
+                raise _endless(self.program.name, term, "of some programs")  # type: ignore[arg-type]
             return self._split(b, going, Jump(term.body), Jump(term.exit))  # type: ignore[union-attr]
         if kind is Jump:
             self._jump(b, term)  # type: ignore[arg-type]
@@ -393,6 +408,15 @@ def _middle_programs(plan: Plan, count: int) -> Chunk:
         ranges.append((begin, begin + take))
         left //= take
     return Chunk(tuple(reversed(ranges)))
+
+
+def _endless(kernel: str, loop: ForHead, step: Any) -> KernbenchError:
+    """A counting loop is entered whose step does not lead to its end; compiled code compares ``index < end`` only."""
+    return KernbenchError(
+        f"kernel {kernel}: a loop counts up to its end, but its step, known only at run time, is not positive ({step}), so it "
+        f"would not end\n  at {loop.loop.loc}\n  A loop that counts down needs a step that is a constant (tl.constexpr), or "
+        f"count up and subtract."
+    )
 
 
 def _lanes_of(v: Any, lanes: tuple[int, ...]) -> np.ndarray:

@@ -68,6 +68,7 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
     off: Any = _spread(d.base.off, rank)
     bounds: list[Any] = [None] * rank
     outside: Any = True
+    scattered: Tensor | None = None  # the part of the offsets along dimensions whose stride differs between programs
     for j, (start, size, stride) in enumerate(zip(index, d.shape, d.strides, strict=True)):
         start, size, stride = _as_lane_int(start), _as_lane_int(size), _as_lane_int(stride)
         off = aff_add(off, aff_scale(_spread(_scale(start, stride, lanes), rank), item))
@@ -79,7 +80,12 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
                 outside = mask_and(b, outside, bool(inside.reshape(-1)[0]) if inside.size == 1 else flags, tile)
             continue
         k = j - lead
-        step = _uniform(stride)
+        if type(stride) is Aff:
+            part = _along(stride, item, lanes, tile[k], k, rank)
+            scattered = part if scattered is None else scattered + part
+            step = 0
+        else:
+            step = int(stride)
         ts = tuple(step * item if i == k else 0 for i in range(rank))
         if any(ts):
             span = step * item * (tile[k] - 1)
@@ -88,7 +94,9 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
         if _least(high) < tile[k] or _most(low) > 0:
             bounds[k] = (low, high)
     mask: Any = True if all(p is None for p in bounds) else Box(tuple(bounds))
-    return Ptr(d.base.root, off, None), mask_and(b, mask, outside, tile)
+    if scattered is not None and type(off) is not Aff:
+        off = Aff(off, (0,) * len(lanes), (0,) * rank, off, off)
+    return Ptr(d.base.root, off, scattered), mask_and(b, mask, outside, tile)
 
 
 def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
@@ -97,10 +105,12 @@ def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
     return arr > 0 if strict else arr <= 0
 
 
-def _uniform(stride: Any) -> int:
-    if type(stride) is Aff:
-        raise NotImplementedError("descriptor strides that differ between programs")
-    return int(stride)
+def _along(stride: Aff, item: int, lanes: tuple[int, ...], extent: int, dim: int, rank: int) -> Tensor:
+    """Byte offsets along tile dimension ``dim`` where every program has a stride of its own."""
+    shape = [1] * rank
+    shape[dim] = extent
+    per_lane = torch.from_numpy(np.ascontiguousarray(lane_array(stride, lanes))) * item
+    return per_lane.reshape(tuple(per_lane.shape) + (1,) * rank) * torch.arange(extent).reshape(shape)
 
 
 def _bound(v: Any, lanes: tuple[int, ...]) -> Any:
@@ -217,8 +227,9 @@ def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, 
     nl = len(b.lanes)
     index = materialise(rows, b, row_ty).to(torch.int64)
     column = _as_lane_int(column)
-    stride0, stride1 = _uniform(_as_lane_int(d.strides[0])), _uniform(_as_lane_int(d.strides[1]))
-    size0, size1 = (dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in d.shape)
+    stride0, stride1, size0, size1 = (
+        dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in (*d.strides, *d.shape)
+    )
     wide = lambda s: s.reshape((*s.shape, 1)) if type(s) is Tensor else s  # noqa: E731
     inside = ((index >= 0) & (index < wide(size0))).unsqueeze(-1)
     cols: Any = dense_int(
@@ -226,7 +237,7 @@ def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, 
     )
     fits = (cols >= 0) & (cols < wide(size1))
     mask = inside & fits.unsqueeze(nl)
-    den = index.unsqueeze(-1) * (stride0 * item) + cols.unsqueeze(nl) * (stride1 * item)
+    den = (index * wide(stride0)).unsqueeze(-1) * item + (cols * wide(stride1)).unsqueeze(nl) * item
     return Ptr(d.base.root, _spread(d.base.off, 2), den), True if bool(mask.all()) else mask
 
 
