@@ -84,7 +84,7 @@ class RuntimeContext(Factories):
         self.sips = self.target_device.resolve(self.topology.sip_count)
         self.scheduler = RankScheduler(make_policy(self.policy, self.seed))
         self.executor = DataExecutor()
-        self.storages = StorageTable(self.engine.memory)
+        self.storages = StorageTable(self.engine.memory, self.note_memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
         self._pending_collectives: list[Collective] = []
         self.deadlines = Deadlines()
@@ -279,6 +279,10 @@ class RuntimeContext(Factories):
             self._host_waited(self._me(), op)
         if op.error is not None:
             raise op.error
+
+    def note_memory(self, sip: int, change: int) -> None:
+        """Log that ``change`` bytes more are allocated on ``sip`` now."""
+        self.engine.op_log.note_memory(sip, self.now(), change)
 
     def wait_on_stream(self, handle: Handle) -> None:
         """Let this rank's current stream wait for ``handle``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).
@@ -492,7 +496,7 @@ class RuntimeContext(Factories):
         """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
         me = self._me()
         me.holds_tensors = True
-        self.storages.allocate(plain(tensor), me, name)
+        self.storages.allocate(plain(tensor), me, name, noted=True)
         return tensor.as_subclass(Tensor)
 
     Tensor = Tensor

@@ -81,6 +81,9 @@ class CollectiveTrace:
     detail: dict[str, Any]
 
 
+MemoryChange = tuple[int, float, int]
+"""SIP, when (s), and bytes that are allocated in its HBM from then on."""
+
 HostWait = tuple[int | None, float, float, Operation]
 """A host that waited: rank (None: main), from and until when (s), for which operation. A plain tuple: waits are many."""
 
@@ -92,12 +95,20 @@ class OpLog:
         operations: what was enqueued.
         collectives: the collectives that were matched, with their chunk steps.
         waits: the times that a rank's host spent waiting.
+        memory: what programs allocated on SIPs, and gave back.
     """
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.collectives: list[CollectiveTrace] = []
         self.waits: list[HostWait] = []
+        self.memory: list[MemoryChange] = []
+        self._allocated: dict[int, int] = {}
+
+    def note_memory(self, sip: int, at: float, change: int) -> None:
+        """``change`` bytes more (less) are allocated on ``sip`` from ``at`` on."""
+        allocated = self._allocated[sip] = self._allocated.get(sip, 0) + change
+        self.memory.append((sip, at, allocated))
 
     def __len__(self) -> int:
         return len(self.operations) + sum(len(trace.run.plan) for trace in self.collectives)
@@ -107,6 +118,7 @@ class OpLog:
         self.operations.clear()
         self.collectives.clear()
         self.waits.clear()
+        self.memory.clear()
 
     def records(self, *, steps: bool = True) -> Iterator[OpRecord]:
         """Yield the log: operations in the order of enqueueing, then (``steps``) the chunk steps of collectives.

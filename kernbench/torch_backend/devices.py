@@ -112,7 +112,8 @@ class Devices:
         """Memory of a SIP."""
         found = self._memories.get(sip)
         if found is None:
-            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size)
+            noting = functools.partial(self.ctx.note_memory, sip)
+            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size, noting)
         return found
 
     def of(self, rank: int) -> RankDevice:
@@ -175,6 +176,8 @@ class Devices:
         if library is not None:
             library._destroy()
         self._ranks.clear()
+        for memory in self._memories.values():
+            memory.changed = None
 
     # -- allocating --------------------------------------------------------------------------------------------------
 
