@@ -41,6 +41,7 @@ from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
+    from kernbench.torch_backend.leaks import LeakGuard
 
 
 POLL_SECONDS = 1e-6
@@ -89,6 +90,7 @@ class RuntimeContext(Factories):
         self._pending_collectives: list[Collective] = []
         self.deadlines = Deadlines()
         self._environment: Environment | None = None
+        self._leaks: LeakGuard | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
         self._polls: list[tuple[Operation, RankState]] = []
         self._polls_in_flight = 0
@@ -314,6 +316,8 @@ class RuntimeContext(Factories):
         if getcurrent() is self.scheduler.main:
             drive_until(self, op)
         else:
+            if self.scheduler.before_switch is not None:
+                self.scheduler.before_switch()
             self._pending_worker_waits.append((op, self.scheduler.waitable()))
             self.scheduler.switch_to_main()
             if not op.done:

@@ -136,7 +136,7 @@ class Baton:
             if holder is not None and holder.thread.ident is not None:
                 identity = ctypes.c_ulong(holder.thread.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
-            if self._home.acquire(timeout=0.1):
+            if self._home.acquire(timeout=0.1) or (holder is not None and holder.stuck):
                 return
 
 
@@ -182,6 +182,8 @@ class Carrier:
         self._baton = baton
         self._on_bound = on_bound
         self._finished = False
+        self.stuck = False
+        """Whether the thread is known to wait for ever, and cannot be unwound."""
         self._thrown: BaseException | None = None
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
 
@@ -189,7 +191,7 @@ class Carrier:
         """Body of the fronting greenlet: lend the baton to the thread until it has finished."""
         self.started = True
         self.thread.start()
-        while not self._finished:
+        while not self._finished and not self.stuck:
             if self.before_run is not None:
                 self.before_run()
             try:
@@ -200,7 +202,8 @@ class Carrier:
             else:
                 if not self._finished:
                     self._leave(self._main.switch)
-        self.thread.join()
+        if not self.stuck:
+            self.thread.join()
 
     def _leave(self, to_main: Callable[..., Any], *args: Any) -> None:
         """Go to main; what is thrown in on return is the thread's to raise."""
@@ -214,6 +217,8 @@ class Carrier:
 
         Raises whatever was thrown into the fronting greenlet meanwhile.
         """
+        if self.stuck:
+            raise SystemExit  # it was given up, and has woken up after all
         self._baton.pass_on()
         self.turn.acquire()
         if self._thrown is not None:
@@ -229,5 +234,6 @@ class Carrier:
             self._body()
         finally:
             self._finished = True
-            self._baton.ended.append(self)
-            self._baton.give_back()
+            if not self.stuck:
+                self._baton.ended.append(self)
+                self._baton.give_back()

@@ -27,6 +27,10 @@ class SimWork(dist.Work):
         on_stream: :meth:`wait` lets the current stream wait and the host go on, as NCCL's does; else the host waits too.
     """
 
+    _future: Any = None
+    future_waits = False
+    """Whether :meth:`get_future` waits: C++ code would look at the future before this rank can complete it."""
+
     def __init__(
         self,
         ctx: RuntimeContext,
@@ -51,6 +55,9 @@ class SimWork(dist.Work):
         wait = self._ctx.wait_on_stream if on_stream else self._ctx.wait
         for op in self._operations:
             wait(op)
+        environment = self._ctx._environment
+        if environment is not None and environment.futures.outstanding:
+            environment.futures.settle()
         return True
 
     def synchronize(self) -> None:
@@ -84,14 +91,17 @@ class SimWork(dist.Work):
         return self._source()
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` that is complete.
+        """A ``torch.futures.Future`` of the tensors that it writes; the same one every time (ADR 0044)."""
+        if self._future is None:
+            if self.future_waits:
+                self.wait()
+            assert self._ctx._environment is not None
+            self._future = self._ctx._environment.futures.make(self._operations, self._tensors)
+        return self._future
 
-        Code in C++ waits for futures without letting other ranks run, so this waits first (ADR 0042).
-        """
-        self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(list(self._tensors))
-        return future
+    def get_future_result(self) -> Any:
+        """A future of 0, NCCL's word for success; fails as the work does."""
+        return self.get_future().then(lambda future: future.value() and 0)
 
     _source_rank = source_rank
     getFuture = get_future
