@@ -270,7 +270,6 @@ class Access:
         roots = b.rank_roots(root, item)
         least, most = c + foot.least, c + foot.most
         inside = least >= roots.least and most <= roots.most and roots.aligned and not c % item
-        whole = foot.sizes[1:] == list(shape[1:])
         out = []
         rest, foot_at = cell[1:], foot.at[1:]
         begin = c + foot.shift
@@ -280,11 +279,37 @@ class Access:
                 piece = Piece(allocation, (begin + start) // item, foot, at, here)
             else:
                 piece = self._place(foot, allocation, c + start, at, here)
-            piece.whole_rank = whole
             out.append(piece)
         if inside:
             b.x.touch_alike(self.info, roots, foot.active * item, least, most)
         return out, shape
+
+    def rank_tiles(self, mask: Box | None, dtype: torch.dtype) -> Tensor | None:
+        """Load the same footprint of every rank's own allocation; None if ranks differ in more than that."""
+        b, item = self.b, self.item
+        lanes: tuple[int, ...] = b.lanes
+        root = self.pointer.root
+        c, ls, ts, arr = self._affine()
+        if root is None or arr is not None or ls[0] or b.rank_index.shape[0] != b.rank_index.size:
+            return None
+        low, high, varying = self._bounds(mask, ts)
+        layout = None if varying else self._layout(ls, ts, (1, *lanes[1:]), low, high)
+        if layout is None:
+            return None
+        foot, shape, _ = layout
+        if foot is None or tuple(foot.sizes) != shape:
+            return None
+        roots = b.rank_roots(root, item)
+        least, most = c + foot.least, c + foot.most
+        if least < roots.least or most > roots.most or not roots.aligned or c % item:
+            return None
+        b.x.touch_alike(self.info, roots, foot.active * item, least, most)
+        raw = torch.uint8 if dtype.itemsize == 1 and dtype.is_floating_point else dtype
+        begin, sizes, steps = (c + foot.shift) // item + foot.flip, foot.sizes, foot.steps
+        out = torch.cat([flat.as_strided(sizes, steps, begin + at) for flat, at in roots.memory(raw)])
+        if foot.backwards:
+            out = out.flip(foot.backwards)
+        return out if raw is dtype else out.view(dtype)
 
     def _place(
         self, foot: Footprint, allocation: Allocation | None, c: int, at: tuple[slice | None, ...], cell: Cell
@@ -555,7 +580,11 @@ def load(
             if found is not None:
                 return found
         elif dense is None:
-            if type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
+            if b.rank_index is not None and b.x.checks is None:
+                tiles = access.rank_tiles(box, dtype)
+                if tiles is not None:
+                    return tiles
+            elif type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
                 windows = access.windows(box, dtype, other)
                 if windows is not None:
                     return windows
@@ -616,8 +645,6 @@ def _load_pieces(
         view = piece.read(dtype)
         if tuple(piece.sizes) == shape:
             return view if info.view_ok else view.clone()
-    if pieces[0].whole_rank:
-        return torch.cat([piece.read(dtype) for piece in pieces])
     out = filled(shape, 0 if other is None else other, dtype)
     for piece in pieces:
         out[piece.where].copy_(piece.read(dtype))
@@ -707,7 +734,7 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
 def _apart(view: Tensor, piece: Piece, operands: tuple[Any, ...]) -> bool:
     """Whether an elementwise operation may write to ``view``: every element has an address of its own, and operands in
     the same memory are the very same elements."""
-    if any(s == 0 and n > 1 for s, n in zip(piece.strides, piece.sizes, strict=True)) or not _distinct(piece):
+    if not piece.foot.distinct:
         return False
     for x in operands:
         if type(x) is not Tensor or x.untyped_storage().data_ptr() != piece.allocation.base:
@@ -747,7 +774,7 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
         b.x.restore_counts(before)
         return False
     piece = cut[0][0]
-    if not _distinct(piece) or any(
+    if not piece.foot.distinct or any(
         n == 1 and full > 1
         for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
     ):
@@ -759,17 +786,6 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
         return False
     source = value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
     view.copy_(torch.where(mask, source, view))
-    return True
-
-
-def _distinct(piece: Piece) -> bool:
-    """No two elements of the piece share an address (sufficient test: strides nest)."""
-    dims = sorted((abs(s), n) for s, n in zip(piece.strides, piece.sizes, strict=True) if n > 1)
-    reach = 0
-    for s, n in dims:
-        if s <= reach:
-            return False
-        reach += s * (n - 1)
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class Launch:
     counts: Counts | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankRoots:
     """One pointer argument of several ranks: each rank's allocation and byte offset, and what holds for all of them.
 
@@ -57,6 +57,16 @@ class RankRoots:
     least: int
     most: int
     aligned: bool
+    item: int
+
+    _flats: dict[torch.dtype, list[tuple[Tensor, int]]] = field(default_factory=dict)
+
+    def memory(self, dtype: torch.dtype) -> list[tuple[Tensor, int]]:
+        """Every rank's allocation as a flat tensor of ``dtype``, and the element that its pointer points to."""
+        found = self._flats.get(dtype)
+        if found is None:
+            found = self._flats[dtype] = [(a.flat(dtype), start // self.item) for a, start in self.bases]
+        return found
 
 
 class Binding:
@@ -250,6 +260,7 @@ class Binding:
                 max(-start for _, start in bases),
                 min(allocation.nbytes - start for allocation, start in bases),
                 all(start % item == 0 for _, start in bases),
+                item,
             )
             self._rank_roots[root, order, item] = found
         return found
