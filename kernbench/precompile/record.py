@@ -18,6 +18,7 @@ from kernbench.precompile.events import listening
 from kernbench.precompile.target import launch_options, specialised_arguments, target_name
 
 Entry = dict[str, Any]
+_HEAD = "# Written by kernbench.precompile.record"
 
 
 class Record:
@@ -36,14 +37,14 @@ class Record:
     def add(self, src: Any, metadata: Mapping[str, Any]) -> None:
         """Note one call of the compiler."""
         try:
-            entry = {
+            point = {**specialised_arguments(src), **launch_options(metadata)}
+            entry = {  # axes of one value each: they name the variant
                 "kernel": _reference(src.fn),
-                "arguments": specialised_arguments(src),
-                "options": launch_options(metadata),
+                "axes": {name: [value] for name, value in point.items()},
                 "targets": [target_name(metadata)],
             }
             self.entries.setdefault(json.dumps(entry, sort_keys=True), entry)
-        except ValueError as reason:
+        except (ValueError, AttributeError) as reason:  # the latter: compiled from TTIR, of which there is no kernel
             self.unnamed[str(getattr(src, "name", src))] = str(reason)
 
     def read(self, path: str | Path) -> None:
@@ -56,11 +57,20 @@ class Record:
     def write(self, path: str | Path) -> None:
         """Write the spec, whole or not at all, an entry per line. Each is JSON, which YAML includes."""
         target = Path(path)
-        lines = ["# Written by kernbench.precompile.record", "recorded: true", "kernels:"]
+        lines = [_HEAD, "recorded: true", "kernels:"]
         lines += [f"- {json.dumps(self.entries[key])}" for key in sorted(self.entries)]
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
         beside.replace(target)
+
+
+def is_record(spec: str | Path) -> bool:
+    """Whether a spec is a record, by its first line."""
+    path = Path(spec)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return False
+    with path.open(encoding="utf-8") as file:
+        return file.readline().rstrip() == _HEAD
 
 
 @contextmanager

@@ -166,7 +166,8 @@ def _is_there(each: Space) -> bool:
         kernel = load_kernel(each.kernel)
     except ConfigError:
         return False
-    return set(triton_target.parameters(kernel)) == set(each.arguments)
+    parameters = set(triton_target.parameters(kernel))
+    return parameters == {name for name in each.axes if name in parameters or name not in OPTIONS}
 
 
 def _beside(reference: str, directory: Path) -> str:
