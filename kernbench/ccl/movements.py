@@ -11,12 +11,14 @@ Outputs may be the inputs' own memory, as in-place calls have it: nothing is wri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
+from kernbench.ccl.expressions import Expressions, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.ccl.schedule import IntArray, Schedule
+from kernbench.ccl.schedule import Schedule
 from kernbench.ccl.values import run_all_reduce
 
 Tensors = Sequence[torch.Tensor]
@@ -30,7 +32,9 @@ def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as ``[count]``: a view where it is contiguous, else a copy that the caller writes back."""
+    """``tensor`` as ``[count]``: itself or a view where that is possible, else a copy that the caller writes back."""
+    if tensor.dim() == 1 and not tensor.requires_grad:
+        return tensor
     return tensor.detach().reshape(-1)
 
 
@@ -68,12 +72,32 @@ def fold(parts: Tensors, op: ReduceOp) -> torch.Tensor:
     return total
 
 
-def _chains(schedule: Schedule, owners: IntArray) -> list[list[int]]:
-    chains = schedule.chains_at(owners)
-    if chains is None:
-        raise ValueError(f"{schedule.name}: some cell is not a chain of all members where it ends")
-    rows: list[list[int]] = chains.tolist()
-    return rows
+def _folded(
+    schedule: Schedule, owners: Sequence[int], part: Callable[[int, int], torch.Tensor], op: ReduceOp
+) -> list[torch.Tensor]:
+    """Each cell's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, cell)``: an input."""
+    chains = schedule.chains_at(np.asarray(owners, dtype=np.int64))
+    found = expressions(schedule) if chains is None else None
+    results = []
+    for cell, owner in enumerate(owners):
+        if found is None:
+            assert chains is not None
+            total = fold([part(member, cell) for member in chains[cell].tolist()], op)
+        else:
+            node = int(found.final[owner, cell])
+            if not found.folds_everybody(node, cell):
+                raise ValueError(
+                    f"{schedule.name}: cell {cell} of member {owner} does not fold every member exactly once"
+                )
+            value = combine_steps(found.steps([node]), partial(_leaf, found, part), op)
+            total = value(node).clone().view(part(owner, cell).shape)
+        op.finish(total, schedule.members)
+        results.append(total)
+    return results
+
+
+def _leaf(found: Expressions, part: Callable[[int, int], torch.Tensor], node: int) -> torch.Tensor:
+    return part(*found.leaf(node)).reshape(-1)
 
 
 def _reduce(
@@ -81,32 +105,20 @@ def _reduce(
 ) -> None:
     assert op is not None
     assert root is not None
-    chains = _chains(schedule, np.full(schedule.cells, root, dtype=np.int64))
     flat = [_flat(source) for (source,) in inputs]
-    if all(chain == chains[0] for chain in chains):
-        total = fold([flat[member] for member in chains[0]], op)
-    else:
-        bounds = schedule.cell_bounds(flat[0].numel()).tolist()
-        total = torch.cat(
-            [
-                fold([flat[member][begin:end] for member in chain], op)
-                for chain, begin, end in zip(chains, bounds, bounds[1:], strict=False)
-            ]
-        )
-    op.finish(total, schedule.members)
-    _assign(outputs[root][0], total)
+    bounds = schedule.cell_bounds(flat[0].numel()).tolist()
+    totals = _folded(
+        schedule, [root] * schedule.cells, lambda member, cell: flat[member][bounds[cell] : bounds[cell + 1]], op
+    )
+    _assign(outputs[root][0], totals[0] if len(totals) == 1 else torch.cat(totals))
 
 
 def _reduce_scatter(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
 ) -> None:
     assert op is not None
-    results = []
-    for cell, chain in enumerate(_chains(schedule, np.arange(schedule.members))):
-        total = fold([inputs[member][cell] for member in chain], op)
-        op.finish(total, schedule.members)
-        results.append(total)
-    for (target,), total in zip(outputs, results, strict=True):
+    totals = _folded(schedule, range(schedule.members), lambda member, cell: inputs[member][cell], op)
+    for (target,), total in zip(outputs, totals, strict=True):
         _assign(target, total)
 
 

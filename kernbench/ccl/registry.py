@@ -6,9 +6,17 @@ import inspect
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-from kernbench.ccl.schedule import Schedule
+from kernbench.ccl.expressions import check_schedule
+from kernbench.ccl.placement import Placement
+from kernbench.ccl.schedule import CannotServeError, Schedule
 from kernbench.errors import ConfigError
+
+SHIPPED = "kernbench.ccl.algorithms."
+
+_CHECKED_TRANSFERS = 50_000
+"""Transfers up to which the schedules of third parties are checked when they are built."""
 
 
 @lru_cache(maxsize=256)
@@ -21,23 +29,89 @@ def algorithm_module(name: str) -> ModuleType:
     for attribute, what in (
         ("COLLECTIVE", "the collective's name"),
         ("TOPOLOGIES", "how its members may be joined"),
-        ("build", "a function build(members) -> Schedule"),
     ):
         if not hasattr(module, attribute):
-            raise ConfigError(f"ccl.yaml: module {name!r} has no {attribute}: {what} (see docs/collectives.md)")
+            raise ConfigError(f"ccl.yaml: module {name!r} has no {attribute}: {what} (see docs/ccl_author_guide.md)")
+    if not hasattr(module, "build") and not hasattr(module, "run"):
+        raise ConfigError(
+            f"ccl.yaml: module {name!r} has neither a function build(members) -> Schedule nor, for an algorithm that is "
+            "a Triton kernel, run(call) (see docs/ccl_author_guide.md)"
+        )
     return module
 
 
-@lru_cache(maxsize=64)
-def build_schedule(module_name: str, members: int, root: int | None) -> Schedule:
-    """The schedule of an algorithm for ``members`` members; ``root`` is a member's number, for rooted collectives."""
-    build = algorithm_module(module_name).build
-    rooted = "root" in inspect.signature(build).parameters
-    if rooted and root is None:
+def require_reduction(module: ModuleType, reduction: str | None) -> None:
+    """Raise :class:`~kernbench.ccl.schedule.CannotServeError` unless an algorithm can do a reduction.
+
+    A module may list those that it knows in ``REDUCTIONS``; a schedule knows all.
+    """
+    known = getattr(module, "REDUCTIONS", None)
+    if known is not None and reduction is not None and reduction not in known:
+        raise CannotServeError(f"{module.__name__.rpartition('.')[2]}: no reduction {reduction}")
+
+
+def build_schedule(
+    module_name: str, members: int, root: int | None, where: Placement | None = None, chunks: int = 1
+) -> Schedule:
+    """The schedule of an algorithm for ``members`` members.
+
+    Args:
+        root: a member's number, for rooted collectives.
+        where: how the members stand; default: on one node, joined in no particular way.
+        chunks: parts that a pipeline should cut the buffer into, for algorithms that ask.
+
+    Raises :class:`~kernbench.ccl.schedule.CannotServeError` if the algorithm has no schedule for these members.
+    """
+    takes = _parameters(module_name)
+    if "root" in takes and root is None:
         raise ConfigError(f"{module_name} builds a schedule for a root, and the collective has none")
-    schedule = build(members, root=root) if rooted else build(members)
+    return _built(
+        module_name,
+        members,
+        root if "root" in takes else None,
+        (where or Placement.flat(members)) if "where" in takes else None,
+        chunks if "chunks" in takes else None,
+    )
+
+
+@lru_cache(maxsize=256)
+def _parameters(module_name: str) -> frozenset[str]:
+    return frozenset(inspect.signature(_timed_by(module_name).build).parameters)
+
+
+_TRAFFIC = {
+    "all_reduce": "one_shot_pull",
+    "all_gather": "direct_allgather",
+    "reduce_scatter": "direct_reducescatter",
+    "all_to_all": "direct_alltoall",
+    "broadcast": "binomial_broadcast",
+    "reduce": "binomial_reduce",
+    "gather": "direct_gather",
+    "scatter": "direct_scatter",
+    "send": "direct_send",
+}
+"""The schedule whose transfers a kernel that says nothing else is taken to make."""
+
+
+def _timed_by(module_name: str) -> ModuleType:
+    """The module whose ``build`` says which transfers an algorithm makes."""
+    module = algorithm_module(module_name)
+    return module if hasattr(module, "build") else algorithm_module(SHIPPED + _TRAFFIC[module.COLLECTIVE])
+
+
+@lru_cache(maxsize=64)
+def _built(module_name: str, members: int, root: int | None, where: Placement | None, chunks: int | None) -> Schedule:
+    module = _timed_by(module_name)
+    given = {"root": root, "where": where, "chunks": chunks}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    schedule = module.build(members, **options)
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"{module_name}.build({members}) returned {type(schedule).__name__}: expected a Schedule")
     if schedule.members != members:
         raise ConfigError(f"{module_name}.build({members}) returned a schedule for {schedule.members} members")
+    if not module_name.startswith(SHIPPED) and len(schedule) <= _CHECKED_TRANSFERS:
+        try:
+            check_schedule(schedule, module.COLLECTIVE, root)
+        except ValueError as error:
+            raise ConfigError(f"{module_name}.build({members}) is no {module.COLLECTIVE}: {error}") from None
     return schedule

@@ -3,17 +3,57 @@
 A member's buffer is cut into *cells*. A schedule is a list of rounds; each round is a set of transfers that may happen
 at the same time. A transfer either copies a cell, or reduces it into the destination's: ``dst = op(arriving, dst)``.
 The same schedule moves the values (:mod:`kernbench.ccl.values`) and takes the time (:mod:`kernbench.ccl.lower`).
+
+Beside the work cells a member may have *scratch* cells: slots where data waits that is not reduced yet. What a transfer
+travels by is its :class:`Way`. Reductions inside a member are *wide*: 16-bit floats are summed in fp32 and rounded when the
+sum is sent or has reached its work cell, as kernels do that hold their sums in registers, and as switches do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kernbench.errors import ConfigError
+
 IntArray = NDArray[np.int64]
+
+
+class CannotServeError(ConfigError):
+    """An algorithm's ``build`` raises it where it has no schedule (no grid, no switch that reduces, ...).
+
+    The runtime then takes the collective's default algorithm, and notes that in the op log.
+    """
+
+
+class Way(enum.IntEnum):
+    """What a transfer travels by."""
+
+    LINK = 0
+    """From member to member, pushed by the sender."""
+    PULL = 1
+    """From member to member, fetched by the receiver: its request travels first."""
+    LOCAL = 2
+    """Inside a member, from a cell to another; ``src`` is ``dst``. Reductions this way keep wide sums."""
+    UP = 3
+    """Into the switch, which sums what its members send before it passes it on: only the sender's link carries it."""
+    DOWN = 4
+    """Out of the switch, which sends one copy to many: only the receiver's link carries it."""
+
+
+class Rounds(NamedTuple):
+    """A line of an algorithm's profile: ``times`` rounds in a row in which every member sends ``share`` of the buffer to the
+    member ``distance`` further; ``reduces``: whether that one combines it with what it has."""
+
+    times: int
+    share: float
+    reduces: bool
+    distance: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +71,8 @@ class Schedule:
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
         lane: ``[transfers]`` which of several queues between the same two members is used (the two directions of a
             2-member ring are two lanes).
+        way: ``[transfers]`` :class:`Way` of each.
+        scratch: for each scratch cell, the work cell whose length it has; they are numbered after the work cells.
     """
 
     name: str
@@ -43,9 +85,21 @@ class Schedule:
     reduces: NDArray[np.bool_]
     lane: IntArray
     to_cell: IntArray
+    way: IntArray
+    scratch: tuple[int, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.src)
+
+    @property
+    def slots(self) -> int:
+        """Cells per member, scratch included."""
+        return self.cells + len(self.scratch)
+
+    def slot_lengths(self, count: int) -> IntArray:
+        """``[slots]`` elements of each cell of a buffer of ``count`` elements, scratch included."""
+        lengths = np.diff(self.cell_bounds(count))
+        return np.concatenate([lengths, lengths[list(self.scratch)]]) if self.scratch else lengths
 
     def cell_bounds(self, count: int) -> IntArray:
         """``[cells + 1]`` offsets, in elements, of the cells of a buffer of ``count`` elements.
@@ -88,12 +142,15 @@ class ScheduleBuilder:
         name: the algorithm.
         members: number of members, >= 1.
         cells: number of cells per member, >= 1.
+        scratch: for each scratch cell, the work cell whose length it has; numbered ``cells``, ``cells + 1``, ...
     """
 
-    def __init__(self, name: str, members: int, cells: int) -> None:
+    def __init__(self, name: str, members: int, cells: int, *, scratch: ArrayLike = ()) -> None:
         self._name = name
         self._members = members
-        self._cells = cells
+        self._work_cells = cells
+        self._scratch = tuple(np.asarray(scratch, dtype=np.int64).tolist())
+        self._cells = cells + len(self._scratch)
         self._lengths: list[int] = []
         self._columns: list[tuple[IntArray, ...]] = []
 
@@ -106,24 +163,81 @@ class ScheduleBuilder:
         reduce: ArrayLike,
         lane: ArrayLike = 0,
         to_cell: ArrayLike | None = None,
+        way: ArrayLike = Way.LINK,
     ) -> ScheduleBuilder:
         """Add a round. The arguments are broadcast against each other; ``[k, transfers]`` arrays add k rounds.
 
         ``cell`` of ``src`` lands in ``to_cell`` of ``dst``, by default in the cell of the same index.
 
-        Raises ValueError if a member or a cell is out of range, a member sends to itself, a queue is used twice in a
-        round, or a cell is written twice in it.
+        Raises ValueError if a member or a cell is out of range, a member sends to itself (other than by ``Way.LOCAL``),
+        a queue is used twice in a round, or a cell is written twice in it.
         """
         columns = np.broadcast_arrays(
             *(
                 np.asarray(column, dtype=np.int64)
-                for column in (src, dst, cell, lane, reduce, cell if to_cell is None else to_cell)
+                for column in (src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
             )
         )
-        source, target, cells, lanes, reduces, landing = (np.atleast_2d(column) for column in columns)
+        source, target, cells, reduces, lanes, landing, ways = (np.atleast_2d(column) for column in columns)
         if source.shape[1] == 0:
             return self
-        number = len(self._lengths)
+        rounds = np.repeat(np.arange(source.shape[0]), source.shape[1])
+        self._add(rounds, *(column.ravel() for column in (source, target, cells, reduces, lanes, landing, ways)))
+        return self
+
+    def local(self, member: ArrayLike, cell: ArrayLike, to_cell: ArrayLike, *, reduce: ArrayLike) -> ScheduleBuilder:
+        """Add a round in which members move ``cell`` to ``to_cell`` of their own, or reduce it into that."""
+        return self.round(member, member, cell, reduce=reduce, to_cell=to_cell, way=Way.LOCAL)
+
+    def steps(
+        self,
+        at: ArrayLike,
+        src: ArrayLike,
+        dst: ArrayLike,
+        cell: ArrayLike,
+        *,
+        reduce: ArrayLike,
+        lane: ArrayLike = 0,
+        to_cell: ArrayLike | None = None,
+        way: ArrayLike = Way.LINK,
+    ) -> ScheduleBuilder:
+        """Add transfers ``[k]`` in any order, each in the round ``at`` (a number >= 0, counted from here); rounds without
+        transfers are left out. Raises as :meth:`round` does."""
+        columns = np.broadcast_arrays(
+            *(
+                np.atleast_1d(np.asarray(column, dtype=np.int64))
+                for column in (at, src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
+            )
+        )
+        if columns[0].size:
+            order = np.argsort(columns[0], kind="stable")
+            rounds, *rest = (column[order] for column in columns)
+            self._add(np.unique(rounds, return_inverse=True)[1].reshape(-1), *rest)
+        return self
+
+    def extend(self, other: Schedule) -> ScheduleBuilder:
+        """Add all rounds of another schedule of as many members and the same cells."""
+        if (other.members, other.cells, other.scratch) != (self._members, self._work_cells, self._scratch):
+            raise ValueError(f"{self._name}: {other.name} has other members or cells")
+        self._lengths += np.diff(other.rounds).tolist()
+        self._columns.append(
+            (other.src, other.dst, other.cell, other.reduces.astype(np.int64), other.lane, other.to_cell, other.way)
+        )
+        return self
+
+    def _add(
+        self,
+        rounds: IntArray,
+        source: IntArray,
+        target: IntArray,
+        cells: IntArray,
+        reduces: IntArray,
+        lanes: IntArray,
+        landing: IntArray,
+        ways: IntArray,
+    ) -> None:
+        """Check and keep transfers, sorted by ``rounds`` (0, 1, ...: from here)."""
+        first = len(self._lengths)
         limits = (
             ("src", source, self._members),
             ("dst", target, self._members),
@@ -131,20 +245,30 @@ class ScheduleBuilder:
             ("to_cell", landing, self._cells),
         )
         for what, values, limit in limits:
-            if values.min() < 0 or values.max() >= limit:
-                raise ValueError(f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values.tolist()}")
-        if (source == target).any():
-            raise ValueError(f"{self._name}, round {number}: a member sends to itself")
-        queues = (source * self._members + target) * (int(lanes.max()) + 1) + lanes
-        if _repeats_in_row(queues):
+            wrong = np.flatnonzero((values < 0) | (values >= limit))
+            if len(wrong):
+                number = first + int(rounds[wrong[0]])
+                raise ValueError(
+                    f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}"
+                )
+        if ((source == target) != (ways == Way.LOCAL)).any():
+            number = first + int(rounds[(source == target) != (ways == Way.LOCAL)][0])
+            raise ValueError(f"{self._name}, round {number}: a member sends to itself, or moves locally to another")
+        count = int(rounds[-1]) + 1
+        twice = _first_repeat(
+            rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count
+        )
+        if twice is not None:
             raise ValueError(
-                f"{self._name}, round {number}: two transfers use one queue (give them lanes, or two rounds)"
+                f"{self._name}, round {first + twice}: two transfers use one queue (give them lanes, or two rounds)"
             )
-        if _repeats_in_row(target * self._cells + landing):
-            raise ValueError(f"{self._name}, round {number}: a cell of a member is written twice (use two rounds)")
-        self._lengths += [source.shape[1]] * source.shape[0]
-        self._columns.append(tuple(column.ravel() for column in (source, target, cells, reduces, lanes, landing)))
-        return self
+        twice = _first_repeat(rounds, target * self._cells + landing, count)
+        if twice is not None:
+            raise ValueError(
+                f"{self._name}, round {first + twice}: a cell of a member is written twice (use two rounds)"
+            )
+        self._lengths += np.bincount(rounds, minlength=count).tolist()
+        self._columns.append((source, target, cells, reduces, lanes, landing, ways))
 
     def build(self) -> Schedule:
         """The finished schedule."""
@@ -155,14 +279,51 @@ class ScheduleBuilder:
             return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
         return Schedule(
-            self._name, self._members, self._cells, offsets, joined(0), joined(1), joined(2), joined(3).astype(bool),
-            joined(4), joined(5),
+            self._name, self._members, self._work_cells, offsets, joined(0), joined(1), joined(2),
+            joined(3).astype(bool), joined(4), joined(5), joined(6), self._scratch,
         )  # fmt: skip
 
 
-def _repeats_in_row(keys: IntArray) -> bool:
-    ordered = np.sort(keys, axis=1)
-    return bool((ordered[:, 1:] == ordered[:, :-1]).any())
+def queue_keys(
+    src: IntArray, dst: IntArray, lane: IntArray, to_cell: IntArray, way: IntArray, members: int, slots: int
+) -> IntArray:
+    """``[transfers]`` a number per queue: of a pair of members and a lane, of a member's link to the switch or back, or of
+    a cell that is written locally (which waits for nobody)."""
+    lanes = int(lane.max(initial=0)) + 1
+    pairs = (src * members + dst) * lanes + lane
+    if not (way >= Way.LOCAL).any():
+        return pairs
+    first = members * members * lanes
+    into, out_of = first + src, first + members + dst
+    inside = first + 2 * members + dst * slots + to_cell
+    return np.select([way == Way.LOCAL, way == Way.UP, way == Way.DOWN], [inside, into, out_of], pairs)
+
+
+def _first_repeat(rounds: IntArray, keys: IntArray, count: int) -> int | None:
+    """The first round in which a key occurs twice, None if there is none. ``rounds`` are sorted."""
+    whole = len(rounds) // count
+    if whole * count == len(rounds) and (rounds.reshape(count, whole) == np.arange(count)[:, None]).all():
+        ordered = np.sort(keys.reshape(count, whole), axis=1)
+        found = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+        return int(np.flatnonzero(found)[0]) if found.any() else None
+    order = np.lexsort((keys, rounds))
+    same = (rounds[order][1:] == rounds[order][:-1]) & (keys[order][1:] == keys[order][:-1])
+    return int(rounds[order][1:][same].min()) if same.any() else None
+
+
+def reversed_schedule(name: str, schedule: Schedule) -> Schedule:
+    """The schedule run backwards, reducing: an all-gather becomes the reduce-scatter of the same trees.
+
+    Right for schedules in which every cell reaches every member once: then the ways of a cell form a tree.
+    """
+    order = np.arange(len(schedule))[::-1]
+    lengths = np.diff(schedule.rounds)[::-1]
+    rounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Schedule(
+        name, schedule.members, schedule.cells, rounds, schedule.dst[order], schedule.src[order],
+        schedule.to_cell[order], np.ones(len(order), dtype=bool), schedule.lane[order], schedule.cell[order],
+        schedule.way[order], schedule.scratch,
+    )  # fmt: skip
 
 
 def _symbolic_run(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray] | None:
@@ -171,6 +332,8 @@ def _symbolic_run(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray] | N
     Returns ``(table, before, last)``: ``table`` ``[members, cells]`` nodes, ``before`` and ``last`` ``[nodes]``.
     """
     members, cells = schedule.members, schedule.cells
+    if (schedule.way >= Way.LOCAL).any():
+        return None  # wide sums
     # A chain is a linked list: node i = (node before it, member folded last, its length). Leaves are nodes 0..members-1.
     before: list[IntArray] = [np.full(members, -1, dtype=np.int64)]
     last: list[IntArray] = [np.arange(members, dtype=np.int64)]

@@ -1,8 +1,8 @@
 """What a schedule does to values.
 
-Three ways to the same bits, chosen by shape and size (a test holds them against each other):
+Ways to the same bits, chosen by shape and size (a test holds them against the schedule run round by round):
 
-- *round by round*, literally as the schedule says: always possible;
+- *expressions*, whatever the shape (trees, halving and doubling): each partial sum that somebody computes is computed once;
 - *chains in blocks*, when the schedule folds members one after the other into each cell (a ring does): a block that
   stays in cache is folded over all members and written to all of them, so every input is read once and every output
   written once, which is what memory allows;
@@ -12,14 +12,16 @@ Three ways to the same bits, chosen by shape and size (a test holds them against
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from kernbench.ccl.expressions import WIDE_DTYPES, Expressions, Step, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.ccl.schedule import IntArray, Schedule
+from kernbench.ccl.schedule import IntArray, Schedule, Way
 
 BLOCK_BYTES = 1024 * 1024
 """Size of the accumulator that is folded at a time; it should stay in the last private cache."""
@@ -49,7 +51,7 @@ def run_all_reduce(
         return
     chains = schedule.final_chains
     if chains is None:
-        run_rounds(schedule, inputs, outputs, op)
+        run_expressions(schedule, inputs, outputs, op)
         return
     total = count * inputs[0].element_size() * members
     if total <= STACK_BYTES or total <= STACK_CELL_BYTES * members * schedule.cells:
@@ -61,29 +63,84 @@ def run_all_reduce(
 def run_rounds(
     schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
 ) -> None:
-    """Every transfer of every round, one by one."""
+    """Every transfer of every round, one by one: what the other ways are held against."""
+    for target, result in zip(outputs, literal_run(schedule, inputs, op), strict=True):
+        target.copy_(torch.cat(result[: schedule.cells]))
+        op.finish(target, schedule.members)
+
+
+def literal_run(schedule: Schedule, inputs: Sequence[torch.Tensor], op: ReduceOp) -> list[list[torch.Tensor]]:
+    """``[members][slots]`` what each cell holds after the last round, rounded to the inputs' dtype."""
     bounds = schedule.cell_bounds(inputs[0].numel()).tolist()
-    for source, target in zip(inputs, outputs, strict=True):
-        if target is not source:
-            target.copy_(source)
+    narrow = inputs[0].dtype
+    nothing = torch.empty(0, dtype=narrow)
+    held = [
+        [*(source[begin:end].clone() for begin, end in pairwise(bounds)), *([nothing] * len(schedule.scratch))]
+        for source in inputs
+    ]
     columns = list(
         zip(
             schedule.src.tolist(), schedule.dst.tolist(), schedule.cell.tolist(), schedule.to_cell.tolist(),
-            schedule.reduces.tolist(), strict=True,
+            schedule.reduces.tolist(), (schedule.way == Way.LOCAL).tolist(), strict=True,
         )
     )  # fmt: skip
-    for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
+    for begin, end in pairwise(schedule.rounds.tolist()):
         rows = columns[begin:end]
-        # everything that a round sends is read before anything is written
-        sent = [outputs[src][bounds[cell] : bounds[cell + 1]].clone() for src, _, cell, _, _ in rows]
-        for arriving, (_, dst, _, cell, reduces) in zip(sent, rows, strict=True):
-            local = outputs[dst][bounds[cell] : bounds[cell + 1]]
-            if reduces:
-                op.combine(arriving, local, local)
-            else:
-                local.copy_(arriving)
-    for target in outputs:
-        op.finish(target, schedule.members)
+        # everything that a round sends is read before anything is written; what leaves a member is rounded
+        sent = [held[src][cell] if local else held[src][cell].to(narrow) for src, _, cell, _, _, local in rows]
+        for arriving, (_, dst, _, cell, reduces, local) in zip(sent, rows, strict=True):
+            if not reduces:
+                held[dst][cell] = arriving
+                continue
+            kept = WIDE_DTYPES.get(narrow, narrow) if local else narrow
+            out = torch.empty(arriving.shape, dtype=kept)
+            op.combine(arriving.to(kept), held[dst][cell].to(kept), out)
+            held[dst][cell] = out
+    return [[cell.to(narrow) for cell in member] for member in held]
+
+
+def run_expressions(
+    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
+) -> None:
+    """Any shape: every partial sum once, block by block, as the schedule's expressions say."""
+    found = expressions(schedule)
+    bounds = schedule.cell_bounds(inputs[0].numel()).tolist()
+    block = max(1, BLOCK_BYTES // inputs[0].element_size())
+    for cell, (steps, targets) in enumerate(_cell_programs(schedule)):
+        for begin in range(bounds[cell], bounds[cell + 1], block):
+            rows = slice(begin, min(begin + block, bounds[cell + 1]))
+            value = combine_steps(steps, partial(_input_rows, inputs, found, rows), op)
+            results = []
+            for node, members in targets:
+                total = value(node).clone()  # it may be an input, or the value of another node
+                op.finish(total, schedule.members)
+                results.append((total, members))
+            for total, members in results:
+                for member in members:
+                    outputs[member][rows].copy_(total)
+
+
+def _input_rows(inputs: Sequence[torch.Tensor], found: Expressions, rows: slice, leaf: int) -> torch.Tensor:
+    return inputs[found.leaf(leaf)[0]][rows]
+
+
+@lru_cache(maxsize=64)
+def _cell_programs(schedule: Schedule) -> list[tuple[list[Step], list[tuple[int, list[int]]]]]:
+    """For each work cell: its steps, and who ends with which node. Raises ValueError if that is no all-reduce."""
+    found = expressions(schedule)
+    programs = []
+    for cell in range(schedule.cells):
+        holders: dict[int, list[int]] = {}
+        for member, node in enumerate(found.final[:, cell].tolist()):
+            holders.setdefault(node, []).append(member)
+        for node in holders:
+            if not found.folds_everybody(node, cell):
+                raise ValueError(
+                    f"{schedule.name}: cell {cell} ends with {found.order(holders[node][0], cell)} on member "
+                    f"{holders[node][0]}, which does not fold every member exactly once"
+                )
+        programs.append((found.steps(list(holders)), list(holders.items())))
+    return programs
 
 
 def run_blocks(
@@ -123,9 +180,9 @@ def run_stacked(
     if index.pad is not None:
         stacked = stacked[:, index.pad]
     stacked = stacked.view(members * cells, -(-count // cells))
-    total = stacked[index.rows[0]]
-    for rows in index.rows[1:]:
-        op.combine(total, stacked[rows], total)
+    total, *others = stacked[index.rows].unbind(0)
+    for part in others:
+        op.combine(total, part, total)
     op.finish(total, members)
     result = total.view(-1) if index.keep is None else total[index.keep]
     for output in outputs:
@@ -138,19 +195,19 @@ class _StackIndex(NamedTuple):
     Attributes:
         pad: ``[cells, length]`` element that stands at each place, None if all cells are equally long.
         keep: ``[cells, length]`` whether that place is of the buffer, not of the padding.
-        rows: ``members`` times ``[cells]``: row of the k-th member's part in each cell's chain.
+        rows: ``[members, cells]``: row of the k-th member's part in each cell's chain.
     """
 
     pad: torch.Tensor | None
     keep: torch.Tensor | None
-    rows: list[torch.Tensor]
+    rows: torch.Tensor
 
 
 @lru_cache(maxsize=64)
 def _stack_index(schedule: Schedule, count: int) -> _StackIndex:
     chains, cells = schedule.final_chains, schedule.cells
     assert chains is not None
-    rows = list(torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)))
+    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells))
     if count % cells == 0:
         return _StackIndex(None, None, rows)
     length = -(-count // cells)  # cells of two lengths: the short ones are padded, so that they form a matrix

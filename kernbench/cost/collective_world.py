@@ -25,6 +25,7 @@ class World:
     Attributes:
         link: payload bytes/s that a GPU sends to its peers in the node, all of its joints to them together.
         pair: payload bytes/s between one pair of GPUs of a node.
+        channels: most of them that the library opens between GPUs of a node.
         flight: latency from GPU to GPU in a node, seconds.
         nics: NICs of a node that its ranks use.
         net: payload bytes/s of those NICs, one direction.
@@ -42,6 +43,7 @@ class World:
     multicast: bool
     link: float
     pair: float
+    channels: int
     flight: float
     nics: float
     net: float
@@ -131,6 +133,7 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
         multicast=switched and sips.switch is not None and sips.switch.reduction,
         link=out,
         pair=pair,
+        channels=system.ipcq.queues,
         flight=flight,
         nics=nics,
         net=net,

@@ -8,22 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from kernbench.cost import collective_models as models
-from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
+from kernbench.cost.collective_choice import Candidate, rank_value
+from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
-from kernbench.cost.uncertainty import collective_interval
+from kernbench.cost.selection import eligible
+from kernbench.cost.uncertainty import band_interval, collective_group
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "sendrecv")
-
-_ALIASES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "send_recv": "sendrecv",
-}
 
 # nccl-tests' factor from algorithm to bus bandwidth.
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
@@ -32,8 +24,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "sendrecv": lambda n: 1.0,
 }
 
-_HOST_GAP = 1.0e-6  # between two kernels of one stream
-_HOST_SERIAL = 0.3  # share of one process's launches that the loop does not hide
+_MISJUDGED_INSIDE = 2.0
 _COPY_FLOOR = 3.0e-6
 
 
@@ -96,7 +87,7 @@ def collective_time(
     seconds, chosen = _kernel_time(world, collective, size, algorithm)
     if kind == "host":
         seconds = host_time(world, seconds, gpus_per_process)
-    low, high = collective_interval(world, collective, size, seconds, kind)
+    low, high = band_interval(collective_group(world.nodes, kind), size, seconds)
     names = np.array([candidate[0] for candidate in chosen[0]])[chosen[1]]
     protocols = np.array([candidate[1] for candidate in chosen[0]])[chosen[1]]
     algbw = size / seconds
@@ -105,65 +96,33 @@ def collective_time(
     return Estimate(*(value.item() if scalar else value for value in values))
 
 
-def collective_name(name: str) -> str:
-    """The name that is used here for ``alltoall_perf``, ``send_recv`` and the like. Raises ConfigError."""
-    plain = name.removesuffix("_perf")
-    plain = _ALIASES.get(plain, plain)
-    if plain not in COLLECTIVES:
-        raise ConfigError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
-    return plain
-
-
 def _kernel_time(
     world: World, collective: str, size: Floats, algorithm: str | None
 ) -> tuple[Floats, tuple[list[Candidate], Any]]:
     """Device time, and the candidates with the index of the chosen one for each size."""
     if world.ranks == 1:
         return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
-    options = candidates(world, collective)
-    if algorithm is not None:
-        options = _override([*options, *direct_candidates(world, collective)], algorithm, collective)
+    options = eligible(world, collective, algorithm)
     if len(options) == 1:
-        return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
+        return models.time_of(world, collective, *options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
+    times = np.stack([models.time_of(world, collective, *option, size) for option in options])
     index = np.argmin(values, axis=0)
-    seconds = np.empty_like(size)
-    for chosen in np.unique(index):
-        at = index == chosen
-        seconds[at] = _time(world, collective, options[chosen], size[at])
+    seconds = np.take_along_axis(times, index[None], axis=0)[0]
+    if algorithm is None:
+        seconds = np.minimum(seconds, times.min(axis=0) * misjudged(world, collective))
     return seconds, (options, index)
 
 
-def _override(options: list[Candidate], algorithm: str, collective: str) -> list[Candidate]:
-    name, _, protocol = algorithm.lower().partition("/")
-    kept = [option for option in options if name in ("", option[0]) and protocol in ("", option[1])]
-    if not kept:
-        known = ", ".join(f"{option[0]}/{option[1]}" for option in options)
-        raise ConfigError(f"algorithm {algorithm!r} does not exist for {collective} here; possible: {known}")
-    return kept
-
-
-def _time(world: World, collective: str, option: Candidate, size: Floats) -> Floats:
-    algorithm, protocol = option
-    if algorithm == "ring":
-        return models.ring(world, collective, protocol, size)
-    if algorithm == "tree":
-        return models.tree(world, protocol, size)
-    return _OTHER[collective if algorithm == "p2p" else algorithm](world, size)
-
-
-_OTHER: dict[str, Callable[[World, Floats], Floats]] = {
-    "one_shot": models.one_shot,
-    "two_shot": models.two_shot,
-    "nvls": models.nvls,
-    "nvls_tree": models.nvls_tree,
-    "all_to_all": models.all_to_all,
-    "sendrecv": models.send_recv,
-}
+def misjudged(world: World, collective: str) -> float:
+    """Most that the library's choice costs, as a factor of the best algorithm's time."""
+    if world.nodes == 1:
+        return _MISJUDGED_INSIDE
+    return world.transport.misjudged if collective == "all_reduce" else min(world.transport.misjudged, 4.0)
 
 
 def host_time(world: World, kernel: Floats, gpus_per_process: int) -> Floats:
     """Time of one call in a loop: the device's and the gap between two kernels; the first of several GPUs that one
     process launches on, one after the other, waits for the last."""
     launching = (gpus_per_process - 1) * world.launch_overhead
-    return kernel + _HOST_GAP + _HOST_SERIAL * launching
+    return kernel + models.library().host_gap + models.library().host_serial * launching

@@ -17,8 +17,8 @@ import torch
 from greenlet import getcurrent
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
-from kernbench.cost.torch_ops import Work as OpWork
-from kernbench.cost.torch_ops import gemm_flops
+from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api import current, triton_launch
@@ -33,7 +33,7 @@ from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pendin
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.storages import StorageState, StorageTable
 from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor, plain, storage_of, tensors_in
-from kernbench.runtime_api.types import DeviceSelector, short_dtype
+from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
 from kernbench.sim_engine.operation import COMPUTE_STREAM, COPY_STREAM
@@ -95,7 +95,9 @@ class RuntimeContext(Factories):
         self._inside_kernel = False
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
-        self.sampled_seconds: dict[Any, float] = {}  # of launches that were only counted, by program and shapes
+        self.op_costs = OpCosts(self.topology.device)
+        self.wave_reads: dict[Any, tuple[int, int] | None] = {}  # of products, by program and shapes
+        self.sampled_costs: dict[Any, Cost] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
@@ -217,7 +219,7 @@ class RuntimeContext(Factories):
         sizes = as_grid(grid)
         work = function_work(kernel, sizes, args)
         label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
-        op = self._enqueue(label, "kernel", work, args)
+        op = self._enqueue(label, "kernel", work.cost(self.topology.device), args)
         op.detail = {"grid": list(sizes)}
         if self.enable_data:
             self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
@@ -227,10 +229,10 @@ class RuntimeContext(Factories):
             self.hooks.launched(op)
         return op
 
-    def _enqueue(self, name: str, kind: str, work: OpWork | None, tensors: Iterable[Any]) -> Operation:
+    def _enqueue(self, name: str, kind: str, cost: Cost | None, tensors: Iterable[Any]) -> Operation:
         """Put an operation on this rank's compute stream; the host pays the launch and goes on.
 
-        ``work`` None: its duration will be told once it has been executed.
+        ``cost`` None: its duration will be told once it has been executed.
         """
         if self.observing:
             raise self._beside_the_program("launch")
@@ -239,9 +241,10 @@ class RuntimeContext(Factories):
         me.clock += launch.overhead
         op = Operation(
             name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
-            duration=None if work is None else work.seconds(self.topology.device),
+            duration=None,
         )  # fmt: skip
-        op.nbytes = 0 if work is None else work.nbytes
+        if cost is not None:
+            op.duration, op.spread, op.nbytes = cost.seconds, cost.spread, cost.nbytes
         self._touch(op, tensors, me)
         self.engine.submit(op)
         me.last = me.tails[COMPUTE_STREAM] = op
@@ -409,9 +412,10 @@ class RuntimeContext(Factories):
         me = self._me()
         sip = state.allocation.sip
         route = self.topology.host_route(sip, "d2h")
+        cost = copy_cost(route, nbytes)
         op = Operation(
             "device to host", "dma", rank=me.rank, sip=sip, stream=COPY_STREAM, enqueue=me.clock,
-            duration=route.latency + nbytes / route.bandwidth,
+            duration=cost.seconds, spread=cost.spread,
         )  # fmt: skip
         op.nbytes = nbytes
         op.operands = [state.operand(tensor, "r"), Operand("host", sip, 0, nbytes, "w")]
@@ -448,14 +452,12 @@ class RuntimeContext(Factories):
         name = getattr(func, "__name__", "op")
         if outputs and _is_view(name, inputs, outputs):
             return
-        flops = gemm_flops(name, [tensor.shape for tensor in inputs])
-        work = OpWork(
-            nbytes=sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs)),
-            flops=flops or sum(tensor.numel() for tensor in outputs),
-            matrix=bool(flops),
-            dtype=short_dtype(outputs[0].dtype if outputs else inputs[0].dtype),
+        cost = self.op_costs.of(
+            name,
+            tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
+            tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
         )
-        op = self._enqueue(name.strip("_"), "gemm" if flops else "math", work, outputs or inputs)
+        op = self._enqueue(name.strip("_"), cost.kind, cost, outputs or inputs)
         if self.hooks is not None:
             self.hooks.launched(op)
 

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Request, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.registry import algorithm_module
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
+from kernbench.runtime_api.kernel_collectives import KernelCollectives
 from kernbench.runtime_api.locations import Location, user_location
+from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
@@ -73,7 +76,8 @@ class Matcher:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._runner = CollectiveRunner(ctx.topology)
+        self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
+        self._kernels = KernelCollectives()
         self._sends: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
@@ -118,12 +122,14 @@ class Matcher:
         """
         ctx = self._ctx
         me = ctx._me()
-        rank = ctx.distributed._rank()
+        rank = ctx.distributed._rank() if me.rank is None else me.rank
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
-        op = self._operation(signature.op, COMM_STREAM, inputs or outputs)
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
+        op = self._operation(me, signature.op, COMM_STREAM, inputs or outputs)
         after = () if me.last is None else (me.last,)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
@@ -144,22 +150,30 @@ class Matcher:
             op.fail(error, me.clock)
             raise error
         me.tails[COMM_STREAM] = op
-        self._touch(op, inputs, outputs)
+        self._touch(me, op, inputs, outputs)
         return op
 
-    def _operation(self, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
+    def _operation(self, me: RankState, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
         if self._ctx.observing:
             raise self._ctx._beside_the_program("communicate")
-        me = self._ctx._me()
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
-        op.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in payload)
+        nbytes = 0
+        for tensor in payload:
+            nbytes += tensor.numel() * tensor.element_size()
+        op.nbytes = nbytes
         return op
 
-    def _touch(self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def _touch(
+        self, me: RankState, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
         """Note in ``op`` and in the storages which memory the collective reads and writes."""
         ctx = self._ctx
-        me = ctx._me()
+        if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
+            state = ctx.storages.adopt(inputs[0], me)
+            state.last = op
+            op.operands = (state.operand(inputs[0]),)
+            return
         operands = []
         written = {id(tensor) for tensor in outputs}
         for tensor in inputs:
@@ -273,14 +287,13 @@ class Matcher:
             "op": collective.signature.op,
             "group": collective.group.name,
             "sequence": collective.sequence,
-            "algorithm": request.config.name,
-            "backpressure": request.config.backpressure,
-            "steps": len(request.plan),
+            **request.described,
             "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
         for arrival in arrivals:
-            arrival.op.detail = {**(arrival.op.detail or {}), **detail}
-            arrival.op.when_resolved(collective.member_ended)
+            op = arrival.op
+            op.detail = detail if op.detail is None else {**op.detail, **detail}
+            op.when_resolved(collective.member_ended)
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(
@@ -322,14 +335,20 @@ class Matcher:
             itemsize=dtype.itemsize,
             dtype=short_dtype(dtype),
             splits=splits,
+            environ=collective.group.environ or (),
+            fidelity=ctx.ccl_config.fidelity,
+            reduction=collective.signature.reduction,
         )
         if ctx.enable_data:
-            self._runner.move(
-                request,
-                [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals],
-                [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals],
-                ReduceOp(collective.signature.reduction) if collective.signature.reduction else None,
-            )
+            inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
+            outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
+            reduction = ReduceOp(collective.signature.reduction) if collective.signature.reduction else None
+            module = algorithm_module(request.config.module)
+            if hasattr(module, "run"):
+                ranks = tuple(arrival.rank for arrival in arrivals)
+                self._kernels.run(module, ranks, inputs, outputs, reduction, root)
+            else:
+                self._runner.move(request, inputs, outputs, reduction)
         return request
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -346,10 +365,10 @@ class Matcher:
         rank = ctx.distributed._rank()
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
-        op = self._operation("send" if sends else "recv", stream, (tensor,))
+        op = self._operation(me, "send" if sends else "recv", stream, (tensor,))
         after = () if me.last is None else (me.last,)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
-        self._touch(op, (tensor,) if sends else (), () if sends else (tensor,))
+        self._touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
         self.history.add(
             rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
         )

@@ -45,11 +45,11 @@ class StorageTable:
 
     def __init__(self, memory: MemoryStore) -> None:
         self._memory = memory
-        self._states: weakref.WeakKeyDictionary[torch.UntypedStorage, StorageState] = weakref.WeakKeyDictionary()
+        self._states: dict[int, StorageState] = {}  # by identity: a storage's object lives as long as the storage
 
     def known(self, tensor: torch.Tensor) -> StorageState | None:
         """State of a tensor's storage, None if no operation has met it."""
-        return self._states.get(storage_of(tensor))
+        return self._states.get(id(storage_of(tensor)))
 
     def allocate(self, tensor: torch.Tensor, owner: RankState, name: str = "") -> StorageState:
         """Give ``tensor``'s storage a place in the HBM of its owner's SIP."""
@@ -57,8 +57,8 @@ class StorageTable:
         nbytes = storage.nbytes()
         backing = None if tensor.is_meta else _borrowed_bytes(storage.data_ptr(), nbytes)
         allocation = self._memory.allocate("hbm", owner.sip, nbytes, name=name, rank=owner.rank, backing=backing)
-        state = self._states[storage] = StorageState(allocation)
-        weakref.finalize(storage, self._memory.free, allocation).atexit = False
+        state = self._states[id(storage)] = StorageState(allocation)
+        weakref.finalize(storage, _release, weakref.ref(self), id(storage), allocation).atexit = False
         return state
 
     def adopt(self, tensor: torch.Tensor, owner: RankState) -> StorageState:
@@ -67,3 +67,16 @@ class StorageTable:
         if state is None:
             state = self.allocate(plain(tensor), owner)
         return state
+
+    def release(self, key: int, allocation: Allocation) -> None:
+        """A storage has died."""
+        state = self._states.get(key)
+        if state is not None and state.allocation is allocation:
+            del self._states[key]
+        self._memory.free(allocation)
+
+
+def _release(table: weakref.ref[StorageTable], key: int, allocation: Allocation) -> None:
+    known = table()
+    if known is not None:  # else its simulation is gone, and its memory with it
+        known.release(key, allocation)

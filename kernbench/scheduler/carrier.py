@@ -5,8 +5,10 @@ and some of its C++ frames must leave a thread in the order in which they entere
 greenlets inside such frames would corrupt them. So each rank's greenlet *fronts* an OS thread: the greenlet scheduler
 stays the only scheduler, and the thread runs exactly while its greenlet would.
 
-The baton is two locks. Handing it over blocks the giver until it comes back, so exactly one thread runs at a time and
-the order of execution is as deterministic as with plain greenlets.
+The baton is a lock per carrier and one for main. Handing it over blocks the giver until it comes back, so exactly one
+thread runs at a time and the order of execution is as deterministic as with plain greenlets. A rank that waits while
+others are ready hands the baton to the next of them, which is the one that main would resume: that saves the way through
+main's thread, one of two changes of thread (ADR 0047).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from greenlet import getcurrent
+from greenlet import getcurrent, greenlet
 
 try:
     from greenlet import _greenlet
@@ -36,10 +38,12 @@ def current_carrier() -> Carrier | None:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep the calling thread, and the threads that it starts, on the core that it is on.
+    """Keep the calling thread, and the threads that it starts, on the core that it is on, and let them take turns.
 
     One carrier runs at a time, so more cores are of no use, and handing the baton to a thread on another core costs many
-    times what it costs on the same one: that core has to be woken up. Without effect where the system has no such call.
+    times what it costs on the same one: that core has to be woken up. As batch work (``SCHED_BATCH``) a thread that is
+    woken does not push aside the one that woke it, which is about to wait and still holds the interpreter's lock: that
+    would be two changes of thread for nothing. Without effect where the system has no such calls.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -48,10 +52,22 @@ def one_core() -> Iterator[None]:
     core = ctypes.CDLL(None).sched_getcpu()
     if core in before:
         os.sched_setaffinity(0, {core})
+    batch = os.sched_getscheduler(0) == os.SCHED_OTHER and _set_policy(os.SCHED_BATCH)
     try:
         yield
     finally:
+        if batch:
+            _set_policy(os.SCHED_OTHER)
         os.sched_setaffinity(0, before)
+
+
+def _set_policy(policy: int) -> bool:
+    """Set the scheduling policy of the calling thread; False if the system does not let us."""
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -72,88 +88,146 @@ def quick_thread_end() -> Iterator[None]:
         _greenlet.enable_optional_cleanup(True)
 
 
+class Baton:
+    """Who runs: main, or the thread of one carrier.
+
+    Args:
+        choose: called in the thread of a carrier that is about to wait: who gets the baton next, None for main.
+
+    Attributes:
+        holder: the carrier that has it, None for main.
+        ended: carriers whose body has ended and whose front has not been told.
+    """
+
+    def __init__(self, choose: Callable[[], Carrier | None]) -> None:
+        self.holder: Carrier | None = None
+        self.ended: list[Carrier] = []
+        self._choose = choose
+        self._home = threading.Lock()
+        self._home.acquire()
+
+    def lend(self, carrier: Carrier) -> None:
+        """In main: let ``carrier``'s thread run; return when a thread gives the baton back, which need not be that one."""
+        self.holder = carrier
+        carrier.turn.release()
+        self._home.acquire()
+
+    def pass_on(self) -> None:
+        """In a carrier's thread, which goes on to wait for its turn."""
+        following = self._choose()
+        if following is None:
+            self.give_back()
+        else:
+            self.holder = following
+            following.turn.release()
+
+    def give_back(self) -> None:
+        """In a carrier's thread: main runs."""
+        self.holder = None
+        self._home.release()
+
+    def recall(self) -> None:
+        """In main, interrupted while it waited: get the baton back by unwinding whoever has it.
+
+        That thread may be in any Python code of the user, or have just given the baton back.
+        """
+        for _ in range(_RECALLS):
+            holder = self.holder
+            if holder is not None and holder.thread.ident is not None:
+                identity = ctypes.c_ulong(holder.thread.ident)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
+            if self._home.acquire(timeout=0.1):
+                return
+
+
+_RECALLS = 100
+
+
 class Carrier:
     """Runs ``body`` on its own OS thread whenever :meth:`front`, which is a rank's greenlet body, is running.
 
     Args:
         body: what the thread executes; it must not raise.
         name: the thread's name, as shown by debuggers.
-        to_main: switches from the fronting greenlet to main; returns when the rank is resumed, or raises what was
-            thrown into it.
+        main: the greenlet that runs the scheduler.
+        baton: shared by the carriers of one world.
+        on_bound: called in the thread, first, with the thread's own greenlet.
+        before_run: called each time that the thread is about to get the baton, by who gives it.
+
+    Attributes:
+        greenlet: the fronting greenlet.
+        root: the thread's own greenlet, which is what ``greenlet.getcurrent()`` returns inside the rank.
+        turn: held while it is not the thread's turn.
+        started: whether its thread exists.
     """
 
-    def __init__(self, body: Callable[[], None], name: str, to_main: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        body: Callable[[], None],
+        name: str,
+        main: Any,
+        baton: Baton,
+        *,
+        on_bound: Callable[[Any], None],
+        before_run: Callable[[], None] | None,
+    ) -> None:
+        self.greenlet: Any = greenlet(self.front, main)
+        self.root: Any = None
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.started = False
+        self.before_run = before_run
         self._body = body
-        self._to_main = to_main
-        self._to_thread = threading.Lock()
-        self._to_thread.acquire()
-        self._to_front = threading.Lock()
-        self._to_front.acquire()
+        self._main = main
+        self._baton = baton
+        self._on_bound = on_bound
         self._finished = False
-        self._parked = False
         self._thrown: BaseException | None = None
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
-        self.root: Any = None
-        """The thread's own greenlet, which is what ``greenlet.getcurrent()`` returns inside the rank."""
-        self.before_run: Callable[[], None] | None = None
-        """Called before each time that the thread gets the baton."""
-        self.on_bound: Callable[[Any], None] | None = None
 
     def front(self) -> None:
         """Body of the fronting greenlet: lend the baton to the thread until it has finished."""
+        self.started = True
         self.thread.start()
-        while True:
+        while not self._finished:
             if self.before_run is not None:
                 self.before_run()
-            self._to_thread.release()
             try:
-                self._to_front.acquire()
-            except BaseException:  # KeyboardInterrupt while the rank runs: stop the rank, then let it propagate
-                self._interrupt()
-                raise
-            if self._finished:
-                self.thread.join()
-                return
-            try:
-                self._to_main()
-            except BaseException as thrown:
-                self._thrown = thrown
+                self._baton.lend(self)
+            except BaseException as error:  # KeyboardInterrupt while ranks run
+                self._baton.recall()
+                self._leave(self._main.throw, error)
+            else:
+                if not self._finished:
+                    self._leave(self._main.switch)
+        self.thread.join()
+
+    def _leave(self, to_main: Callable[..., Any], *args: Any) -> None:
+        """Go to main; what is thrown in on return is the thread's to raise."""
+        try:
+            to_main(*args)
+        except BaseException as thrown:
+            self._thrown = thrown
 
     def switch_to_main(self) -> None:
-        """Called on the thread: give the baton back, and return when the rank is resumed.
+        """Called on the thread: give the baton away, and return when the rank is resumed.
 
         Raises whatever was thrown into the fronting greenlet meanwhile.
         """
-        self._parked = True
-        self._to_front.release()
-        self._to_thread.acquire()
-        self._parked = False
-        thrown, self._thrown = self._thrown, None
-        if thrown is not None:
+        self._baton.pass_on()
+        self.turn.acquire()
+        if self._thrown is not None:
+            thrown, self._thrown = self._thrown, None
             raise thrown
 
     def _run(self) -> None:
-        self._to_thread.acquire()
+        self.turn.acquire()
         _local.carrier = self
         self.root = getcurrent()
-        if self.on_bound is not None:
-            self.on_bound(self.root)
+        self._on_bound(self.root)
         try:
             self._body()
         finally:
             self._finished = True
-            self._to_front.release()
-
-    def _interrupt(self) -> None:
-        """Unwind the thread from outside: it may be in any Python code of the user, or have just given the baton back."""
-        for _ in range(100):
-            identity = self.thread.ident
-            if identity is None or not self.thread.is_alive() or self._finished:
-                return
-            if self._parked:
-                self._to_front.acquire(blocking=False)
-                self._thrown = SystemExit()
-                self._to_thread.release()
-            else:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identity), ctypes.py_object(SystemExit))
-            self._to_front.acquire(timeout=0.1)
+            self._baton.ended.append(self)
+            self._baton.give_back()

@@ -1,8 +1,8 @@
 """Ranks and their scheduler.
 
 Each rank is a greenlet whose parent is main. Ranks never switch to each other: they switch to main, which picks the
-next one from the ready queue. What a rank waits for is not this module's business; somebody calls
-:meth:`RankScheduler.make_ready` when the wait is over.
+next one from the ready queue. (A carrier that waits picks in main's stead: the same one, without main's thread.) What a
+rank waits for is not this module's business; somebody calls :meth:`RankScheduler.make_ready` when the wait is over.
 
 Other shapes were tried. Driving the simulation from inside a rank nests re-entry (a rank resumed from within another
 rank's drain) and orphans kernels whose parent greenlet has ended; a generator-based scheduler needs ``yield`` in every
@@ -24,8 +24,8 @@ from typing import Any, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from kernbench.errors import KernbenchError
-from kernbench.scheduler.carrier import Carrier, current_carrier, one_core, quick_thread_end
-from kernbench.scheduler.policy import Policy, RoundRobin
+from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, quick_thread_end
+from kernbench.scheduler.policy import Entry, Policy, RoundRobin
 
 _UNWIND_ATTEMPTS = 100
 
@@ -90,6 +90,9 @@ class RankScheduler:
         self.live_count = 0
         self.aborting = False
         self._carried = False
+        self._baton = Baton(self._next_carrier)
+        self._picking = False
+        self._picked: Entry | None = None
         self.resumed = 0
         """Resumptions so far: whether somebody has run since is a comparison of two readings."""
         self.interrupted = False
@@ -119,20 +122,22 @@ class RankScheduler:
         self._carried = isolation == "carrier"
         for rank, body in zip(self.ranks, bodies, strict=True):
             if isolation == "carrier":
-                self._start_carrier(rank, body)
-                if before_run is not None and rank.carrier is not None:
-                    rank.carrier.before_run = functools.partial(before_run, rank.index)
+                self._make_carrier(rank, body, before_run)
             else:
                 rank.greenlet = greenlet(self._body_of(rank, body), self.main)
-                self.rank_by_greenlet[rank.greenlet] = rank.index
+            self.rank_by_greenlet[rank.greenlet] = rank.index
             self.ready.append((rank.greenlet, None))
 
-    def _start_carrier(self, rank: Rank, body: Callable[[], None]) -> None:
-        carrier = Carrier(self._body_of(rank, body), f"kernbench-rank-{rank.index}", self.main.switch)
-        rank.carrier = carrier
-        rank.greenlet = greenlet(carrier.front, self.main)
-        self.rank_by_greenlet[rank.greenlet] = rank.index
-        carrier.on_bound = lambda root: self.rank_by_greenlet.__setitem__(root, rank.index)
+    def _make_carrier(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
+        rank.carrier = Carrier(
+            self._body_of(rank, body),
+            f"kernbench-rank-{rank.index}",
+            self.main,
+            self._baton,
+            on_bound=lambda root: self.rank_by_greenlet.__setitem__(root, rank.index),
+            before_run=None if before_run is None else functools.partial(before_run, rank.index),
+        )
+        rank.greenlet = rank.carrier.greenlet
 
     def _body_of(self, rank: Rank, body: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -213,7 +218,7 @@ class RankScheduler:
         carrier = current_carrier()
         if carrier is None:
             return getcurrent()
-        return self.ranks[self.rank_by_greenlet[carrier.root]].greenlet
+        return carrier.greenlet
 
     def switch_to_main(self) -> None:
         """Suspend whoever runs now until somebody resumes it. In a raw greenlet too."""
@@ -253,6 +258,14 @@ class RankScheduler:
 
     def run_ready(self) -> int:
         """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
+        before = self.resumed
+        if self._carried:
+            self._run_carriers()
+        else:
+            self._run_greenlets()
+        return self.resumed - before
+
+    def _run_greenlets(self) -> None:
         ready = self.ready
         pop = ready.popleft
         failed = self.failed
@@ -267,7 +280,49 @@ class RankScheduler:
             if failed:
                 break
         self.resumed += resumed
-        return resumed
+
+    def _run_carriers(self) -> None:
+        self._picking = True
+        try:
+            while self.ready or self._picked is not None:
+                (target, error), self._picked = self._picked or self.ready.popleft(), None
+                self.resumed += 1
+                if error is None:
+                    target.switch()
+                elif not target.dead:
+                    target.throw(error)
+                self._end_fronts()
+                if self.failed:
+                    break
+        finally:
+            self._picking = False
+
+    def _next_carrier(self) -> Carrier | None:
+        """In a carrier's thread that is about to wait: pick the next rank, as main would.
+
+        None if it is main's turn: nobody is ready, a rank has failed, or the next one is not a carrier that runs.
+        """
+        if not self._picking or self.failed or self.interrupted or not self.ready:
+            return None
+        entry = self.ready.popleft()
+        target, error = entry
+        index = self.rank_by_greenlet.get(target)
+        carrier = None if index is None else self.ranks[index].carrier
+        if error is not None or carrier is None or not carrier.started:
+            self._picked = entry
+            return None
+        self.resumed += 1
+        if carrier.before_run is not None:
+            carrier.before_run()
+        return carrier
+
+    def _end_fronts(self) -> None:
+        """Main has the baton back: let the fronts of carriers that have ended meanwhile end too."""
+        ended = self._baton.ended
+        while ended:
+            front = ended.pop(0).greenlet
+            if not front.dead:
+                front.switch()
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
@@ -295,6 +350,8 @@ class RankScheduler:
             for target in raw:
                 _unwind_raw(target)
         finally:
+            self._end_fronts()
+            self._picked = None
             self.ready.clear()
             self.aborting = False
         if stubborn:

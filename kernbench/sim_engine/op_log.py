@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernbench.sim_engine.operation import Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """Memory that an operation reads or writes. Every operand names its own memory space.
 
     Attributes:

@@ -27,7 +27,8 @@ class Operation:
         stream: name of the stream on that SIP.
         enqueue: host time at which it was enqueued.
         duration: seconds that it takes once it has started; None until it has been executed, for a kernel whose work is
-            only known then.
+            only known then. Of a collective, from its last member's start, once it has ended.
+        spread: shares of ``duration`` by which measurements lie below and above it at most, 80 % of them (ADR 0031).
         start: when it started, None while unknown.
         end: when it ended, None while unknown.
         executed: whether its values are final (true from the start for operations that have none).
@@ -50,6 +51,7 @@ class Operation:
         "operands",
         "rank",
         "sip",
+        "spread",
         "start",
         "stream",
     )
@@ -64,6 +66,7 @@ class Operation:
         stream: str,
         enqueue: float,
         duration: float | None = 0.0,
+        spread: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.name = name
         self.kind = kind
@@ -72,6 +75,7 @@ class Operation:
         self.stream = stream
         self.enqueue = enqueue
         self.duration = duration
+        self.spread = spread
         self.start: float | None = None
         self.end: float | None = None
         self.executed = True
@@ -82,6 +86,15 @@ class Operation:
         self.detail: dict[str, Any] | None = None
         self._unresolved = 0
         self._dependents: list[Callable[[], None]] | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds from start to end, at least and at most: what is modelled may be wrong, waiting for others is not."""
+        if self.start is None or self.end is None:
+            raise ValueError(f"{self!r} has not ended")
+        took, modelled = self.end - self.start, self.duration or 0.0
+        below, above = self.spread
+        return took - below * modelled, took + above * modelled
 
     @property
     def done(self) -> bool:

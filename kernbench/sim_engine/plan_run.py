@@ -73,7 +73,7 @@ class PlanRun:
         version = self._version
         # one event per distinct end, in time order: members that end together are told in member order
         ending: dict[float, list[int]] = {}
-        for member, end in enumerate(ends.tolist()):
+        for member, end in enumerate(ends):
             ending.setdefault(end, []).append(member)
         for end in sorted(ending):
             self._engine.at(end, partial(self._publish, ending[end], end, version))
@@ -168,7 +168,7 @@ class PlanRun:
         plan = self.plan
         serial = float(plan.serial[i])
         links = plan.queue_links[plan.queue[i]]
-        nbytes = float(plan.nbytes[i])
+        nbytes = float(plan.wire[i] if len(plan.wire) else plan.nbytes[i])
         if not links or nbytes <= 0.0 or serial <= 0.0:
             at = self._engine.now + serial * fraction
             self._engine.at(at, lambda: self._sent(i, at))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernbench.cost.work import stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.patches import Patches
@@ -264,7 +265,7 @@ def names(devices: Devices) -> dict[str, Any]:
         "get_rng_state_all": lambda: [generator.get_state()] * devices.count,
         "set_rng_state_all": lambda new_states: generator.set_state(new_states[devices.mine().index]),
         "default_generators": [generator] * devices.count,
-        "_sleep": lambda cycles: devices.mine().enqueue("sleep", "math", cycles / 1e9, 0) and None,
+        "_sleep": lambda cycles: devices.mine().enqueue("sleep", stated_cost(cycles / 1e9)) and None,
     }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.patches import Patches
@@ -50,9 +51,9 @@ class RankDevice:
     def memory(self) -> DeviceMemory:
         return self._devices.memory(self.state.sip)
 
-    def enqueue(self, name: str, kind: str, seconds: float, nbytes: int) -> Operation:
+    def enqueue(self, name: str, cost: Cost) -> Operation:
         """Put an operation on the rank's stream."""
-        return put_on_stream(self, name, kind, seconds, nbytes)
+        return put_on_stream(self, name, cost)
 
     def memory_at(self, device: Any) -> DeviceMemory:
         """Memory of a device that the program names."""
@@ -68,7 +69,7 @@ class RankDevice:
             place(output, memory)
         if self.ctx.hooks is not None and not to_device:
             self.ctx.hooks.host_read(outputs[0], "cpu")
-        op = self.enqueue(name, "dma", route.latency + nbytes / route.bandwidth, nbytes)
+        op = self.enqueue(name, copy_cost(route, nbytes))
         if not to_device:
             self.ctx.wait(op)
 

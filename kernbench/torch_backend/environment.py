@@ -28,6 +28,7 @@ from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
 from kernbench.torch_backend.process_state import ProcessState
 from kernbench.torch_backend.store import StoreHost, store_classes
 from kernbench.torch_backend.world import RankWorld
+from kernbench.triton_engine.threads import set_product_threads
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -64,6 +65,7 @@ class Environment:
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
         self._threads = torch.get_num_threads()
+        self._product_threads: int | None = None
         self._isolated = False
         self.devices = Devices(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
@@ -75,7 +77,8 @@ class Environment:
         """Replace what is different."""
         try:
             if self._threads != 1:
-                torch.set_num_threads(1)  # ranks take turns: more threads would only wait
+                self._product_threads = set_product_threads(self._threads)
+                torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
             self._replace_distributed()
@@ -97,6 +100,9 @@ class Environment:
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
+        if self._product_threads is not None:
+            set_product_threads(self._product_threads)
+            self._product_threads = None
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
@@ -130,9 +136,9 @@ class Environment:
                 if hasattr(module, name):
                     patch(module, name, cls)
         patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
-        patch(
-            dist.Backend, "backend_capability", {**dist.Backend.backend_capability, "kernbench": ["cpu", "cuda"]}
-        )  # else torch warns
+        backends: Any = dist.Backend  # torch warns of one that is not in both
+        patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
+        patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
         ddp: Any = torch.nn.parallel.DistributedDataParallel
         patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         for name in ("is_nccl_available", "is_mpi_available"):

@@ -5,7 +5,8 @@ switched here when another rank than the last one runs: torch's CPU generator, t
 product attention, ``os.environ``, ``__main__``, and the globals of ``per_rank_modules``. The generators of ``random`` and
 ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
 
-Relies on: ``os.environ._data`` holding the variables, and ``torch.default_generator`` being the generator that torch uses.
+Relies on: ``os.environ._data`` holding the variables, ``torch.default_generator`` being the generator that torch uses, and
+``torch._C._get_*_sdp_enabled`` being what ``torch.backends.cuda.*_sdp_enabled`` return.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ if TYPE_CHECKING:
 Getter = Callable[[], Any]
 Setter = Callable[[Any], None]
 
-_SDPA = torch.backends.cuda
+_SDPA: Any = torch.backends.cuda
+_C: Any = torch._C
 FLAGS: tuple[tuple[Getter, Setter], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_SDPA.flash_sdp_enabled, _SDPA.enable_flash_sdp),
-    (_SDPA.math_sdp_enabled, _SDPA.enable_math_sdp),
-    (_SDPA.mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
-    (_SDPA.cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
+    (_C._get_flash_sdp_enabled, _SDPA.enable_flash_sdp),
+    (_C._get_math_sdp_enabled, _SDPA.enable_math_sdp),
+    (_C._get_mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
+    (_C._get_cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
 )
 """Settings of the process that a rank may change, by how they are read and written."""
+
+_READERS = tuple(read for read, _ in FLAGS)
+_WRITERS = tuple(write for _, write in FLAGS)
 
 
 def seed_of(seed: int, rank: int) -> int:
@@ -47,16 +52,18 @@ _SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
 """Variables that are the same in every rank, which C++ may read past ``os.environ``."""
 
 
+_GENERATOR = torch.default_generator
+
+
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
     __slots__ = ("environ", "flags", "generator", "main")
 
-    def __init__(self, generator: torch.Tensor, flags: tuple[Any, ...], environ: dict[Any, Any], main: Any) -> None:
-        self.generator = generator
-        self.flags = flags
-        self.environ = environ
-        self.main = main
+    generator: torch.Tensor
+    flags: tuple[Any, ...]
+    environ: dict[Any, Any]
+    main: Any
 
 
 class ProcessState:
@@ -98,20 +105,23 @@ class ProcessState:
         resident = self._resident
         if rank == resident or not self._open:
             return
-        self._saved[resident] = _Saved(
-            torch.default_generator.get_state(),
-            tuple([read() for read, _ in FLAGS]),
-            self._environ._data,
-            sys.modules.get("__main__"),
-        )
+        saved = self._saved.get(resident)
+        if saved is None:
+            saved = self._saved[resident] = _Saved()
+        flags = tuple([read() for read in _READERS])
+        saved.generator = _GENERATOR.get_state()
+        saved.flags = flags
+        saved.environ = self._environ._data
+        saved.main = sys.modules.get("__main__")
         state = self._saved.get(rank)
         if state is None:
             assert rank is not None
-            state = self._fresh(rank)
-        torch.default_generator.set_state(state.generator)
-        for (read, write), value in zip(FLAGS, state.flags, strict=True):
-            if read() != value:
-                write(value)
+            state = self._saved[rank] = self._fresh(rank)
+        _GENERATOR.set_state(state.generator)
+        if state.flags != flags:
+            for write, value, present in zip(_WRITERS, state.flags, flags, strict=True):
+                if value != present:
+                    write(value)
         self._environ._data = state.environ
         if state.main is not None:
             sys.modules["__main__"] = state.main
@@ -127,7 +137,12 @@ class ProcessState:
             environ[encode(name)] = self._environ.encodevalue(value)
             if name in _SEEN_BY_C:
                 os.putenv(name, value)
-        return _Saved(generator.get_state(), main.flags, environ, self.main_modules.get(rank, main.main))
+        fresh = _Saved()
+        fresh.generator = generator.get_state()
+        fresh.flags = main.flags
+        fresh.environ = environ
+        fresh.main = self.main_modules.get(rank, main.main)
+        return fresh
 
     def _default_variables(self, rank: int) -> dict[str, str]:
         return rank_variables(rank, self._world_size, self._world_size)

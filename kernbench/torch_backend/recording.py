@@ -8,7 +8,6 @@ An operation that follows one whose end is known, which is nearly always, needs 
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,8 @@ from torch._C._dynamo import eval_frame
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernbench.runtime_api.types import short_dtype
+from kernbench.cost.op_estimates import is_matrix_operation
+from kernbench.cost.work import Cost
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.torch_backend.placement import block_of, place
 
@@ -28,18 +28,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(6)
 
-_GEMMS = {
-    "mm": lambda a: 2 * prod(a[0].shape) * a[1].shape[-1],
-    "addmm": lambda a: 2 * prod(a[1].shape) * a[2].shape[-1],
-    "bmm": lambda a: 2 * prod(a[0].shape) * a[1].shape[-1],
-    "baddbmm": lambda a: 2 * prod(a[1].shape) * a[2].shape[-1],
-    "addmv": lambda a: 2 * prod(a[1].shape),
-    "mv": lambda a: 2 * prod(a[0].shape),
-    "dot": lambda a: 2 * prod(a[0].shape),
-}
-"""FLOPs of the matrix products, from their tensor arguments; a multiply-add counts as two."""
-
-_ATTENTION = "scaled_dot_product"
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
 _SKIPPED = frozenset(
@@ -60,7 +48,7 @@ def classify(func: Any) -> int:
         return SKIP
     if name in _TRANSFERS:
         return TRANSFER
-    if name in _GEMMS or _ATTENTION in name or "convolution" in name:
+    if is_matrix_operation(name):
         return GEMM
     schema = func._schema
     returns_alias = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
@@ -82,10 +70,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._device = device
         self._kinds: dict[Any, int] = {}
-        self._rates: dict[tuple[torch.dtype, bool], float] = {}
-        self._spec = device.ctx.topology.device
-        self._copy_rate = self._spec.hbm_copy_bandwidth
-        self._launch = self._spec.launch
+        self._costs = device.ctx.op_costs
 
     supports_higher_order_operators = True
 
@@ -169,13 +154,6 @@ class Recorder(TorchDispatchMode):
                     place(output, memory)
         if func._opname in _ALLOCATIONS:
             return
-        nbytes = 0
-        for tensor in inputs:
-            nbytes += tensor.numel() * tensor.element_size()
-        count = 0
-        for tensor in outputs:
-            count += tensor.numel()
-            nbytes += tensor.numel() * tensor.element_size()
         if not outputs and not inputs:
             return
         if func._opname in _HOST_READS:
@@ -183,49 +161,38 @@ class Recorder(TorchDispatchMode):
                 device.ctx.hooks.host_read(inputs[0], func._opname)
             device.finish()
             return
-        dtype = (outputs or inputs)[0].dtype
-        if kind == GEMM:
-            flops = self._flops(func, inputs, count)
-            seconds = max(nbytes / self._copy_rate, flops / self._rate(dtype, matrix=True))
-        else:
-            seconds = max(nbytes / self._copy_rate, count / self._rate(dtype, matrix=False))
-        device.enqueue(func.__name__, "gemm" if kind == GEMM else "math", seconds, nbytes)
-
-    def _flops(self, func: Any, inputs: list[torch.Tensor], count: int) -> int:
-        name = func._opname
-        known = _GEMMS.get(name)
-        if known is not None:
-            return int(known(inputs))
-        if _ATTENTION in name and len(inputs) >= 3:
-            query, key = (inputs[0], inputs[1]) if "backward" not in name else (inputs[1], inputs[2])
-            return 4 * query.numel() * key.shape[-2] * (1 if "backward" not in name else 2)
-        if "convolution" in name and len(inputs) >= 2:
-            weight = inputs[1]
-            return 2 * count * prod(weight.shape[1:])
-        return count
-
-    def _rate(self, dtype: torch.dtype, matrix: bool) -> float:
-        rate = self._rates.get((dtype, matrix))
-        if rate is None:
-            name = short_dtype(dtype)
-            rate = self._spec.matrix_rate(name) if matrix else self._spec.vector_rate(name)
-            self._rates[dtype, matrix] = rate
-        return rate
+        cost = self._costs.of(
+            func._opname,
+            tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
+            tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
+            causal=kind == GEMM and _is_causal(func, args, kwargs),
+        )
+        device.enqueue(func.__name__, cost)
 
 
-def put_on_stream(device: RankDevice, name: str, kind: str, seconds: float, nbytes: int) -> Operation:
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an attention was told to skip what comes later."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "is_causal":
+            return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
+    return False
+
+
+def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     """Put an operation whose values are there already on the rank's compute stream."""
     me, engine = device.state, device.ctx.engine
     launch = device.ctx.topology.device.launch
     me.clock += launch.overhead
     stream = engine.stream(me.sip, COMPUTE_STREAM)
     op = Operation(
-        name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency, duration=seconds
-    )
-    op.nbytes = nbytes
+        name, cost.kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
+        duration=cost.seconds, spread=cost.spread,
+    )  # fmt: skip
+    op.nbytes = cost.nbytes
     tail = stream.tail
     if tail is None or tail.end is not None:
         start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+        seconds = cost.seconds
         if engine.cost_model is not None:
             op.duration = seconds = engine.cost_model(op, seconds)
         op.start, op.end = start, start + seconds

@@ -7,9 +7,8 @@ of its allocation with a few integer operations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise, product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -18,51 +17,17 @@ from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
 
+from .footprint import Cell, Footprint, Piece, footprint
 from .lift.program import OpInfo
 from .memory import Allocation
 from .values import Aff, Box, Ptr, dense_int, dense_mask, lane_array
 
 #: Beyond this many pieces an access is gathered element by element.
 MAX_PIECES = 512
-
-
-@dataclass(slots=True)
-class Piece:
-    """``sizes``/``strides`` in elements over lane then tile dimensions; ``at`` where the piece lies in the tile value
-    (None: the address does not vary along this dimension, which has size 1)."""
-
-    allocation: Allocation
-    offset: int
-    sizes: list[int]
-    strides: list[int]
-    at: tuple[slice | None, ...]
-    lanes: tuple[tuple[int, int], ...]
-    #: Byte offsets of the first element and past the last, and the number of elements.
-    least: int = 0
-    most: int = 0
-    active: int = 0
-    #: The piece is everything that one rank of a batch accesses.
-    whole_rank: bool = False
-
-    def view(self, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
-        """The memory of the piece, and the dimensions that run backwards (torch has no negative strides)."""
-        offset, strides, backwards = self.offset, self.strides, []
-        if min(strides, default=0) < 0:
-            strides = list(strides)
-            for d, (s, n) in enumerate(zip(self.strides, self.sizes, strict=True)):
-                if s < 0:
-                    offset += s * (n - 1)
-                    strides[d] = -s
-                    backwards.append(d)
-        return self.allocation.flat(dtype).as_strided(self.sizes, strides, offset), backwards
-
-    def read(self, dtype: torch.dtype) -> Tensor:
-        view, backwards = self.view(dtype)
-        return view.flip(backwards) if backwards else view
-
-    @property
-    def where(self) -> tuple[slice, ...]:
-        return tuple([slice(0, 1) if a is None else a for a in self.at])
+#: Footprints kept per instruction.
+_KEPT_FOOTPRINTS = 1024
+#: Lanes at irregular addresses are copied window by window if that many, or if a window has that many elements.
+_MOST_WINDOWS, _LARGE_WINDOW = 512, 32
 
 
 def _runs(arrays: list[np.ndarray], axis: int, n: int) -> list[tuple[int, int]]:
@@ -84,8 +49,16 @@ def _at(v: np.ndarray, lane: tuple[int, ...]) -> int:
     return int(v[tuple([s if n > 1 else 0 for s, n in zip(lane, v.shape, strict=True)])])
 
 
-def _bounds_at(bounds: list[Any], lane: tuple[int, ...]) -> list[int]:
-    return [_at(v, lane) if type(v) is np.ndarray else v for v in bounds]
+def _bounds_at(bounds: tuple[Any, ...], lane: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([_at(v, lane) if type(v) is np.ndarray else v for v in bounds])
+
+
+def _filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Bounds with the whole tile where there is no mask."""
+    return (
+        tuple([0 if v is None else v for v in low]),
+        tuple([n if v is None else v for v, n in zip(high, tile, strict=True)]),
+    )
 
 
 class Access:
@@ -102,14 +75,11 @@ class Access:
 
     def pieces(self, mask: Box | None) -> tuple[list[Piece], tuple[int, ...]] | None:
         """The pieces of an affine access and the shape of its tile value; None if it must be gathered."""
-        b, tile, item = self.b, self.tile, self.item
+        b, tile = self.b, self.tile
         lanes: tuple[int, ...] = b.lanes
         nl = len(lanes)
-        off = self.pointer.off
-        if type(off) is Aff:
-            c, ls, ts, arr = off.c, off.ls, off.ts, off.arr
-        else:
-            c, ls, ts, arr = off, (0,) * nl, (0,) * len(tile), None
+        c, ls, ts, arr = self._affine()
+        low, high, varying = self._bounds(mask, ts)
         allocation: Allocation | None = None
         root = self.pointer.root
         if root is not None:
@@ -117,47 +87,30 @@ class Access:
             if b.rank_index is None:
                 allocation, start = bases[b.rank]
                 c += start
-            elif arr is None and b.rank_index.shape[0] == b.rank_index.size and not ls[0] and mask is None:
-                return self._per_rank(bases, c, ls, ts)
+            elif arr is None and not varying and not ls[0] and b.rank_index.shape[0] == b.rank_index.size:
+                return self._per_rank(root, c, ls, ts, low, high)
             else:
                 address = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
                 arr = address if arr is None else arr + address
-        elif any(ls) and not b.x.whole_in_bounds(b, self.pointer, tile, item):
+        elif any(ls) and not b.x.whole_in_bounds(b, self.pointer, tile, self.item):
             # Absolute pointers that step from one allocation to the next: every lane for itself.
             arr = lane_array(Aff(0, ls, (), 0, 0, arr), lanes)
             ls = (0,) * nl
-        strides = []
-        for s in ls + ts:
-            if s % item:
+        if arr is None and not varying:
+            layout = self._layout(ls, ts, lanes, low, high)
+            if layout is None:
                 return None
-            strides.append(s // item)
+            foot, shape, cell = layout
+            return ([] if foot is None else [self._place(foot, allocation, c, foot.at, cell)]), shape
+        item = self.item
+        if any(s % item for s in ls + ts):
+            return None
+        strides = tuple([s // item for s in ls + ts])
         # A dimension along which neither the address nor the mask changes has size 1.
         sizes = [n if s else 1 for n, s in zip(lanes + tile, strides, strict=True)]
-        low: list[Any] = [0] * len(tile)
-        high: list[Any] = list(tile)
-        varying: list[np.ndarray] = []
-        if mask is not None:
-            for j, bound in enumerate(mask.bounds):
-                if bound is None:
-                    continue
-                sizes[nl + j] = tile[j]
-                lo, hi = bound
-                n = tile[j]
-                if type(lo) is np.ndarray:
-                    lo = np.clip(lo, 0, n)
-                    varying.append(lo)
-                else:
-                    lo = 0 if lo < 0 else n if lo > n else lo
-                if type(hi) is np.ndarray:
-                    hi = np.clip(hi, 0, n)
-                    varying.append(hi)
-                else:
-                    hi = 0 if hi < 0 else n if hi > n else hi
-                low[j], high[j] = lo, hi
-        if arr is None and not varying:
-            lane_at = tuple([(0, n) for n in lanes])
-            piece = self._piece(allocation, c, strides, sizes, low, high, lane_at, nl)
-            return ([piece] if piece is not None else []), tuple(sizes)
+        for j, n in enumerate(tile):
+            if mask is not None and mask.bounds[j] is not None:
+                sizes[nl + j] = n
         moving = varying if arr is None else [*varying, arr]
         runs = []
         total = 1
@@ -172,138 +125,251 @@ class Access:
         if total > MAX_PIECES and total * 64 > prod(sizes):
             return None
         out = []
+        kept: dict[Any, Any] = self.info.layouts
+        if len(kept) > _KEPT_FOOTPRINTS:
+            kept.clear()
+        whole = tuple(sizes)
+        if not varying:
+            low, high = _filled_bounds(low, high, tile)
         for cell in product(*runs):
             first = tuple([s for s, _ in cell])
+            lo, hi = (low, high) if not varying else (_bounds_at(low, first), _bounds_at(high, first))
+            key = (strides, whole, lo, hi, cell)
+            foot = kept.get(key, kept)
+            if foot is kept:
+                foot = kept[key] = footprint(strides, whole, lo, hi, cell, item)
+            if foot is None:
+                continue
             at = c
             for k, s in enumerate(first):
                 if s:
                     at += s * ls[k]
             if arr is not None:
                 at += _at(arr, first)
-            piece = self._piece(
-                allocation, at, strides, sizes, _bounds_at(low, first), _bounds_at(high, first), cell, nl
-            )
-            if piece is not None:
-                out.append(piece)
-        return out, tuple(sizes)
+            out.append(self._place(foot, allocation, at, foot.at, cell))
+        return out, whole
+
+    def _affine(self) -> tuple[int, tuple[int, ...], tuple[int, ...], np.ndarray | None]:
+        """The pointer's byte offset: constant, strides over lanes and tile, and what is not affine over the lanes."""
+        off = self.pointer.off
+        if type(off) is Aff:
+            return off.c, off.ls, off.ts, off.arr
+        return off, (0,) * len(self.b.lanes), (0,) * len(self.tile), None
+
+    def _bounds(
+        self, mask: Box | None, ts: tuple[int, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], list[np.ndarray]]:
+        """First and last index per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""
+        if mask is None:
+            none = (None,) * len(self.tile)
+            return none, none, []
+        low: list[Any] = [None] * len(ts)
+        high: list[Any] = [None] * len(ts)
+        varying: list[np.ndarray] = []
+        for j, bound in enumerate(mask.bounds):
+            if bound is None:
+                continue
+            lo: Any
+            hi: Any
+            lo, hi = bound
+            n = self.tile[j]
+            if type(lo) is np.ndarray:
+                lo = np.clip(lo, 0, n)
+                varying.append(lo)
+            else:
+                lo = 0 if lo < 0 else n if lo > n else lo
+            if type(hi) is np.ndarray:
+                hi = np.clip(hi, 0, n)
+                varying.append(hi)
+            else:
+                hi = 0 if hi < 0 else n if hi > n else hi
+            low[j], high[j] = lo, hi
+        if varying:
+            return *_filled_bounds(low, high, self.tile), varying
+        return tuple(low), tuple(high), varying
+
+    def _layout(
+        self,
+        ls: tuple[int, ...],
+        ts: tuple[int, ...],
+        lanes: tuple[int, ...],
+        low: tuple[Any, ...],
+        high: tuple[Any, ...],
+    ) -> tuple[Footprint | None, tuple[int, ...], Cell] | None:
+        """The footprint of all lanes together (None: the mask is empty), the shape of the tile value and the lanes.
+
+        None if strides are no multiples of an element. Kept per instruction.
+        """
+        kept: dict[Any, Any] = self.info.layouts
+        key = (ls, ts, lanes, low, high, self.tile)
+        found = kept.get(key, kept)
+        if found is not kept:
+            return found
+        if len(kept) > _KEPT_FOOTPRINTS:
+            kept.clear()
+        item, tile = self.item, self.tile
+        if any(s % item for s in ls + ts):
+            kept[key] = None
+            return None
+        strides = tuple([s // item for s in ls + ts])
+        # A dimension along which neither the address nor the mask changes has size 1.
+        sizes = tuple([
+            n if s or bound is not None else 1
+            for n, s, bound in zip(lanes + tile, strides, (*[None] * len(lanes), *low), strict=True)
+        ])  # fmt: skip
+        cell = tuple([(0, n) for n in lanes])
+        made = (footprint(strides, sizes, *_filled_bounds(low, high, tile), cell, item), sizes, cell)
+        kept[key] = made
+        return made
 
     def _per_rank(
-        self, bases: list[tuple[Allocation, int]], c: int, ls: tuple[int, ...], ts: tuple[int, ...]
+        self, root: int, c: int, ls: tuple[int, ...], ts: tuple[int, ...], low: tuple[Any, ...], high: tuple[Any, ...]
     ) -> tuple[list[Piece], tuple[int, ...]] | None:
-        """One piece per rank: the same view at another base. Only bounds are looked at again."""
-        b, tile, item = self.b, self.tile, self.item
+        """One piece per rank: the same footprint in another allocation."""
+        b, item = self.b, self.item
         lanes: tuple[int, ...] = b.lanes
-        strides = [s // item for s in ls + ts]
-        if any(s % item for s in ls + ts):
+        layout = self._layout(ls, ts, (1, *lanes[1:]), low, high)
+        if layout is None:
             return None
-        sizes = [n if s else 1 for n, s in zip(lanes + tile, strides, strict=True)]
-        cell = ((0, 1), *[(0, n) for n in lanes[1:]])
-        low, high = [0] * len(tile), list(tile)
-        ranks = b.rank_index.reshape(-1).tolist()
-        allocation, start = bases[ranks[0]]
-        first = self._piece(allocation, c + start, strides, sizes, low, high, cell, len(lanes))
-        assert first is not None
-        sizes[0] = lanes[0]
+        foot, shape, cell = layout
+        shape = (lanes[0], *shape[1:])
+        if foot is None:
+            return [], shape
+        roots = b.rank_roots(root, item)
+        least, most = c + foot.least, c + foot.most
+        inside = least >= roots.least and most <= roots.most and roots.aligned and not c % item
+        whole = foot.sizes[1:] == list(shape[1:])
         out = []
-        for k, r in enumerate(ranks):
-            allocation, here = bases[r]
-            move = here - start
-            at = ((k, k + 1), *cell[1:])
-            if k and (first.least + move < 0 or first.most + move > allocation.nbytes or move % item):
-                self._piece(allocation, c + here, strides, sizes, low, high, at, len(lanes))  # raises
-            if k:
-                b.x.touch(self.info, allocation, first.active * item, first.least + move, first.most + move)
-            piece = Piece(
-                allocation,
-                first.offset + move // item,
-                first.sizes,
-                first.strides,
-                (slice(k, k + 1), *first.at[1:]),
-                at,
-            )
-            piece.whole_rank = True
+        rest, foot_at = cell[1:], foot.at[1:]
+        begin = c + foot.shift
+        for k, (allocation, start) in enumerate(roots.bases):
+            at, here = (slice(k, k + 1), *foot_at), ((k, k + 1), *rest)
+            if inside:
+                piece = Piece(allocation, (begin + start) // item, foot, at, here)
+            else:
+                piece = self._place(foot, allocation, c + start, at, here)
+            piece.whole_rank = whole
             out.append(piece)
-        return out, tuple(sizes)
+        if inside:
+            b.x.touch_alike(self.info, roots, foot.active * item, least, most)
+        return out, shape
 
-    def _piece(
-        self,
-        allocation: Allocation | None,
-        c: int,
-        strides: list[int],
-        sizes: list[int],
-        low: list[int],
-        high: list[int],
-        cell: tuple[tuple[int, int], ...],
-        nl: int,
-    ) -> Piece | None:
+    def _place(
+        self, foot: Footprint, allocation: Allocation | None, c: int, at: tuple[slice | None, ...], cell: Cell
+    ) -> Piece:
+        """The piece at byte ``c`` of an allocation, or at address ``c``; checked against bounds, and counted."""
         item = self.item
-        at: list[slice | None] = []
-        out_sizes: list[int] = []
-        least = most = c
-        steps = []
-        active = 1
-        for k, (start, stop) in enumerate(cell):
-            n = stop - start
-            active *= n
-            s = strides[k]
-            if sizes[k] == 1:
-                at.append(None)
-                out_sizes.append(1)
-                steps.append(0)
-                continue
-            at.append(slice(start, stop))
-            if s:
-                span = s * (n - 1) * item
-                if span > 0:
-                    most += span
-                else:
-                    least += span
-            out_sizes.append(n)
-            steps.append(s)
-        for j, (lo, hi) in enumerate(zip(low, high, strict=True)):
-            n = hi - lo
-            if n <= 0:
-                return None
-            active *= n
-            s = strides[nl + j]
-            if sizes[nl + j] == 1:
-                at.append(None)
-                out_sizes.append(1)
-                steps.append(0)
-                continue
-            at.append(slice(lo, hi))
-            if s:
-                c += lo * s * item
-                least += lo * s * item
-                most += lo * s * item
-                span = s * (n - 1) * item
-                if span > 0:
-                    most += span
-                else:
-                    least += span
-            out_sizes.append(n)
-            steps.append(s)
         if allocation is None:
-            allocation = self.b.x.find(least)
+            allocation = self.b.x.find(c + foot.least)
             if allocation is None:
-                self.fail(least, None, cell)
-            base = allocation.base
-            c, least, most = c - base, least - base, most - base
-        if least < 0 or most + item > allocation.nbytes:
-            self._blame(c, least, most, steps, out_sizes, allocation, cell, nl)
+                self.fail(c + foot.least, None, cell)
+            c -= allocation.base
+        least, most = c + foot.least, c + foot.most
+        if least < 0 or most > allocation.nbytes:
+            self._blame(c + foot.shift, foot.strides, foot.sizes, allocation, cell, len(self.b.lanes))
+        c += foot.shift
         if c % item:
             raise MemoryAccessError(
                 f"kernel {self.info.kernel}: address not aligned to {item} bytes in {allocation.describe()}\n"
                 f"  at {self.info.loc}"
             )
-        self.b.x.touch(self.info, allocation, active * item, least, most + item)
-        return Piece(allocation, c // item, out_sizes, steps, tuple(at), cell, least, most + item, active)
+        self.b.x.touch(self.info, allocation, foot.active * item, least, most)
+        return Piece(allocation, c // item, foot, at, cell)
+
+    def windows(self, mask: Box | None, dtype: torch.dtype, other: Any) -> Tensor | None:
+        """Load where the tile is affine and the lanes are not: every lane's tile is a window on memory, and the windows lie
+        a whole number of steps apart, so that one indexed copy fetches them. None if that is not so."""
+        b = self.b
+        lanes: tuple[int, ...] = b.lanes
+        nl = len(lanes)
+        c, ls, ts, arr = self._affine()
+        if arr is None or b.rank_index is not None:
+            return None
+        low, high, varying = self._bounds(mask, ts)
+        if varying:
+            return None
+        moving = [k for k in range(nl) if arr.shape[k] > 1]
+        layout = self._layout(
+            tuple([0 if k in moving else s for k, s in enumerate(ls)]),
+            ts,
+            tuple([1 if k in moving else n for k, n in enumerate(lanes)]),
+            low,
+            high,
+        )
+        if layout is None:
+            return None
+        foot, shape, _ = layout
+        if foot is None:
+            return None
+        if any(ls[k] for k in moving):
+            arr = lane_array(Aff(0, tuple([s if k in moving else 0 for k, s in enumerate(ls)]), (), 0, 0, arr), lanes)
+        starts = arr.reshape(-1)
+        if len(starts) > _MOST_WINDOWS and foot.active < _LARGE_WINDOW:
+            return None
+        root = self.pointer.root
+        allocation: Allocation | None = None
+        if root is not None:
+            allocation, base = b.x.roots[root][b.rank]
+            c += base
+        values = self._fetch(foot, allocation, starts + c, dtype)
+        if values is None:
+            return None
+        rest = foot.sizes
+        values = values.view([lanes[k] for k in moving] + [n for k, n in enumerate(rest) if k not in moving])
+        if moving != list(range(len(moving))):
+            order = [*moving, *(k for k in range(len(rest)) if k not in moving)]
+            values = values.permute([order.index(k) for k in range(len(rest))]).contiguous()
+        full = tuple([lanes[k] if k in moving else n for k, n in enumerate(shape)])
+        if tuple(values.shape) == full:
+            return values
+        out = filled(full, 0 if other is None else other, dtype)
+        inside = tuple([slice(None) if a is None or k in moving else a for k, a in enumerate(foot.at)])
+        out[inside].copy_(values)
+        return out
+
+    def _fetch(
+        self, foot: Footprint, allocation: Allocation | None, starts: np.ndarray, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Copies of a footprint at several addresses, stacked; None if they are to be looked at one by one."""
+        item = self.item
+        lo, hi = int(starts.min()), int(starts.max())
+        raw = torch.uint8 if dtype.itemsize == 1 and dtype.is_floating_point else dtype
+        if allocation is None:
+            allocation = self.b.x.find(lo + foot.least)
+            if allocation is None:
+                return None
+            end = allocation.base + allocation.nbytes
+            if hi + foot.most > end:  # windows in several allocations
+                here = starts + foot.most <= end
+                if not here.any():
+                    return None
+                first = self._fetch(foot, allocation, starts[here], dtype)
+                others = None if first is None else self._fetch(foot, None, starts[~here], dtype)
+                if first is None or others is None:
+                    return None
+                out = first.new_empty((len(starts), *foot.sizes))
+                which = torch.from_numpy(here)
+                out[which], out[~which] = first, others
+                return out
+            starts = starts - allocation.base
+            lo, hi = lo - allocation.base, hi - allocation.base
+        apart = starts - lo
+        step = gcd(int(np.gcd.reduce(apart)), hi - lo) or item
+        begin = lo + foot.shift
+        if lo + foot.least < 0 or hi + foot.most > allocation.nbytes or step % item or begin % item:
+            return None
+        self.b.x.touch(self.info, allocation, foot.active * item * len(starts), lo + foot.least, hi + foot.most)
+        memory = allocation.flat(raw).as_strided(
+            [(hi - lo) // step + 1, *foot.sizes], [step // item, *foot.steps], begin // item + foot.flip
+        )
+        out = memory.index_select(0, torch.from_numpy(apart // step))
+        if foot.backwards:
+            out = out.flip([d + 1 for d in foot.backwards])
+        return out if raw is dtype else out.view(dtype)
 
     def _blame(
         self,
         c: int,
-        least: int,
-        most: int,
         steps: list[int],
         sizes: list[int],
         allocation: Allocation,
@@ -448,6 +514,10 @@ def load(
             if found is not None:
                 return found
         elif dense is None:
+            if type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
+                windows = access.windows(box, dtype, other)
+                if windows is not None:
+                    return windows
             cut = access.pieces(box)
             if cut is not None:
                 if b.x.checks is not None:

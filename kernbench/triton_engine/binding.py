@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.errors import KernbenchError, MemoryAccessError
+from kernbench.errors import MemoryAccessError
 
 from .counts import Counts, TensorTraffic
 from .lift.program import OpInfo, Program
 from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
-from .values import Aff, Ptr, dense_int, exact_bounds, wrap
+from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -43,6 +43,21 @@ class Launch:
     counts: Counts | None = None
 
 
+@dataclass(frozen=True)
+class RankRoots:
+    """One pointer argument of several ranks: each rank's allocation and byte offset, and what holds for all of them.
+
+    An access from byte ``least`` up to byte ``most`` relative to the pointer is inside every rank's allocation.
+    """
+
+    root: int
+    order: tuple[int, ...]
+    bases: list[tuple[Allocation, int]]
+    least: int
+    most: int
+    aligned: bool
+
+
 class Binding:
     """The launches of an execution, their arguments as values, and memory as their lanes see it."""
 
@@ -61,6 +76,9 @@ class Binding:
         self.traffic: dict[int, TensorTraffic] = {}
         self.bytes: dict[int, int] = {}
         self._known: dict[int, Allocation] = {}
+        self._rank_roots: dict[tuple[int, tuple[int, ...], int], RankRoots] = {}
+        #: What all ranks moved alike, not yet in ``traffic``: instruction, roots, bytes of each rank, range of offsets.
+        self._alike: dict[tuple[int, int, tuple[int, ...]], tuple[OpInfo, RankRoots, list[int]]] = {}
 
     def bind(self) -> tuple[list[Any], tuple[Any, ...], list[tuple[int, list[Any]]]]:
         """Slots with constants and arguments, the key of the plan, and the arguments that differ between ranks."""
@@ -162,18 +180,17 @@ class Binding:
         base = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
         return out + torch.from_numpy(base).reshape(base.shape + (1,) * len(tile))
 
-    def absolute(self, p: Ptr, lanes: tuple[int, ...]) -> Ptr:
-        """The same pointer without a root (one-rank batches only: others carry their rank along)."""
+    def absolute(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Ptr:
+        """The same pointers without a root, as lanes need whose pointers come from different arguments."""
         if p.root is None:
             return p
-        if self.n_ranks > 1:
-            raise KernbenchError(
-                f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch"
-            )
         from .ops.arith_int import aff_add
 
-        allocation, start = self.roots[p.root][0]
-        return Ptr(None, aff_add(p.off, allocation.base + start), p.den)
+        bases = [a.base + start for a, start in self.roots[p.root]]
+        if b.rank_index is None:
+            return Ptr(None, aff_add(p.off, bases[b.rank]), p.den)
+        base = from_lane_array(np.array(bases, dtype=np.int64)[b.rank_index], len(tile))
+        return Ptr(None, aff_add(p.off, base), p.den)
 
     def whole_in_bounds(self, b: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> bool:
         """True if every element of an affine access, masked or not, lies inside one allocation."""
@@ -208,10 +225,49 @@ class Binding:
                 t.write_high = high
         self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
 
+    def rank_roots(self, root: int, order: tuple[int, ...], item: int) -> RankRoots:
+        """Argument ``root`` of the ranks ``order``, for accesses of ``item`` bytes."""
+        found = self._rank_roots.get((root, order, item))
+        if found is None:
+            bases = [self.roots[root][r] for r in order]
+            found = RankRoots(
+                root,
+                order,
+                bases,
+                max(-start for _, start in bases),
+                min(allocation.nbytes - start for allocation, start in bases),
+                all(start % item == 0 for _, start in bases),
+            )
+            self._rank_roots[root, order, item] = found
+        return found
+
+    def touch_alike(self, info: OpInfo, roots: RankRoots, nbytes: int, low: int, high: int) -> None:
+        """As :meth:`touch` for every rank of ``roots``; offsets are relative to the pointers."""
+        key = (info.index, roots.root, roots.order)
+        entry = self._alike.get(key)
+        if entry is None:
+            self._alike[key] = (info, roots, [nbytes, low, high])
+            return
+        moved = entry[2]
+        moved[0] += nbytes
+        if low < moved[1]:
+            moved[1] = low
+        if high > moved[2]:
+            moved[2] = high
+
+    def settle_traffic(self) -> None:
+        """Enter what ranks moved alike into ``traffic``."""
+        for info, roots, (nbytes, low, high) in self._alike.values():
+            for allocation, start in roots.bases:
+                self.touch(info, allocation, nbytes, low + start, high + start)
+        self._alike.clear()
+
     def snapshot_counts(self) -> tuple[dict[int, int], dict[int, TensorTraffic]]:
+        self.settle_traffic()
         return dict(self.bytes), {k: copy(v) for k, v in self.traffic.items()}
 
     def restore_counts(self, saved: tuple[dict[int, int], dict[int, TensorTraffic]]) -> None:
+        self._alike.clear()
         self.bytes, self.traffic = saved
 
     def program_of(self, linear: int) -> tuple[int, int, int]:

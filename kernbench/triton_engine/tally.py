@@ -45,6 +45,7 @@ def count(x: Execution) -> Counts:
             assert isinstance(head, ForHead)
             where = str(head.loop.loc)
             out.trips[where] = out.trips.get(where, 0) + n
+    x.settle_traffic()
     for t in x.traffic.values():
         out.bytes_read += t.read
         out.bytes_written += t.written

@@ -8,7 +8,8 @@ import pytest
 from kernbench.cost import gemm_time, memory_bound_time
 from kernbench.cost.attention import attention_time
 from kernbench.cost.memory_bound import NAMES, OPS, traffic_of
-from kernbench.cost.op_estimates import estimate_op
+from kernbench.cost.op_estimates import OpCosts, estimate_op
+from kernbench.cost.work import LEAST
 from kernbench.errors import ConfigError
 from kernbench.topology import load_device
 
@@ -164,3 +165,64 @@ def test_views_and_attention_are_recognised():
 def test_wider_results_take_longer_to_store():
     narrow, wide = (gemm_time("h100_sxm", 16384, 16384, 64, out_dtype=out).seconds for out in ("bf16", "fp32"))
     assert 1.3 < wide / narrow < 2.1
+
+
+F16, F32 = "float16", "float32"
+
+
+def cost(name, inputs, outputs=(), device="h100_sxm", dtype=F16, **options):
+    costs = OpCosts(load_device(device))
+    return costs.of(name, tuple((it, dtype) for it in inputs), tuple((it, dtype) for it in outputs), **options)
+
+
+def test_a_recorded_operation_occupies_its_stream_without_the_latency_of_its_launch():
+    device = load_device("h100_sxm")
+    found = cost("aten::mm", [(4096, 4096), (4096, 4096)], [(4096, 4096)])
+    alone = gemm_time(device, 4096, 4096, 4096, dtype=F16)
+    assert found.kind == "gemm"
+    assert found.nbytes == 3 * 2 * 4096**2
+    assert found.seconds == pytest.approx(alone.seconds - device.launch.latency + LEAST)
+    assert found.low / found.seconds == pytest.approx(alone.low / alone.seconds)
+    assert cost("add", [(4,), (4,)], [(4,)]).seconds == LEAST
+
+
+def test_what_is_read_in_part_costs_what_is_read():
+    table, rows = (1 << 20, 1024), (512, 1024)
+    assert cost("embedding", [table, (512,)], [rows]).seconds == cost("clone", [rows], [rows]).seconds
+    assert cost("sum", [table], [()]).seconds > 100 * cost("sum", [rows], [()]).seconds
+
+
+def test_a_convolution_is_a_product_and_its_backward_two():
+    image, weight, out = (8, 64, 56, 56), (128, 64, 3, 3), (8, 128, 56, 56)
+    forward = estimate_op("convolution", [image, weight], F16, "h100_sxm", outputs=[out])
+    assert forward == gemm_time("h100_sxm", 8 * 56 * 56, 128, 64 * 9, dtype=F16)
+    backward = estimate_op("convolution_backward", [out, image, weight], F16, "h100_sxm", outputs=[image, weight])
+    assert backward.seconds == pytest.approx(2 * forward.seconds)
+
+
+def test_attention_knows_its_gradients_and_what_it_may_skip():
+    heads = (2, 8, 4096, 64)
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    forward, causal = (estimate_op(name, [heads] * 3, F16, "h100_sxm", causal=skips) for skips in (False, True))
+    backward = estimate_op(f"{name}_backward", [heads] * 5, F16, "h100_sxm")
+    assert backward.seconds == pytest.approx(2.5 * forward.seconds)
+    assert causal.seconds < 0.7 * forward.seconds
+
+
+def test_a_list_of_tensors_is_one_kernel_over_all_of_them():
+    found = estimate_op("_foreach_add_", [(1 << 20,)] * 64, F32, "h100_sxm")
+    moved = 2 * 4 * 64 * (1 << 20)
+    assert found.seconds == pytest.approx(moved / load_device("h100_sxm").hbm_copy_bandwidth, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "complex64", "float8_e4m3fn", "float64"])
+def test_any_dtype_has_a_cost(dtype):
+    for name, shapes in (("mul", [(1 << 20,)] * 2), ("mm", [(256, 256)] * 2)):
+        assert cost(name, shapes, dtype=dtype).seconds > 0
+
+
+def test_a_device_without_a_cache_takes_operands_from_its_memory():
+    sip = load_device("sip")
+    assert sip.l2 is None
+    peak = 2 * 8192**3 / sip.matrix_rate("fp16")
+    assert peak < gemm_time(sip, 8192, 8192, 8192, dtype=F16).seconds < 2 * peak

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kernbench
-from kernbench.cost.torch_ops import Work
+from kernbench.cost.work import Work
 
 
 def takes(nbytes):

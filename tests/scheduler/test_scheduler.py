@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,3 +126,85 @@ def test_a_cycle_is_found_exactly_if_there_is_one(graph):
     assert bool(cycle) == any(node in after for node, after in reach.items())
     for node, following in zip(cycle, [*cycle[1:], *cycle[:1]], strict=True):
         assert following in graph[node]
+
+
+def switches_of_threads(turns, count):
+    """Changes of the running OS thread while ``count`` carriers pause in turns."""
+    scheduler = RankScheduler()
+    seen = []
+
+    def body():
+        for _ in range(turns):
+            seen.append(threading.get_ident())
+            scheduler.pause()
+
+    scheduler.start([body] * count, isolation="carrier")
+    lent = []
+    lend = scheduler._baton.lend
+    scheduler._baton.lend = lambda carrier: (lent.append(carrier), lend(carrier))
+    assert scheduler.run_ready() == count * (turns + 1)
+    assert len(set(seen)) == count
+    return len(lent)
+
+
+def test_carriers_hand_over_without_main():
+    assert switches_of_threads(5, 4) == switches_of_threads(50, 4)
+
+
+def test_a_carrier_that_ended_while_main_was_in_the_front_of_another():
+    scheduler = RankScheduler()
+    order = []
+
+    def body(rank):
+        order.append(rank)
+        for _ in range(3 - rank):
+            scheduler.pause()
+            order.append(rank)
+
+    scheduler.start([lambda rank=rank: body(rank) for rank in range(3)], isolation="carrier")
+    scheduler.run_ready()
+    assert order == [0, 1, 2, 0, 1, 2, 0, 1, 0]
+    assert all(rank.greenlet.dead and not rank.carrier.thread.is_alive() for rank in scheduler.ranks)
+
+
+def test_an_error_made_ready_behind_a_carrier_is_raised_in_its_turn():
+    scheduler = RankScheduler()
+    order = []
+
+    def waiter():
+        try:
+            scheduler.switch_to_main()
+        except ValueError:
+            order.append("raised")
+
+    def other():
+        for turn in range(2):
+            order.append(turn)
+            scheduler.pause()
+
+    scheduler.start([waiter, other, other], isolation="carrier")
+    scheduler.make_ready(scheduler.ranks[0].greenlet, ValueError())
+    scheduler.run_ready()
+    assert order == [0, 0, "raised", 1, 1]
+
+
+def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
+    scheduler = RankScheduler()
+    cleaned = []
+
+    def body(rank):
+        try:
+            for turn in range(1000):
+                if (rank, turn) == (2, 5):
+                    signal.raise_signal(signal.SIGINT)
+                scheduler.pause()
+        finally:
+            cleaned.append(rank)
+
+    scheduler.start([lambda rank=rank: body(rank) for rank in range(3)], isolation="carrier")
+    with pytest.raises(KeyboardInterrupt), scheduler.at_work():
+        scheduler.run_ready()
+    scheduler.abort()
+    assert sorted(cleaned) == [0, 1, 2]
+    assert scheduler.live_count == 0
+    assert not any(rank.carrier.thread.is_alive() for rank in scheduler.ranks)

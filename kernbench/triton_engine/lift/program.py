@@ -39,6 +39,8 @@ class OpInfo:
     reusable: tuple[int, ...] = ()
     result_used: bool = True
     hoisted: bool = False
+    #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..footprint`).
+    layouts: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def ty(self) -> Ty:

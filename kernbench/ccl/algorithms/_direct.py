@@ -1,0 +1,29 @@
+"""What one-shot and two-shot algorithms share: everybody exchanges with everybody at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernbench.ccl.schedule import Schedule, ScheduleBuilder, Way
+from kernbench.ccl.shapes import all_pairs, fold_slots
+
+
+def one_shot(name: str, members: int, *, pull: bool) -> Schedule:
+    """Everybody's whole buffer to everybody, folded there. Scratch cell ``1 + m`` holds what member m has."""
+    shot = ScheduleBuilder(name, members, cells=1, scratch=np.zeros(members))
+    src, dst = all_pairs(members)
+    shot.round(src, dst, 0, reduce=False, to_cell=1 + src, way=Way.PULL if pull else Way.LINK)
+    member = np.arange(members)
+    fold_slots(shot, member, member, members, np.zeros_like(member), 1)
+    return shot.build()
+
+
+def two_shot(name: str, members: int, *, pull: bool) -> Schedule:
+    """Part m of everybody's buffer to member m, folded there; the sums to everybody."""
+    way = Way.PULL if pull else Way.LINK
+    shots = ScheduleBuilder(name, members, cells=members, scratch=np.zeros(members))
+    src, dst = all_pairs(members)
+    shots.round(src, dst, dst, reduce=False, to_cell=members + src, way=way)
+    member = np.arange(members)
+    fold_slots(shots, member, member, members, member, members)
+    return shots.round(src, dst, src, reduce=False, way=way).build()

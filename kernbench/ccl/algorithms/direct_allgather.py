@@ -1,0 +1,15 @@
+"""Direct all-gather: every member sends its cell to everybody, all at once; one step."""
+
+from __future__ import annotations
+
+from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+from kernbench.ccl.shapes import all_pairs
+
+COLLECTIVE = "all_gather"
+TOPOLOGIES = ("all_to_all",)
+
+
+def build(members: int) -> Schedule:
+    """The schedule for ``members`` >= 1 members; cell m is member m's input."""
+    src, dst = all_pairs(members)
+    return ScheduleBuilder("direct_allgather", members, cells=members).round(src, dst, src, reduce=False).build()

@@ -1,0 +1,16 @@
+"""Direct all-to-all: everybody sends to everybody at once, one step; what NCCL's grouped sends and receives do."""
+
+from __future__ import annotations
+
+from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+from kernbench.ccl.shapes import all_pairs
+
+COLLECTIVE = "all_to_all"
+TOPOLOGIES = ("all_to_all",)
+
+
+def build(members: int) -> Schedule:
+    """The schedule for ``members`` >= 1 members; cells as in ``pairwise_alltoall``."""
+    direct = ScheduleBuilder("direct_alltoall", members, cells=2 * members)
+    src, dst = all_pairs(members)
+    return direct.round(src, dst, dst, reduce=False, to_cell=members + src).build()

@@ -1,0 +1,17 @@
+"""Recursive halving for any number of members: the all-gather of ``bruck_allgather`` run backwards, reducing at every meeting.
+
+Order of reduction: up the tree by which a cell would be spread.
+"""
+
+from __future__ import annotations
+
+from kernbench.ccl.algorithms import bruck_allgather
+from kernbench.ccl.schedule import Schedule, reversed_schedule
+
+COLLECTIVE = "reduce_scatter"
+TOPOLOGIES = ("all_to_all",)
+
+
+def build(members: int) -> Schedule:
+    """The schedule for ``members`` >= 1 members; cell m is what member m gets."""
+    return reversed_schedule("halving_reducescatter", bruck_allgather.build(members))

@@ -1,0 +1,87 @@
+"""Where the members of a collective stand: what an algorithm may know when it builds its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kernbench.ccl.schedule import IntArray
+from kernbench.topology import Topology
+from kernbench.topology.system import GRID_TOPOLOGIES
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each member stands.
+
+    Attributes:
+        node: ``[members]`` node of each member, numbered 0, 1, ... by first appearance.
+        grid: ``(w, h)`` of a node whose SIPs stand in a mesh or torus, else None.
+        spot: ``[members]`` place of each member in its node's grid (row by row), empty without a grid.
+        wraps: whether that grid is a torus.
+        reduces_in_switch: whether a node's SIPs are joined by a switch that reduces and multicasts in flight.
+    """
+
+    node: tuple[int, ...]
+    grid: tuple[int, int] | None = None
+    spot: tuple[int, ...] = ()
+    wraps: bool = False
+    reduces_in_switch: bool = False
+
+    @classmethod
+    def flat(cls, members: int, *, nodes: int = 1, reduces_in_switch: bool = False) -> Placement:
+        """``members`` over ``nodes`` nodes, as evenly as possible and in order, joined in no particular way."""
+        numbers = np.arange(members) * nodes // max(members, 1)
+        return cls(tuple(numbers.tolist()), reduces_in_switch=reduces_in_switch)
+
+    @classmethod
+    def of(cls, topology: Topology, sips: Sequence[int]) -> Placement:
+        """The placement of members on ``sips`` of a system."""
+        numbers: dict[int, int] = {}
+        node = tuple(numbers.setdefault(topology.node_of(sip), len(numbers)) for sip in sips)
+        described = topology.system.sips
+        grid: tuple[int, int] | None = None
+        spot: tuple[int, ...] = ()
+        if described.topology in GRID_TOPOLOGIES:
+            grid = (described.w or 1, described.h or 1)
+            spot = tuple(sip % topology.sips_per_node for sip in sips)
+        return cls(node, grid, spot, described.topology == "torus_2d", described.reduces_in_switch)
+
+    @property
+    def members(self) -> int:
+        return len(self.node)
+
+    @property
+    def nodes(self) -> int:
+        return max(self.node, default=0) + 1
+
+    @cached_property
+    def by_node(self) -> tuple[tuple[int, ...], ...]:
+        """Members of each node, in order."""
+        found: list[list[int]] = [[] for _ in range(self.nodes)]
+        for member, node in enumerate(self.node):
+            found[node].append(member)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def even(self) -> IntArray | None:
+        """``[nodes, members of a node]`` member numbers, None if nodes have different numbers of members."""
+        sizes = {len(members) for members in self.by_node}
+        return np.asarray(self.by_node, dtype=np.int64) if len(sizes) == 1 else None
+
+    @cached_property
+    def plane(self) -> IntArray | None:
+        """``[rows, columns]`` members of one node that fill a whole rectangle of its grid, else None."""
+        if self.grid is None or self.nodes > 1 or len(set(self.spot)) < self.members:
+            return None
+        width = self.grid[0]
+        columns = sorted({spot % width for spot in self.spot})
+        rows = sorted({spot // width for spot in self.spot})
+        at = {spot: member for member, spot in enumerate(self.spot)}
+        wanted = [[row * width + column for column in columns] for row in rows]
+        if any(spot not in at for line in wanted for spot in line):
+            return None
+        return np.asarray([[at[spot] for spot in line] for line in wanted], dtype=np.int64)

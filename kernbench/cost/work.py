@@ -1,0 +1,92 @@
+"""What occupies a stream: how long, within which interval, moving how much; and work that a program states itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernbench.cost.estimate import Estimate
+from kernbench.topology import Route
+from kernbench.topology.device import DeviceSpec
+
+LEAST = 1e-6
+"""Seconds that a kernel occupies its stream for at least: it is fetched, starts, ends and tells."""
+
+_COPY = (0.1, 0.3)  # as below, of a copy over the host link: pinned memory; pageable memory is slower
+_STATED = (0.3, 0.6)  # shares below and above a plain roofline between which measurements lie
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one operation occupies its stream for.
+
+    Attributes:
+        seconds: how long.
+        low, high: the interval in seconds that is meant to cover 80 % of measurements (ADR 0031).
+        nbytes: bytes read and written.
+        kind: ``"gemm"``, ``"math"``, ``"kernel"`` or ``"dma"``.
+        limit: what limits it: ``"compute"``, ``"memory"``, ``"cache"``, ``"launch"``, ...
+    """
+
+    seconds: float
+    low: float
+    high: float
+    nbytes: int = 0
+    kind: str = "math"
+    limit: str = ""
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The interval as shares of ``seconds``, below and above it."""
+        if not self.seconds:
+            return 0.0, 0.0
+        return 1 - self.low / self.seconds, self.high / self.seconds - 1
+
+    @classmethod
+    def on_stream(cls, found: Estimate, device: DeviceSpec, *, kind: str, nbytes: int) -> Cost:
+        """The part of an estimate that is not the launch's latency, which a stream counts apart (ADR 0038)."""
+        if not found.seconds:
+            return cls(0.0, 0.0, 0.0, nbytes, kind, "view")
+        seconds = max(found.seconds - max(device.launch.latency - LEAST, 0.0), LEAST)
+        return cls(
+            seconds, seconds * found.low / found.seconds, seconds * found.high / found.seconds, nbytes, kind,
+            found.algorithm,
+        )  # fmt: skip
+
+
+def copy_cost(route: Route, nbytes: int) -> Cost:
+    """A copy between a SIP and its host over a link that it has to itself."""
+    seconds = route.latency + nbytes / route.bandwidth
+    below, above = _COPY
+    return Cost(seconds, seconds * (1 - below), seconds * (1 + above), nbytes, "dma", "host link")
+
+
+def stated_cost(seconds: float) -> Cost:
+    """What takes as long as it says."""
+    return Cost(seconds, seconds, seconds, 0, "math", "stated")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an operation does, where the program states it.
+
+    Attributes:
+        nbytes: bytes read and written.
+        flops: floating-point operations; a multiply-add counts as two.
+        matrix: whether the matrix engines do them.
+        dtype: short dtype name (``"fp16"``), which selects the rate.
+    """
+
+    nbytes: int
+    flops: int = 0
+    matrix: bool = False
+    dtype: str = "fp32"
+
+    def cost(self, device: DeviceSpec) -> Cost:
+        """Roofline: the larger of ``nbytes`` at copy bandwidth and ``flops`` at the dtype's peak."""
+        seconds, limit = self.nbytes / device.hbm_copy_bandwidth, "memory"
+        if self.flops:
+            rate = device.matrix_rate(self.dtype) if self.matrix else device.vector_rate(self.dtype)
+            if self.flops / rate > seconds:
+                seconds, limit = self.flops / rate, "compute"
+        below, above = _STATED
+        return Cost(seconds, seconds * (1 - below), seconds * (1 + above), self.nbytes, "kernel", limit)
