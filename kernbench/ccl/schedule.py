@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +45,18 @@ class Way(enum.IntEnum):
     DOWN = 4
     """Out of the switch, which sends one copy to many: only the receiver's link carries it."""
 
+
+class Rounds(NamedTuple):
+    """A line of an algorithm's profile: ``times`` rounds in a row in which ``share`` of the buffer goes to the next member.
+
+    ``reduces``: whether that one combines it with what it has. ``phase``: ``ring``, all members send at once and wait for
+    what comes; ``fill``, one part passes member after member, up to the last; ``stream``, the parts behind it follow.
+    """
+
+    times: int
+    share: float
+    reduces: bool
+    phase: Literal["ring", "fill", "stream"] = "ring"
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,12 +251,16 @@ class ScheduleBuilder:
             wrong = np.flatnonzero((values < 0) | (values >= limit))
             if len(wrong):
                 number = first + int(rounds[wrong[0]])
-                raise ValueError(f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}")
+                raise ValueError(
+                    f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}"
+                )
         if ((source == target) != (ways == Way.LOCAL)).any():
             number = first + int(rounds[(source == target) != (ways == Way.LOCAL)][0])
             raise ValueError(f"{self._name}, round {number}: a member sends to itself, or moves locally to another")
         count = int(rounds[-1]) + 1
-        twice = _first_repeat(rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count)
+        twice = _first_repeat(
+            rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count
+        )
         if twice is not None:
             raise ValueError(
                 f"{self._name}, round {first + twice}: two transfers use one queue (give them lanes, or two rounds)"

@@ -12,14 +12,14 @@ Ways to the same bits, chosen by shape and size (a test holds them against the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kernbench.ccl.expressions import WIDE_DTYPES, Step, combine_steps, expressions
+from kernbench.ccl.expressions import WIDE_DTYPES, Expressions, Step, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import IntArray, Schedule, Way
 
@@ -109,7 +109,7 @@ def run_expressions(
     for cell, (steps, targets) in enumerate(_cell_programs(schedule)):
         for begin in range(bounds[cell], bounds[cell + 1], block):
             rows = slice(begin, min(begin + block, bounds[cell + 1]))
-            value = combine_steps(steps, lambda leaf, rows=rows: inputs[found.leaf(leaf)[0]][rows], op)
+            value = combine_steps(steps, partial(_input_rows, inputs, found, rows), op)
             results = []
             for node, members in targets:
                 total = value(node).clone()  # it may be an input, or the value of another node
@@ -118,6 +118,10 @@ def run_expressions(
             for total, members in results:
                 for member in members:
                     outputs[member][rows].copy_(total)
+
+
+def _input_rows(inputs: Sequence[torch.Tensor], found: Expressions, rows: slice, leaf: int) -> torch.Tensor:
+    return inputs[found.leaf(leaf)[0]][rows]
 
 
 @lru_cache(maxsize=64)
@@ -176,9 +180,9 @@ def run_stacked(
     if index.pad is not None:
         stacked = stacked[:, index.pad]
     stacked = stacked.view(members * cells, -(-count // cells))
-    total = stacked[index.rows[0]]
-    for rows in index.rows[1:]:
-        op.combine(total, stacked[rows], total)
+    total, *others = stacked[index.rows].unbind(0)
+    for part in others:
+        op.combine(total, part, total)
     op.finish(total, members)
     result = total.view(-1) if index.keep is None else total[index.keep]
     for output in outputs:
@@ -191,19 +195,19 @@ class _StackIndex(NamedTuple):
     Attributes:
         pad: ``[cells, length]`` element that stands at each place, None if all cells are equally long.
         keep: ``[cells, length]`` whether that place is of the buffer, not of the padding.
-        rows: ``members`` times ``[cells]``: row of the k-th member's part in each cell's chain.
+        rows: ``[members, cells]``: row of the k-th member's part in each cell's chain.
     """
 
     pad: torch.Tensor | None
     keep: torch.Tensor | None
-    rows: list[torch.Tensor]
+    rows: torch.Tensor
 
 
 @lru_cache(maxsize=64)
 def _stack_index(schedule: Schedule, count: int) -> _StackIndex:
     chains, cells = schedule.final_chains, schedule.cells
     assert chains is not None
-    rows = list(torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)))
+    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells))
     if count % cells == 0:
         return _StackIndex(None, None, rows)
     length = -(-count // cells)  # cells of two lengths: the short ones are padded, so that they form a matrix

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.schedule import Schedule
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
 from kernbench.runtime_api.handles import Work
 from kernbench.runtime_api.matching import Matcher
 from kernbench.runtime_api.reports import deadlock_report
+from kernbench.sim_engine.operation import COMM_STREAM
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -133,7 +135,7 @@ class Distributed:
         made = self._groups.setdefault(members, [])
         if nth == len(made):
             number = sum(map(len, self._groups.values()))
-            made.append(ProcessGroup(f"group {number} {list(members)}", members))
+            made.append(ProcessGroup(f"group {number} {list(members)}", members, f"{COMM_STREAM} {number}"))
         return made[nth]
 
     def _rank(self) -> int:
@@ -200,7 +202,7 @@ class Distributed:
         """Give every member of ``group`` the tensor of rank ``src`` (a rank of the world; ``group_src``: of the group)."""
         members = group or self._require_world()
         root = members.root(src, group_src)
-        signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, "ring_broadcast")
+        signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, self._algorithm("broadcast"))
         return self._post(signature, (tensor,), (tensor,), group, async_op)
 
     def reduce(
@@ -216,7 +218,7 @@ class Distributed:
         """Reduce ``tensor`` over all members; rank ``dst`` (of the world; ``group_dst``: of the group) gets the result."""
         members = group or self._require_world()
         root = members.root(dst, group_dst)
-        signature = self._signature("reduce", tensor, "ring_reduce", op=op, root=root)
+        signature = self._signature("reduce", tensor, op=op, root=root)
         outputs = (tensor,) if root == self._rank() else ()
         return self._post(signature, (tensor,), outputs, group, async_op)
 
@@ -231,7 +233,7 @@ class Distributed:
         as ``[members, n, ...]``. ``output_tensor`` is contiguous."""
         members = group or self._require_world()
         outputs = self._parts("all_gather_into_tensor", "output_tensor", output_tensor, input_tensor, members)
-        signature = self._signature("all_gather", input_tensor, "ring_allgather")
+        signature = self._signature("all_gather", input_tensor)
         return self._post(signature, (input_tensor,), outputs, group, async_op)
 
     def all_gather(
@@ -243,9 +245,7 @@ class Distributed:
     ) -> Work | None:
         """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``, all of one shape."""
         self._check_list("all_gather", "tensor_list", tensor_list, tensor, group or self._require_world())
-        return self._post(
-            self._signature("all_gather", tensor, "ring_allgather"), (tensor,), tensor_list, group, async_op
-        )
+        return self._post(self._signature("all_gather", tensor), (tensor,), tensor_list, group, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -258,7 +258,7 @@ class Distributed:
         """Reduce ``input`` ``[members * n, ...]`` over all members; member i gets part i, ``[n, ...]``, in ``output``."""
         members = group or self._require_world()
         inputs = self._parts("reduce_scatter_tensor", "input", input, output, members)
-        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        signature = self._signature("reduce_scatter", output, op=op)
         return self._post(signature, inputs, (output,), group, async_op)
 
     def reduce_scatter(
@@ -271,7 +271,7 @@ class Distributed:
     ) -> Work | None:
         """Reduce the members' i-th inputs; member i gets that in ``output``."""
         self._check_list("reduce_scatter", "input_list", input_list, output, group or self._require_world())
-        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        signature = self._signature("reduce_scatter", output, op=op)
         return self._post(signature, input_list, (output,), group, async_op)
 
     def all_to_all_single(
@@ -286,7 +286,7 @@ class Distributed:
                 f"expected one shape whose dimension 0 divides by {members.size}"
             )
         parts = rows // members.size
-        signature = Signature("all_to_all", None, input.dtype, None, None, "pairwise_alltoall")
+        signature = Signature("all_to_all", None, input.dtype, None, None, self._algorithm("all_to_all"))
         return self._post(signature, input.split(parts), output.split(parts), group, async_op)
 
     def isend(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
@@ -318,16 +318,22 @@ class Distributed:
         op = self.matcher.post_message(members, tensor, peer=peer, tag=tag, sends=sends)
         return Work(self._ctx, op, (tensor,))
 
-    def _signature(
-        self, name: str, tensor: torch.Tensor, algorithm: str, *, op: Any = None, root: int | None = None
-    ) -> Signature:
+    def _signature(self, name: str, tensor: torch.Tensor, *, op: Any = None, root: int | None = None) -> Signature:
         reduction = None
         if op is not None:
             reduction = ReduceOp.parse(op)
             reduction.check_dtype(tensor.dtype)
         return Signature(
-            name, tuple(tensor.shape), tensor.dtype, None if reduction is None else reduction.value, root, algorithm
+            name,
+            tuple(tensor.shape),
+            tensor.dtype,
+            None if reduction is None else reduction.value,
+            root,
+            self._algorithm(name),
         )
+
+    def _algorithm(self, collective: str) -> str:
+        return self._ctx.ccl_config.algorithm_for(collective)
 
     def _parts(
         self, op: str, what: str, whole: torch.Tensor, part: torch.Tensor, members: ProcessGroup
@@ -356,6 +362,20 @@ class Distributed:
         """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
         signature = Signature("barrier", None, None, None, None, self._ctx.ccl_config.algorithm)
         return self._post(signature, (), (), group, async_op)
+
+    def schedule_of(
+        self,
+        collective: str,
+        count: int,
+        dtype: torch.dtype,
+        group: ProcessGroup | None = None,
+        root: int | None = None,
+    ) -> Schedule:
+        """The schedule that a collective over ``group`` (default: the world) runs with a work buffer of ``count`` elements.
+
+        For checks: it says in which order values are reduced.
+        """
+        return self.matcher.request_for(collective, count, dtype, group or self._require_world(), root).schedule
 
     # -- posting and matching ----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ KEPT = 256
 """Calls kept per rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Call:
     """One collective or message that a rank has posted.
 

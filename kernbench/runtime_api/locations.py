@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from types import FrameType
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ class Location(NamedTuple):
 NOWHERE = Location("<unknown>", 0, "?")
 
 
+@cache
 def _is_users(filename: str) -> bool:
     return not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
 

@@ -17,16 +17,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Request, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.registry import algorithm_module
+from kernbench.cost.uncertainty import collective_spread
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
+from kernbench.runtime_api.kernel_collectives import KernelCollectives
 from kernbench.runtime_api.locations import Location, user_location
+from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -73,11 +77,13 @@ class Matcher:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._runner = CollectiveRunner(ctx.topology)
+        self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
+        self._kernels = KernelCollectives()
         self._sends: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
         self._paired: list[tuple[Collective, list[Arrival], int]] = []
+        self._markers: dict[Operation, Operation] = {}
         self.history = History()
 
     def reset(self) -> None:
@@ -86,6 +92,7 @@ class Matcher:
         self._receives.clear()
         self._any_source.clear()
         self._paired.clear()
+        self._markers.clear()
 
     @property
     def messages(self) -> list[Message]:
@@ -118,13 +125,15 @@ class Matcher:
         """
         ctx = self._ctx
         me = ctx._me()
-        rank = ctx.distributed._rank()
+        rank = ctx.distributed._rank() if me.rank is None else me.rank
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
-        op = self._operation(signature.op, COMM_STREAM, inputs or outputs)
-        after = () if me.last is None else (me.last,)
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
+        op = self._operation(me, signature.op, group.stream, inputs or outputs)
+        after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
         shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
@@ -143,21 +152,50 @@ class Matcher:
                     ctx.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
-        me.tails[COMM_STREAM] = op
-        self._touch(op, inputs, outputs)
+        me.tails[group.stream] = op
+        self._touch(me, op, inputs, outputs)
         return op
 
-    def _operation(self, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
-        me = self._ctx._me()
+    def _operation(self, me: RankState, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
+        if self._ctx.observing:
+            raise self._ctx._beside_the_program("communicate")
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
-        op.nbytes = sum(tensor.numel() * tensor.element_size() for tensor in payload)
+        nbytes = 0
+        for tensor in payload:
+            nbytes += tensor.numel() * tensor.element_size()
+        op.nbytes = nbytes
+        op.executed = False
         return op
 
-    def _touch(self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def values_of(self, op: Operation) -> Operation:
+        """A timer that is done once the values of ``op``, posted here, are in place: when its members have arrived."""
+        marker = Operation(f"values of {op.name}", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
+        marker.resolve(op.enqueue, op.enqueue)
+        marker.executed = False
+        self._markers[op] = marker
+
+        def ended() -> None:
+            if op.error is not None and self._markers.pop(op, None) is not None:
+                marker.fail(op.error, op.enqueue)
+
+        op.when_resolved(ended)
+        return marker
+
+    def awaited(self, op: Operation) -> Operation:
+        """The operation whose values a timer of :meth:`values_of` stands for; else ``op`` itself."""
+        return next((posted for posted, marker in self._markers.items() if marker is op), op)
+
+    def _touch(
+        self, me: RankState, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
         """Note in ``op`` and in the storages which memory the collective reads and writes."""
         ctx = self._ctx
-        me = ctx._me()
+        if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
+            state = ctx.storages.adopt(inputs[0], me)
+            state.last = op
+            op.operands = (state.operand(inputs[0]),)
+            return
         operands = []
         written = {id(tensor) for tensor in outputs}
         for tensor in inputs:
@@ -271,14 +309,19 @@ class Matcher:
             "op": collective.signature.op,
             "group": collective.group.name,
             "sequence": collective.sequence,
-            "algorithm": request.config.name,
-            "backpressure": request.config.backpressure,
-            "steps": len(request.plan),
+            **request.described,
             "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
+        nodes = len({ctx.topology.node_of(arrival.op.sip) for arrival in arrivals}) if ctx.topology.nodes > 1 else 1
+        spread = collective_spread(nodes, max((arrival.op.nbytes for arrival in arrivals), default=0))
         for arrival in arrivals:
-            arrival.op.detail = {**(arrival.op.detail or {}), **detail}
-            arrival.op.when_resolved(collective.member_ended)
+            op = arrival.op
+            op.detail = detail if op.detail is None else {**op.detail, **detail}
+            op.when_resolved(collective.member_ended)
+            op.executed, op.spread = True, spread
+            marker = self._markers.pop(op, None)
+            if marker is not None:
+                marker.executed = True
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(
@@ -310,25 +353,50 @@ class Matcher:
     ) -> Request:
         """Plan a matched collective, and move its values."""
         ctx = self._ctx
-        dtype = collective.signature.dtype or torch.int32
-        request = self._runner.request(
-            op=collective.signature.op,
-            config=ctx.ccl_config.select(algorithm),
-            sips=tuple(arrival.op.sip for arrival in arrivals),
-            root=root,
-            count=count,
-            itemsize=dtype.itemsize,
-            dtype=short_dtype(dtype),
-            splits=splits,
-        )
+        signature = collective.signature
+        request = self._request(
+            signature.op, algorithm, tuple(arrival.op.sip for arrival in arrivals), root, count,
+            signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
+        )  # fmt: skip
         if ctx.enable_data:
-            self._runner.move(
-                request,
-                [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals],
-                [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals],
-                ReduceOp(collective.signature.reduction) if collective.signature.reduction else None,
-            )
+            inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
+            outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
+            reduction = ReduceOp(collective.signature.reduction) if collective.signature.reduction else None
+            module = algorithm_module(request.config.module)
+            if hasattr(module, "run"):
+                ranks = tuple(arrival.rank for arrival in arrivals)
+                self._kernels.run(module, ranks, inputs, outputs, reduction, root)
+            else:
+                self._runner.move(request, inputs, outputs, reduction)
         return request
+
+    def _request(
+        self,
+        op: str,
+        algorithm: str,
+        sips: tuple[int, ...],
+        root: int | None,
+        count: int,
+        dtype: torch.dtype,
+        splits: Splits | None,
+        environ: Environ,
+        reduction: str | None,
+    ) -> Request:
+        config = self._ctx.ccl_config
+        return self._runner.request(
+            op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
+            dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
+        )  # fmt: skip
+
+    def request_for(
+        self, op: str, count: int, dtype: torch.dtype, group: ProcessGroup, root: int | None = None
+    ) -> Request:
+        """What a collective of ``group`` would be, with the algorithm that is set for it."""
+        ctx = self._ctx
+        sips = tuple(ctx._ranks[rank].sip for rank in group.ranks)
+        return self._request(
+            op, ctx.ccl_config.algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
+        )
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -344,10 +412,10 @@ class Matcher:
         rank = ctx.distributed._rank()
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
-        op = self._operation("send" if sends else "recv", stream, (tensor,))
-        after = () if me.last is None else (me.last,)
+        op = self._operation(me, "send" if sends else "recv", stream, (tensor,))
+        after = me.before(me.stream)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
-        self._touch(op, (tensor,) if sends else (), () if sends else (tensor,))
+        self._touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
         self.history.add(
             rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
         )

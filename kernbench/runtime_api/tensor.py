@@ -57,6 +57,7 @@ _VIEWS = frozenset(
 
 META, VIEW, READ, COPY, COMPUTE = range(5)
 _BASE = torch.Tensor.__torch_function__
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _kinds: dict[Any, int] = {torch.Tensor.data.__get__: READ}  # type: ignore[attr-defined]
 
 
@@ -86,8 +87,10 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The storage of a tensor, without looking at its values."""
-    storage: torch.UntypedStorage = _BASE(torch.Tensor.untyped_storage, (), (tensor,))
-    return storage
+    if type(tensor) in _PLAIN:
+        return tensor.untyped_storage()
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage()
 
 
 def tensors_in(args: Any, kwargs: Any = None) -> Iterator[torch.Tensor]:

@@ -18,9 +18,9 @@ import numpy as np
 
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
-from kernbench.sim_engine.op_log import OpLog
+from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
 from kernbench.sim_engine.operation import Operation, Stream
-from kernbench.sim_engine.plan import FloatArray, TransferPlan
+from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
 
@@ -31,13 +31,16 @@ class GraphEngine:
     Args:
         topology_obj: the system (``resolve_topology(...).topology_obj``).
         enable_data: whether values are computed; without, only time is modelled.
+        log_limit: operations that the log keeps, the last ones; None: all.
     """
 
-    def __init__(self, topology_obj: Topology, enable_data: bool = True) -> None:
+    def __init__(
+        self, topology_obj: Topology, enable_data: bool = True, *, log_limit: int | None = DEFAULT_LIMIT
+    ) -> None:
         self.topology = topology_obj
         self.enable_data = enable_data
         self.now = 0.0
-        self.op_log = OpLog()
+        self.op_log = OpLog(log_limit)
         self.memory = MemoryStore(topology_obj)
         self.resolved_count = 0
         self.progress = 0
@@ -150,20 +153,31 @@ class GraphEngine:
 
     def _chain(self, op: Operation, after: Sequence[Operation], start_at: Callable[[float], None]) -> None:
         """Put ``op`` at the tail of its stream and call ``start_at(time)`` once its start is known."""
+        start, pending = self._enqueue(op, after)
+        if not pending:
+            start_at(start)
+        else:
+            self._when_ended(op, start, pending, start_at)
+
+    def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, list[Operation]]:
+        """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
         stream = self.stream(op.sip, op.stream)
-        before = [stream.tail, *after] if stream.tail is not None else list(after)
-        stream.tail = op
-        self.op_log.operations.append(op)
+        tail, stream.tail = stream.tail, op
+        self.op_log.add(op)
         start = op.enqueue
         pending: list[Operation] = []
-        for other in before:
+        for other in after if tail is None else (tail, *after):
             if other.end is None:
                 pending.append(other)
             elif other.end > start:
                 start = other.end
-        if not pending:
-            start_at(start)
-            return
+        return start, pending
+
+    @staticmethod
+    def _when_ended(
+        op: Operation, start: float, pending: Sequence[Operation], start_at: Callable[[float], None]
+    ) -> None:
+        """Call ``start_at(time)`` with when ``op`` starts, once all of ``pending`` have ended."""
         op._unresolved = len(pending)
 
         def one_less() -> None:
@@ -221,36 +235,50 @@ class GraphEngine:
         self, plan: TransferPlan, parts: Sequence[Operation], after: Sequence[Sequence[Operation]]
     ) -> PlanRun:
         """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts."""
-        member_start: FloatArray = np.zeros(plan.members)
-        waiting = set(range(plan.members))
+        starts = [0.0] * plan.members
 
         def on_member_end(member: int, time: float) -> None:
             self._count_resolved(time)
-            parts[member].duration = max(0.0, time - float(run.member_start.max()))
-            parts[member].resolve(float(member_start[member]), time)
+            parts[member].duration = max(0.0, time - run.last_start)
+            parts[member].resolve(starts[member], time)
 
-        run = PlanRun(self, plan, member_start, on_member_end)
+        run = PlanRun(self, plan, np.zeros(plan.members), on_member_end)
+        waiting: dict[int, tuple[float, list[Operation]]] = {}
 
-        def member_ready(member: int, start: float) -> None:
-            member_start[member] = start
-            parts[member].start = start
-            waiting.discard(member)
+        def start() -> None:
+            run.member_start = np.asarray(starts)
+            self.at(min(starts), lambda: self._start_plan(run))
+
+        def member_ready(member: int, at: float) -> None:
+            starts[member] = parts[member].start = at
+            del waiting[member]
             if not waiting:
-                self.at(float(member_start.min()), lambda: self._start_plan(run))
+                start()
 
         for member, part in enumerate(parts):
-            self._chain(part, after[member], partial(member_ready, member))
+            at, pending = self._enqueue(part, after[member])
+            if pending:
+                waiting[member] = at, pending
+            else:
+                starts[member] = part.start = at
+        if not waiting:
+            start()
+        for member, (at, pending) in list(waiting.items()):
+            self._when_ended(parts[member], at, pending, partial(member_ready, member))
         return run
 
     def _start_plan(self, run: PlanRun) -> None:
         # A member that came early waits: nothing moves before the present, when the others are known to have come.
         run.member_start = np.maximum(run.member_start, self.now)
+        run.last_start = float(run.member_start.max())
         plan = run.plan
-        in_use = [link for link in plan.links if link in self._alone_on_link or self._network.busy(link)]
-        crossing = any(not plan.links.isdisjoint(other.plan.links) for other in self._sharing)
+        links = plan.links
+        in_use = [] if self._free(links) else [
+            link for link in links if link in self._alone_on_link or self._network.busy(link)
+        ]  # fmt: skip
+        crossing = any(not links.isdisjoint(other.plan.links) for other in self._sharing)
         if plan.contention_free and not in_use and not crossing:
-            for link in plan.links:
-                self._alone_on_link[link] = run
+            self._alone_on_link.update(dict.fromkeys(links, run))
             run.start_alone()
             return
         for owner in dict.fromkeys(self._alone_on_link[link] for link in sorted(in_use) if link in self._alone_on_link):
@@ -258,15 +286,21 @@ class GraphEngine:
         self._sharing[run] = None
         run.start_shared()
 
+    def _free(self, links: frozenset[int]) -> bool:
+        """Whether certainly nothing is on these links."""
+        return not self._network.flows and links.isdisjoint(self._alone_on_link)
+
     def _demote(self, run: PlanRun) -> None:
         self._release_links(run)
         self._sharing[run] = None
         run.demote(self.now)
 
     def _release_links(self, run: PlanRun) -> None:
-        for link in run.plan.links:
-            if self._alone_on_link.get(link) is run:
-                del self._alone_on_link[link]
+        alone = self._alone_on_link
+        links = run.plan.links
+        if alone.get(next(iter(links), -1)) is run:  # it has all of them or none
+            for link in links:
+                del alone[link]
 
     def plan_finished(self, run: PlanRun) -> None:
         """Called by a run when its last member has ended."""

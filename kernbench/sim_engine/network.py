@@ -50,11 +50,14 @@ class Network:
         self._schedule = schedule
         self._clock = clock
         self._on_link: dict[int, dict[Flow, None]] = {}
+        self.flows = 0
+        """How many are in flight."""
 
     def start(self, links: Sequence[int], nbytes: float, on_done: Callable[[float], None], *, cap: float) -> Flow:
         """Start sending ``nbytes`` now; ``on_done(time)`` is called when the last byte has left the last link."""
         now = self._clock()
         flow = Flow(links, nbytes, cap, now, on_done)
+        self.flows += 1
         alone = True
         for link in links:
             sharers = self._on_link.setdefault(link, {})
@@ -75,6 +78,7 @@ class Network:
             return  # its rate changed since: a later event stands for it
         now = self._clock()
         flow._version += 1
+        self.flows -= 1
         neighbours: dict[Flow, None] = {}
         for link in flow.links:
             sharers = self._on_link[link]

@@ -9,15 +9,20 @@ agree on every plan whose queues share no link.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernbench.sim_engine.plan_classes import TransferClasses
+
 _SMALL_PLAN = 512
 """Transfers up to which plain Python is quicker than a dozen numpy calls per round."""
+
+_CLASSIFIED_PLAN = 1 << 16
+"""Transfers up to which a plan that is used again and again is sorted into classes."""
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -41,6 +46,9 @@ class TransferPlan:
         queue_links: for each queue, the links of its route.
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
         busy: ``[transfers]`` seconds of processing-element time spent on waiting for credits (``poll``).
+        wire: ``[transfers]`` bytes that each link of the route carries, where that is not the payload: a transfer over
+            many links at once has a route that shows one of them.
+        paced: whether ``serial`` already divides what queues of this plan share, so that they do not meet on links.
     """
 
     name: str
@@ -58,9 +66,21 @@ class TransferPlan:
     queue_links: tuple[tuple[int, ...], ...]
     reduces: NDArray[np.bool_]
     busy: FloatArray = field(default_factory=lambda: np.zeros(0))
+    wire: FloatArray = field(default_factory=lambda: np.zeros(0))
+    paced: bool = False
 
     def __len__(self) -> int:
         return len(self.src)
+
+    def used_enough(self) -> bool:
+        """Counts calls: whether the plan is run often enough to be worth sorting into classes."""
+        uses = self.__dict__["uses"] = self.__dict__.get("uses", 0) + 1
+        return uses > 1 + len(self) // 1024
+
+    @cached_property
+    def classes(self) -> TransferClasses:
+        """Its transfers by when they happen, if all members start together."""
+        return TransferClasses(self)
 
     @cached_property
     def links(self) -> frozenset[int]:
@@ -70,7 +90,11 @@ class TransferPlan:
     @cached_property
     def contention_free(self) -> bool:
         """Whether no two of its queues share a link, so that transfers only ever wait for their own queue."""
-        return sum(len(links) for links in self.queue_links) == len(self.links)
+        return self.paced or sum(len(links) for links in self.queue_links) == len(self.links)
+
+    def stretched(self, factor: float) -> TransferPlan:
+        """The plan with every time ``factor`` times as long."""
+        return replace(self, serial=self.serial * factor, latency=self.latency * factor, busy=self.busy * factor)
 
     @cached_property
     def queue_src(self) -> IntArray:
@@ -156,6 +180,8 @@ def member_ends(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
 
     Keeps no time per transfer: a large world has more transfers than memory.
     """
+    if len(plan) <= _CLASSIFIED_PLAN and plan.used_enough() and (member_start == member_start[0]).all():
+        return np.array(plan.classes.member_ends(float(member_start[0])))
     if len(plan) <= _SMALL_PLAN:
         return _run_rounds_one_by_one(plan, member_start)
     return _run_rounds(plan, member_start, None)

@@ -38,6 +38,8 @@ class PlanRun:
     ) -> None:
         self.plan = plan
         self.member_start = member_start
+        self.last_start = 0.0
+        """When the last member joined."""
         self._times: PlanTimes | None = None
         self._engine = engine
         self._on_member_end = on_member_end
@@ -168,7 +170,7 @@ class PlanRun:
         plan = self.plan
         serial = float(plan.serial[i])
         links = plan.queue_links[plan.queue[i]]
-        nbytes = float(plan.nbytes[i])
+        nbytes = float(plan.wire[i] if len(plan.wire) else plan.nbytes[i])
         if not links or nbytes <= 0.0 or serial <= 0.0:
             at = self._engine.now + serial * fraction
             self._engine.at(at, lambda: self._sent(i, at))

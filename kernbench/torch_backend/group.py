@@ -10,6 +10,7 @@ than ``gloo`` from ``getBackendName`` (DDP's logger would ask for a gloo object)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,23 +22,13 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.placement import block_of
 from kernbench.torch_backend.work import SimWork
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
 
 Tensors = Sequence[torch.Tensor]
-
-ALGORITHMS = {
-    "broadcast": "ring_broadcast",
-    "reduce": "ring_reduce",
-    "reduce_scatter": "ring_reducescatter",
-    "all_gather": "ring_allgather",
-    "gather": "direct_gather",
-    "scatter": "direct_scatter",
-    "all_to_all": "pairwise_alltoall",
-}
-"""Entry of ``ccl.yaml`` by collective; all-reduce and barrier use ``defaults.algorithm``."""
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
@@ -48,7 +39,8 @@ def _one(tensors: Any) -> torch.Tensor:
         return tensors
     if len(tensors) != 1:
         raise ValueError(f"expected one tensor per rank, found {len(tensors)}: a rank drives one device")
-    return _one(tensors[0])
+    first = tensors[0]
+    return first if isinstance(first, torch.Tensor) else _one(first)
 
 
 def _many(lists: Any) -> list[torch.Tensor]:
@@ -63,9 +55,12 @@ def _reduction(opts: Any, dtype: torch.dtype) -> ReduceOp:
     wanted = getattr(opts, "reduceOp", opts)
     if wanted is None or isinstance(wanted, timedelta):
         return ReduceOp.SUM
-    reduction = ReduceOp.parse(getattr(wanted, "op", wanted))
+    reduction = _parsed(getattr(wanted, "op", wanted))
     reduction.check_dtype(dtype)
     return reduction
+
+
+_parsed = functools.cache(ReduceOp.parse)
 
 
 def _root(opts: Any) -> int:
@@ -299,7 +294,7 @@ class SimProcessGroup(_ProcessGroup):
             dtype,
             None if reduction is None else reduction.value,
             None if root is None else self.communicator.ranks[root],
-            ALGORITHMS.get(op) or self._ctx.ccl_config.algorithm,
+            self._ctx.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
@@ -325,14 +320,16 @@ class SimProcessGroup(_ProcessGroup):
         self._ctx.deadlines.add(operation, operation.enqueue + timeout, expire, asked_for=asked_for)
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
-        work = SimWork(self._ctx, (operation,), tensors, source)
+        on_stream = any(block_of(tensor) is not None for tensor in tensors)
+        work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
     def _joined(self, works: Sequence[SimWork]) -> SimWork:
         operations = [operation for work in works for operation in work._operations]
-        return SimWork(self._ctx, operations, [tensor for work in works for tensor in work._tensors])
+        tensors = [tensor for work in works for tensor in work._tensors]
+        return SimWork(self._ctx, operations, tensors, on_stream=any(work.on_stream for work in works))
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalescing = []

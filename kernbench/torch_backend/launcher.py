@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,17 +103,21 @@ def run_ranks(
     nnodes: int = 1,
     prefix: bool = True,
     per_rank_modules: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run ``program`` as ``__main__`` in ``nproc_per_node * nnodes`` ranks.
 
-    Raises :class:`kernbench.SpawnException` if a rank fails.
+    ``variables`` are environment variables of every rank. Raises :class:`kernbench.SpawnException` if a rank fails.
     """
     world = nproc_per_node * nnodes
     mains = {rank: program.fresh_main() for rank in range(world)}
 
     def configure(environment: Any) -> None:
         environment.state.main_modules.update(mains)
-        environment.state.variables = lambda rank: rank_variables(rank, world, nproc_per_node)
+        environment.state.variables = lambda rank: {
+            **rank_variables(rank, world, nproc_per_node),
+            **(variables or {}),
+        }
 
     def body(rank: int) -> None:
         exec(program.code, vars(mains[rank]))
@@ -126,8 +130,13 @@ def run_ranks(
         ctx.multiprocessing._configure = None
 
 
-def run_once(ctx: RuntimeContext, program: Program, *, prefix: bool = True) -> None:
-    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks."""
+def run_once(
+    ctx: RuntimeContext, program: Program, *, prefix: bool = True, at_end: Callable[[], None] | None = None
+) -> None:
+    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks.
+
+    ``at_end`` is called while its ``__main__`` is still there.
+    """
     patches = Patches()
     spawn: Callable[..., Any] = ctx.multiprocessing.spawn
     patches.set(torch.multiprocessing, "spawn", spawn)
@@ -136,7 +145,11 @@ def run_once(ctx: RuntimeContext, program: Program, *, prefix: bool = True) -> N
     try:
         with _as_started(program), rank_streams(ctx, prefix):
             sys.modules["__main__"] = main
-            exec(program.code, vars(main))
+            try:
+                exec(program.code, vars(main))
+            finally:
+                if at_end is not None:
+                    at_end()
     finally:
         patches.undo()
 

@@ -149,13 +149,15 @@ class ModuleGlobals:
             if not names:
                 continue
             variables = vars(switched.module)
-            switched.values[leaving] = [variables.get(name, MISSING) for name in names]
+            present = switched.values[leaving] = [variables.get(name, MISSING) for name in names]
             values = switched.values.get(entering)
             if values is None:
                 values = [_fresh(switched.initial[name]) for name in names] if entering is not None else [
                     switched.initial[name] for name in names
                 ]  # fmt: skip
-            for name, value in zip(names, values, strict=True):
+            for name, value, before in zip(names, values, present, strict=True):
+                if value is before:
+                    continue
                 if value is MISSING:
                     variables.pop(name, None)
                 else:

@@ -5,7 +5,8 @@ switched here when another rank than the last one runs: torch's CPU generator, t
 product attention, ``os.environ``, ``__main__``, and the globals of ``per_rank_modules``. The generators of ``random`` and
 ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
 
-Relies on: ``os.environ._data`` holding the variables, and ``torch.default_generator`` being the generator that torch uses.
+Relies on: ``os.environ._data`` holding the variables, ``torch.default_generator`` being the generator that torch uses, and
+``torch._C._get_*_sdp_enabled`` being what ``torch.backends.cuda.*_sdp_enabled`` return.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ if TYPE_CHECKING:
 Getter = Callable[[], Any]
 Setter = Callable[[Any], None]
 
-_SDPA = torch.backends.cuda
+_SDPA: Any = torch.backends.cuda
+_C: Any = torch._C
 FLAGS: tuple[tuple[Getter, Setter], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_SDPA.flash_sdp_enabled, _SDPA.enable_flash_sdp),
-    (_SDPA.math_sdp_enabled, _SDPA.enable_math_sdp),
-    (_SDPA.mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
-    (_SDPA.cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
+    (_C._get_flash_sdp_enabled, _SDPA.enable_flash_sdp),
+    (_C._get_math_sdp_enabled, _SDPA.enable_math_sdp),
+    (_C._get_mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
+    (_C._get_cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
 )
 """Settings of the process that a rank may change, by how they are read and written."""
+
+_READERS = tuple(read for read, _ in FLAGS)
+_WRITERS = tuple(write for _, write in FLAGS)
 
 
 def seed_of(seed: int, rank: int) -> int:
@@ -47,16 +52,19 @@ _SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
 """Variables that are the same in every rank, which C++ may read past ``os.environ``."""
 
 
+_GENERATOR = torch.default_generator
+
+
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("environ", "flags", "generator", "main")
+    __slots__ = ("environ", "flags", "generator", "given", "main")
 
-    def __init__(self, generator: torch.Tensor, flags: tuple[Any, ...], environ: dict[Any, Any], main: Any) -> None:
-        self.generator = generator
-        self.flags = flags
-        self.environ = environ
-        self.main = main
+    generator: torch.Tensor | None  # None: a rank's that has not run yet
+    flags: tuple[Any, ...]
+    environ: dict[Any, Any]
+    main: Any
+    given: dict[Any, Any]  # the variables that a rank started with
 
 
 class ProcessState:
@@ -69,6 +77,8 @@ class ProcessState:
         self._saved: dict[int | None, _Saved] = {}
         self._environ: Any = os.environ
         self._original: dict[Any, Any] = {}
+        self._encodings: dict[str, Any] = {}
+        self._told: dict[str, str] = {}
         self._open = False
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
@@ -98,20 +108,28 @@ class ProcessState:
         resident = self._resident
         if rank == resident or not self._open:
             return
-        self._saved[resident] = _Saved(
-            torch.default_generator.get_state(),
-            tuple([read() for read, _ in FLAGS]),
-            self._environ._data,
-            sys.modules.get("__main__"),
-        )
+        saved = self._saved.get(resident)
+        if saved is None:
+            saved = self._saved[resident] = _Saved()
+            saved.given = self._environ._data
+        flags = tuple([read() for read in _READERS])
+        saved.generator = _GENERATOR.get_state()
+        saved.flags = flags
+        saved.environ = self._environ._data
+        saved.main = sys.modules.get("__main__")
         state = self._saved.get(rank)
         if state is None:
             assert rank is not None
-            state = self._fresh(rank)
-        torch.default_generator.set_state(state.generator)
-        for (read, write), value in zip(FLAGS, state.flags, strict=True):
-            if read() != value:
-                write(value)
+            state = self._saved[rank] = self._fresh(rank)
+        if state.generator is None:
+            assert rank is not None
+            _GENERATOR.manual_seed(seed_of(self._ctx.seed, rank))
+        else:
+            _GENERATOR.set_state(state.generator)
+        if state.flags != flags:
+            for write, value, present in zip(_WRITERS, state.flags, flags, strict=True):
+                if value != present:
+                    write(value)
         self._environ._data = state.environ
         if state.main is not None:
             sys.modules["__main__"] = state.main
@@ -120,14 +138,26 @@ class ProcessState:
 
     def _fresh(self, rank: int) -> _Saved:
         main = self._saved[None]
-        generator = torch.Generator().manual_seed(seed_of(self._ctx.seed, rank))
-        environ = dict(main.environ)
-        encode = self._environ.encodekey
-        for name, value in self.variables(rank).items():
-            environ[encode(name)] = self._environ.encodevalue(value)
-            if name in _SEEN_BY_C:
+        fresh = _Saved()
+        fresh.generator = None
+        fresh.flags = main.flags
+        fresh.environ = {**main.environ, **self._encoded(self.variables(rank))}
+        fresh.given = fresh.environ.copy()
+        fresh.main = self.main_modules.get(rank, main.main)
+        return fresh
+
+    def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:
+        """Variables as ``os.environ`` keeps them; those that C++ may read are told to the C library too."""
+        known = self._encodings
+        for text in (*variables, *variables.values()):
+            if text not in known:
+                known[text] = self._environ.encodekey(text)
+        seen = {name: variables[name] for name in _SEEN_BY_C if name in variables}
+        if seen != self._told:
+            self._told = seen
+            for name, value in seen.items():
                 os.putenv(name, value)
-        return _Saved(generator.get_state(), main.flags, environ, self.main_modules.get(rank, main.main))
+        return {known[name]: known[value] for name, value in variables.items()}
 
     def _default_variables(self, rank: int) -> dict[str, str]:
         return rank_variables(rank, self._world_size, self._world_size)
@@ -136,12 +166,16 @@ class ProcessState:
         """``os.environ[...] = ...`` in a rank has also reached the C library's variables: put those back."""
         environ = self._environ
         current, original = environ._data, self._original
-        touched = {key for state in self._saved.values() for key in state.environ}
-        for key in touched - set(original):
-            os.unsetenv(key)
-        for key, value in original.items():
-            if any(state.environ.get(key) != value for state in self._saved.values()):
-                os.putenv(key, value)
+        touched = {environ.encodekey(name) for name in self._told}
+        for state in self._saved.values():
+            if state.environ != state.given:
+                touched |= {key for key in state.environ.keys() | state.given.keys()
+                            if state.environ.get(key) != state.given.get(key)}  # fmt: skip
+        for key in touched:
+            if key in original:
+                os.putenv(key, original[key])
+            else:
+                os.unsetenv(key)
         assert current is original or current == original
 
 

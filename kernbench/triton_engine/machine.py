@@ -54,6 +54,7 @@ class Execution(Binding):
         *,
         dry: bool = False,
         only: int | None = None,
+        wave: range | None = None,
         profile: bool = False,
     ) -> None:
         super().__init__(launches, memory)
@@ -67,6 +68,10 @@ class Execution(Binding):
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
         self.programs = prod(self.grid)
+        #: Program ids of the wave that is looked at, of which floats are not read; None: everything is run.
+        self.wave = wave
+        #: Distinct bytes that the wave has read so far.
+        self.distinct = 0
         #: Programs run when only a sample is.
         self.sampled: int | None = None
         if self.programs:
@@ -90,8 +95,10 @@ class Execution(Binding):
         self._env = env
         self._constant_tiles = [s for s, v in program.constants.items() if type(v) is Tensor]
         self._pending = list(plan.chunks)
+        if self.wave is not None:  # the order of lanes is not that of programs: all of them, by address only
+            self._pending = [Chunk(tuple([(0, n) for n in plan.shape]))]
         if only is not None:
-            self._pending = [_first_programs(plan, only)]
+            self._pending = [_middle_programs(plan, only)]
             self.sampled = prod(b - a for a, b in self._pending[0].ranges)
 
     # Running
@@ -390,13 +397,15 @@ def _bulk(v: Value) -> int:
     return 0
 
 
-def _first_programs(plan: Plan, count: int) -> Chunk:
-    """A chunk of at most ``count`` programs, for sampling."""
+def _middle_programs(plan: Plan, count: int) -> Chunk:
+    """A chunk of at most ``count`` neighbouring programs, for sampling. Those in the middle of the grid do what the
+    average does: the first ones of a causal attention do least, the last ones of a tensor have a masked tail."""
     ranges = []
     left = count
     for n in reversed(plan.shape):
         take = max(1, min(n, left))
-        ranges.append((0, take))
+        begin = (n - take) // 2
+        ranges.append((begin, begin + take))
         left //= take
     return Chunk(tuple(reversed(ranges)))
 

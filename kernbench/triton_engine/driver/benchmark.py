@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernbench.triton_engine.duration import Device, estimate
+from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import LaunchRecord, record_launches, sampled_launches
 
-from .limits import needs
 from .resources import current_device
 
 
@@ -22,11 +21,7 @@ def modelled_seconds(fn: Callable[[], Any]) -> float:
     with sampled_launches() as records:
         fn()
     device = current_device()
-    return sum(_seconds(r, device) for r in records)
-
-
-def _seconds(record: LaunchRecord, device: Device) -> float:
-    return estimate(record.counts, None if record.kernel is None else needs(record.kernel), device)
+    return sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in records)
 
 
 def do_bench(
@@ -85,7 +80,8 @@ class _Event:
         if end.at[1] - self.at[1] > 1:
             return _ESTIMATE
         device = current_device()
-        return 1e3 * sum(_seconds(r, device) for r in self.records[self.at[0] : end.at[0]])
+        launches = self.records[self.at[0] : end.at[0]]
+        return 1e3 * sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in launches)
 
     def synchronize(self) -> None:
         timeline.close()

@@ -1,4 +1,4 @@
-"""What a kernel needs of a processor, told from TTIR; and the refusal of what a GPU would refuse.
+"""How much shared memory a kernel needs, told from TTIR; and the refusal of what a GPU would refuse.
 
 Launches compile to TTIR only, so the compiler has not said how much shared memory a kernel takes. It is dominated by the
 operands of matrix products that wait in it, once per pipeline stage; that sum is known from TTIR. Only where it comes near what
@@ -7,13 +7,12 @@ the device has is the kernel compiled in full, which decides (0.3-2 s once; Trit
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kernbench.triton_engine.lift.program import Instr, Program
 from kernbench.triton_engine.ops.registry import lookup
 
-from .resources import Resources, current_device
+from .resources import current_device
 
 _DOTS = ("tt.dot", "tt.dot_scaled")
 #: Between a load and the product that consumes it these change the form of a tile only.
@@ -29,7 +28,6 @@ _FORM = (
 )
 #: Share of the device's shared memory above which the bound is not trusted.
 _NEAR = 0.75
-_MOST_REGISTERS = 255
 
 
 def shared_bound(program: Program, num_stages: int) -> int:
@@ -64,36 +62,8 @@ def _source(slot: int, made: dict[int, Instr]) -> tuple[int, Instr | None]:
     return slot, None
 
 
-def _registers(program: Program, threads: int) -> tuple[int, int]:
-    """Registers per thread for the tiles alive at once, at most what there are; and bytes that do not fit."""
-    most = 0
-    for code in program.blocks:
-        alive = sum(_words(program.types[s]) for s in code.live_in)
-        made = max((_words(t) for i in code.instrs for t in i.info.result_types), default=0)
-        most = max(most, alive + made // 2)  # an operation is done piece by piece, its operands dying on the way
-    wanted = 24 + math.ceil(most / threads)
-    return min(wanted, _MOST_REGISTERS), 4 * max(0, wanted - _MOST_REGISTERS)
-
-
-def _words(ty: Any) -> int:
-    return ty.numel * ty.dtype.itemsize // 4 if ty is not None and ty.is_float and ty.shape else 0
-
-
 def compiled_in_full(metadata: Any) -> bool:
     return not hasattr(metadata, "kernbench_ttir")
-
-
-def needs(launcher: Any) -> Resources:
-    """Resources of a launched kernel: the compiler's where it was compiled in full, else as estimated from TTIR."""
-    metadata = launcher.metadata
-    found: Resources | None = getattr(launcher, "_needs", None)
-    if found is None:
-        program = launcher.program
-        registers, spills = _registers(program, 32 * metadata.num_warps)
-        shared = metadata.shared if compiled_in_full(metadata) else shared_bound(program, metadata.num_stages)
-        found = Resources(registers, spills, shared, metadata.num_warps, metadata.num_stages)
-        launcher._needs = found
-    return found
 
 
 def refuse_what_does_not_fit(launcher: Any) -> None:
@@ -103,8 +73,8 @@ def refuse_what_does_not_fit(launcher: Any) -> None:
         triton.runtime.errors.OutOfResources: as autotuning expects of a configuration that cannot run.
     """
     metadata = launcher.metadata
-    available = current_device().shared_memory
-    if compiled_in_full(metadata) or needs(launcher).shared <= _NEAR * available:
+    available = current_device().pe.tcm_per_block
+    if compiled_in_full(metadata) or shared_bound(launcher.program, metadata.num_stages) <= _NEAR * available:
         return  # compiled in full: Triton has looked itself
     shared = _compiled_shared(launcher)
     if shared > available:
