@@ -72,9 +72,9 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def write_report(path: str | Path) -> int:
-    """Write :func:`collect_autotune_configs` as JSON, whole or not at all. Returns the number of rows."""
-    rows = collect_autotune_configs()
+def write_report(path: str | Path, rows: list[Row] | None = None) -> int:
+    """Write ``rows`` (default: :func:`collect_autotune_configs`) as JSON, whole or not at all. Returns their number."""
+    rows = collect_autotune_configs() if rows is None else rows
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     beside.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ turns both into seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -17,7 +17,6 @@ from kernbench.autotune.model import ConfigModel, OccupancyRoofline, Prediction
 from kernbench.cost.devices import resolve_device
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
-from kernbench.triton_engine.counts import Counts
 
 
 @dataclass(frozen=True)
@@ -107,15 +106,5 @@ def _predict(
         set_target(before)
     if not records:
         return Ranked(config, inf, "its programs wait for each other, so that a sample of them cannot run")
-    found: Prediction = model.predict(_distinct(records[-1].counts, arguments), needed, device)
+    found: Prediction = model.predict(records[-1].counts, needed, device)
     return Ranked(config, found.seconds, found.limit, needed.registers, needed.shared, found.resident)
-
-
-def _distinct(counts: Counts, arguments: Mapping[str, Any]) -> Counts:
-    """Programs overlap in what they read, which a sample of two does not show: no more than the tensors is distinct."""
-    sizes = [value.nbytes for value in arguments.values() if hasattr(value, "nbytes")]
-    return replace(
-        counts,
-        unique_bytes_read=min(counts.unique_bytes_read, sum(sizes)),
-        unique_bytes_written=min(counts.unique_bytes_written, max(sizes, default=0)),
-    )

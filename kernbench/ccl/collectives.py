@@ -1,20 +1,25 @@
-"""Prepares matched collectives: schedule, plan, values."""
+"""Prepares matched collectives: algorithm, schedule, plan, values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 
-from kernbench.ccl.config import AlgorithmConfig
-from kernbench.ccl.lower import lower
+from kernbench.ccl.closed_form import closed_form_plan, closed_form_seconds
+from kernbench.ccl.config import AUTO, AlgorithmConfig, Fidelity
+from kernbench.ccl.lower import lower, lower_library, paced
 from kernbench.ccl.movements import move
+from kernbench.ccl.placement import Placement
+from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.ccl.registry import algorithm_module, build_schedule
-from kernbench.ccl.schedule import IntArray, Schedule
+from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
+from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule
+from kernbench.ccl.selection import ENTRIES, FALLBACK, VARIABLES, Selection, select
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
@@ -24,25 +29,82 @@ _IMPLEMENTS = {"barrier": "all_reduce", "monitored_barrier": "all_reduce"}
 Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
 """Elements per cell, where they are not all alike: ``[cells]``, or ``[members, cells]`` if members differ."""
 
+Environ = tuple[tuple[str, str], ...]
+"""What a rank's environment says to the library, by :data:`kernbench.ccl.selection.VARIABLES`."""
+
+DEFAULT_CHUNKS = 4
+"""Parts of a pipeline where no library says."""
+
+MOST_STEPPED = 1 << 20
+"""Transfers, as a ring or an exchange of all with all would have them, up to which ``auto`` steps through them."""
+
+
+def library_environ() -> Environ:
+    """The library's variables in the present environment."""
+    return tuple((name, os.environ[name]) for name in VARIABLES if name in os.environ)
+
 
 @dataclass(frozen=True)
 class Request:
-    """A collective that is ready to run: what moves, and how long each part takes."""
+    """A collective that is ready to run: what moves, and how long each part takes.
+
+    Attributes:
+        op: the collective.
+        config: the entry of ``ccl.yaml`` that serves.
+        plan: its transfers in time.
+        root: a member's number, None without one.
+        cell_offsets: ``[cells + 1]`` offset of each cell in a member's buffer, bytes.
+        build: makes the schedule; of a closed form it is only needed for values.
+        selection: what the library would run, on systems that have one.
+        fidelity: how the time was found: ``stepped`` or ``closed_form``.
+        note: why something else serves than what was asked for, empty if nothing.
+    """
 
     op: str
     config: AlgorithmConfig
-    schedule: Schedule
     plan: TransferPlan
     root: int | None
     cell_offsets: tuple[int, ...]
+    build: Callable[[], Schedule]
+    selection: Selection | None
+    fidelity: str
+    note: str
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return self.build()
+
+    @property
+    def described(self) -> dict[str, object]:
+        """What the op log says of it."""
+        detail: dict[str, object] = {
+            "algorithm": self.config.name, "backpressure": self.config.backpressure, "steps": len(self.plan),
+            "fidelity": self.fidelity,
+        }  # fmt: skip
+        if self.selection is not None:
+            detail |= {"protocol": self.selection.choice.protocol, "channels": self.selection.choice.channels}
+        if self.note:
+            detail["fallback"] = self.note
+        return detail
 
 
 class CollectiveRunner:
-    """Prepares collectives on one system. Plans are kept: a training step repeats the same ones."""
+    """Prepares collectives on one system. Plans are kept: a training step repeats the same ones.
 
-    def __init__(self, topology: Topology) -> None:
+    Args:
+        topology: the system.
+        entry: gives the entry of ``ccl.yaml`` of a name.
+    """
+
+    def __init__(self, topology: Topology, entry: Callable[[str], AlgorithmConfig]) -> None:
         self._topology = topology
+        self._entry = entry
         self.request = lru_cache(maxsize=256)(self._request)
+
+    @property
+    def has_library(self) -> bool:
+        """Whether the system's description leaves the choice to the vendor's library: its costs are that one's."""
+        return self._topology.system.ccl.algorithm == AUTO
 
     def _request(
         self,
@@ -55,6 +117,9 @@ class CollectiveRunner:
         itemsize: int,
         dtype: str,
         splits: Splits | None = None,
+        environ: Environ = (),
+        fidelity: Fidelity = "auto",
+        reduction: str | None = None,
     ) -> Request:
         """Prepare ``op`` over members on ``sips``.
 
@@ -62,26 +127,128 @@ class CollectiveRunner:
             root: a member's number.
             count: elements of the work buffer, which is cut into cells of equal length.
             splits: the lengths of the cells, where they are not equal.
+            environ: what the users' environment says to the library.
+            fidelity: how to find the time.
+            reduction: its name, for collectives that reduce.
 
         Raises :class:`ConfigError` if ``config``'s algorithm implements another collective.
         """
-        module = algorithm_module(config.module)
-        implements = module.COLLECTIVE
         wanted = _IMPLEMENTS.get(op, op)
-        if implements != wanted:
-            raise ConfigError(f"algorithm {config.name} implements {implements}, not {wanted}")
-        if config.topology not in module.TOPOLOGIES:
-            raise ConfigError(
-                f"ccl.yaml: algorithms.{config.name}: topology {config.topology}, but {config.module} works on "
-                f"{', '.join(module.TOPOLOGIES)}"
-            )
-        schedule = build_schedule(config.module, len(sips), root)
-        bounds = schedule.cell_bounds(count)
-        plan = lower(
-            schedule, self._topology, sips, config, counts=_counts(schedule, bounds, splits), itemsize=itemsize,
-            dtype=dtype,
+        if config.name != AUTO:
+            _check(config, wanted)
+        where = Placement.of(self._topology, sips)
+        nbytes = _library_bytes(wanted, count, len(sips), splits) * itemsize
+        notes: list[str] = []
+        served, selection = self._choose(config, wanted, nbytes, where, environ, notes)
+        closed = self._closed_seconds(served, selection, wanted, where, nbytes, dtype, fidelity, notes)
+        chunks = selection.chunks if selection is not None else DEFAULT_CHUNKS
+
+        def build() -> Schedule:
+            return build_schedule(served.module, len(sips), root, where, chunks)
+
+        try:
+            require_reduction(algorithm_module(served.module), reduction)
+            if closed is None or not algorithm_module(served.module).__name__.startswith("kernbench."):
+                schedule = build()
+                if splits is not None and schedule.scratch:
+                    raise CannotServeError(f"{served.name}: cells of different lengths")
+        except CannotServeError as error:
+            default = FALLBACK[wanted]
+            if served.name == default:
+                raise
+            again = self.request(
+                op=op, config=self._entry(default), sips=sips, root=root, count=count, itemsize=itemsize, dtype=dtype,
+                splits=splits, environ=environ, fidelity=fidelity, reduction=reduction,
+            )  # fmt: skip
+            return replace(again, note="; ".join([*notes, f"{error}; {default} instead"]))
+        if closed is not None:
+            plan = closed_form_plan(served.name, len(sips), closed)
+            offsets: tuple[int, ...] = (0, count * itemsize)
+        else:
+            counts = _counts(schedule, count, splits)
+            plan = self._stepped(schedule, sips, served, selection, wanted, nbytes, counts, itemsize, dtype)
+            bounds = schedule.cell_bounds(count) * itemsize
+            offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
+        return Request(
+            op, served, plan, root, offsets, build, selection, "stepped" if closed is None else "closed_form",
+            "; ".join(notes),
         )  # fmt: skip
-        return Request(op, config, schedule, plan, root, tuple((bounds * itemsize).tolist()))
+
+    def _choose(
+        self,
+        config: AlgorithmConfig,
+        wanted: str,
+        nbytes: int,
+        where: Placement,
+        environ: Environ,
+        notes: list[str],
+    ) -> tuple[AlgorithmConfig, Selection | None]:
+        """The entry that serves, and what the library would run, where there is one or it is asked for."""
+        automatic = config.name == AUTO
+        if not automatic and not self.has_library:
+            return config, None
+        system = self._topology.system
+        try:
+            if automatic:
+                selection = select(system, wanted, nbytes, where, environ=dict(environ))
+                if selection.note:
+                    notes.append(selection.note)
+                return self._entry(selection.entry), selection
+            name = _LIBRARY_NAMES.get(config.name)
+            if name is not None:
+                try:
+                    return config, select(system, wanted, nbytes, where, algorithm=name)
+                except ConfigError:
+                    pass  # the library would not run it here: its steps cost what those of its default do
+            default = None if wanted in ("all_to_all", "send", "gather", "scatter") else "ring"
+            plain = select(system, wanted, nbytes, where, algorithm=default if len(where.node) > 1 else None)
+            return config, plain.without_seconds() if plain.entry != config.name else plain
+        except ConfigError as error:
+            if automatic:
+                notes.append(f"{error}; {FALLBACK[wanted]} instead")
+                return self._entry(FALLBACK[wanted]), None
+            return config, None
+
+    def _closed_seconds(
+        self,
+        config: AlgorithmConfig,
+        selection: Selection | None,
+        wanted: str,
+        where: Placement,
+        nbytes: int,
+        dtype: str,
+        fidelity: Fidelity,
+        notes: list[str],
+    ) -> float | None:
+        """Seconds of the closed form, if it is to be used."""
+        if fidelity == "stepped" or (fidelity == "auto" and where.members**2 <= MOST_STEPPED):
+            return None
+        if self.has_library:
+            found = None if selection is None else selection.seconds
+        else:
+            found = closed_form_seconds(self._topology, config, where, nbytes, dtype)
+        if found is None and fidelity == "closed_form":
+            notes.append(f"{config.name} has no closed form here: stepped instead")
+        return found
+
+    def _stepped(
+        self,
+        schedule: Schedule,
+        sips: Sequence[int],
+        config: AlgorithmConfig,
+        selection: Selection | None,
+        wanted: str,
+        nbytes: int,
+        counts: IntArray,
+        itemsize: int,
+        dtype: str,
+    ) -> TransferPlan:
+        if selection is None or not self.has_library or not len(schedule):
+            return lower(schedule, self._topology, sips, config, counts=counts, itemsize=itemsize, dtype=dtype)
+        choice = selection.choice
+        costs = ProtocolCosts.of(selection.world, choice.algorithm, choice.protocol, wanted, nbytes)
+        plan = lower_library(schedule, self._topology, sips, costs, counts=counts, itemsize=itemsize)
+        return plan if selection.seconds is None else paced(plan, selection.seconds)
 
     @staticmethod
     def move(
@@ -94,9 +261,38 @@ class CollectiveRunner:
         move(request.op, request.schedule, inputs, outputs, reduction, request.root)
 
 
-def _counts(schedule: Schedule, bounds: IntArray, splits: Splits | None) -> IntArray:
+_LIBRARY_NAMES = {
+    **{entry: name for (_, name), entry in ENTRIES.items()},
+    "one_shot_push": "one_shot",
+    "one_shot_kernel": "one_shot",
+    "two_shot_push": "two_shot",
+    "two_shot_kernel": "two_shot",
+}
+
+
+def _check(config: AlgorithmConfig, wanted: str) -> None:
+    module = algorithm_module(config.module)
+    implements = module.COLLECTIVE
+    if implements != wanted:
+        raise ConfigError(f"algorithm {config.name} implements {implements}, not {wanted}")
+    if config.topology not in module.TOPOLOGIES:
+        raise ConfigError(
+            f"ccl.yaml: algorithms.{config.name}: topology {config.topology}, but {config.module} works on "
+            f"{', '.join(module.TOPOLOGIES)}"
+        )
+
+
+def _library_bytes(wanted: str, count: int, members: int, splits: Splits | None) -> int:
+    """Elements of nccl-tests' size column: the whole buffer of a member, what it gets of an all-to-all not counted."""
+    if splits is not None:
+        total = int(np.asarray(splits).sum())
+        return total // members if isinstance(splits[0], tuple) else total
+    return count // 2 if wanted == "all_to_all" else count
+
+
+def _counts(schedule: Schedule, count: int, splits: Splits | None) -> IntArray:
     """``[transfers]`` elements that each transfer carries."""
     if splits is None:
-        return np.diff(bounds)[schedule.cell]
+        return schedule.slot_lengths(count)[schedule.cell]
     sizes = np.asarray(splits, dtype=np.int64)
     return sizes[schedule.cell] if sizes.ndim == 1 else sizes[schedule.src, schedule.cell]

@@ -3,6 +3,10 @@
 The shipped file holds the defaults. A system's description may change them for its own queues, and a ``ccl.yaml`` in the
 working directory overrides both, key by key. Within the result,
 ``algorithms.<name>`` overrides ``defaults``.
+
+``defaults.algorithm`` names the entry that all-reduce uses, ``collectives`` that of any collective. ``auto`` instead of an
+entry leaves the choice to what the vendor's library would do (:mod:`kernbench.ccl.selection`); as ``defaults.algorithm`` it
+does so for every collective.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
@@ -21,6 +25,16 @@ from kernbench.topology import SystemSpec
 from kernbench.topology.shipped import config_root
 
 FILE_NAME = "ccl.yaml"
+
+AUTO = "auto"
+"""Instead of an algorithm's name: whichever the vendor's library would take."""
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
+)  # fmt: skip
+
+Fidelity = Literal["auto", "stepped", "closed_form"]
+"""How a collective's time is found: transfer by transfer, by a formula; ``auto``: the formula in very large worlds."""
 
 
 class AlgorithmConfig(BaseModel):
@@ -41,6 +55,7 @@ class AlgorithmConfig(BaseModel):
     world_size: PositiveInt | None = None
 
 
+SECTIONS = ("defaults", "fidelity", "collectives", "algorithms")
 KEYS = tuple(name for name in AlgorithmConfig.model_fields if name != "name")
 
 
@@ -52,6 +67,12 @@ class CclConfig(BaseModel):
     path: str
     algorithm: str
     algorithms: dict[str, AlgorithmConfig]
+    collectives: dict[str, str] = Field(default={}, description="entry that each collective uses, but all_reduce")
+    fidelity: Fidelity = Field("auto", description="time transfer by transfer, or by a formula")
+
+    def algorithm_for(self, collective: str) -> str:
+        """Name of the entry that a collective uses, or ``auto``. A barrier is an all-reduce."""
+        return self.collectives.get(collective, self.algorithm)
 
     def select(self, name: str | None = None) -> AlgorithmConfig:
         """The algorithm called ``name``, or the default one. Raises :class:`ConfigError` naming those there are."""
@@ -95,19 +116,37 @@ def load_ccl_config(
 
     problems: list[str] = []
     defaults: dict[str, Any] = {}
+    used: dict[str, str] = {}
+    fidelity = "auto"
     entries: dict[str, dict[str, Any]] = {}
     for file, document in layers:
         for key in document:
-            if key not in ("defaults", "algorithms"):
-                problems.append(f"{file}: {key}: unknown key; expected `defaults` and `algorithms`")
-        defaults |= _section(file, document, "defaults", problems)
+            if key not in SECTIONS:
+                problems.append(f"{file}: {key}: unknown key; expected one of {', '.join(SECTIONS)}")
+        fidelity = document.get("fidelity", fidelity)
+        given = _section(file, document, "defaults", problems)
+        defaults |= given
+        if given.get("algorithm") == AUTO:
+            used = dict.fromkeys(COLLECTIVES, AUTO)
+        elif "algorithm" in given:
+            used["all_reduce"] = str(given["algorithm"])
+        for collective, name in _section(file, document, "collectives", problems).items():
+            if collective not in COLLECTIVES:
+                problems.append(
+                    f"{file}: collectives.{collective}: unknown collective{_did_you_mean(str(collective), COLLECTIVES)}; "
+                    f"expected one of {', '.join(COLLECTIVES)}"
+                )
+            used[str(collective)] = str(name)
         for name, entry in _section(file, document, "algorithms", problems).items():
             if not isinstance(entry, Mapping):
                 problems.append(f"{file}: algorithms.{name}: expected a mapping of keys, found {entry!r}")
                 continue
             entries.setdefault(str(name), {}).update(entry)
 
-    algorithm = defaults.pop("algorithm", None)
+    defaults.pop("algorithm", None)
+    if AUTO in entries:
+        problems.append(f"{source}: algorithms.{AUTO}: this name stands for the library's choice; give it another")
+    entries.setdefault(AUTO, {"module": "kernbench.ccl.algorithms.ring_allreduce"})
     algorithms: dict[str, AlgorithmConfig] = {}
     for name, entry in entries.items():
         merged = {**defaults, **{key: value for key, value in entry.items() if key != "algorithm"}, "name": name}
@@ -124,11 +163,17 @@ def load_ccl_config(
                 elif item["type"] != "missing":
                     text = f"{text}, found {item['input']!r}"
                 problems.append(f"{source}: {where}: {text}")
-    if algorithm is not None and algorithm not in entries:
-        problems.append(f"{source}: defaults.algorithm: no entry {algorithm!r} under `algorithms`")
+    for collective, name in used.items():
+        if name not in entries:
+            key = "defaults.algorithm" if collective == "all_reduce" else f"collectives.{collective}"
+            problems.append(f"{source}: {key}: no entry {name!r} under `algorithms`{_did_you_mean(name, entries)}")
+    if fidelity not in get_args(Fidelity):
+        problems.append(f"{source}: fidelity: expected one of {', '.join(get_args(Fidelity))}, found {fidelity!r}")
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return CclConfig(path=source, algorithm=str(algorithm or next(iter(entries))), algorithms=algorithms)
+    return CclConfig(
+        path=source, algorithm=used.pop("all_reduce"), algorithms=algorithms, collectives=used, fidelity=fidelity
+    )
 
 
 def _did_you_mean(word: str, known: Any) -> str:

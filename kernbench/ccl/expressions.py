@@ -212,7 +212,9 @@ def check_schedule(schedule: Schedule, collective: str, root: int | None = None)
         copies = [(1 - _rooted(root), 0, _rooted(root) * cells)]
     for member, cell, leaf in copies:
         if found.final[member, cell] != leaf:
-            raise ValueError(f"{schedule.name}: cell {cell} of member {member} does not end with the input that it should")
+            raise ValueError(
+                f"{schedule.name}: cell {cell} of member {member} does not end with the input that it should"
+            )
     checked: set[tuple[int, int]] = set()
     for member, cell in folds:
         node = int(found.final[member, cell])

@@ -11,11 +11,12 @@ Outputs may be the inputs' own memory, as in-place calls have it: nothing is wri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from kernbench.ccl.expressions import combine_steps, expressions
+from kernbench.ccl.expressions import Expressions, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import Schedule
 from kernbench.ccl.values import run_all_reduce
@@ -76,22 +77,27 @@ def _folded(
 ) -> list[torch.Tensor]:
     """Each cell's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, cell)``: an input."""
     chains = schedule.chains_at(np.asarray(owners, dtype=np.int64))
+    found = expressions(schedule) if chains is None else None
     results = []
     for cell, owner in enumerate(owners):
-        if chains is not None:
+        if found is None:
+            assert chains is not None
             total = fold([part(member, cell) for member in chains[cell].tolist()], op)
         else:
-            found = expressions(schedule)
             node = int(found.final[owner, cell])
             if not found.folds_everybody(node, cell):
                 raise ValueError(
                     f"{schedule.name}: cell {cell} of member {owner} does not fold every member exactly once"
                 )
-            value = combine_steps(found.steps([node]), lambda leaf: part(*found.leaf(leaf)).reshape(-1), op)
+            value = combine_steps(found.steps([node]), partial(_leaf, found, part), op)
             total = value(node).clone().view(part(owner, cell).shape)
         op.finish(total, schedule.members)
         results.append(total)
     return results
+
+
+def _leaf(found: Expressions, part: Callable[[int, int], torch.Tensor], node: int) -> torch.Tensor:
+    return part(*found.leaf(node)).reshape(-1)
 
 
 def _reduce(

@@ -43,7 +43,8 @@ class Placement:
         numbers: dict[int, int] = {}
         node = tuple(numbers.setdefault(topology.node_of(sip), len(numbers)) for sip in sips)
         described = topology.system.sips
-        grid, spot = None, ()
+        grid: tuple[int, int] | None = None
+        spot: tuple[int, ...] = ()
         if described.topology in GRID_TOPOLOGIES:
             grid = (described.w or 1, described.h or 1)
             spot = tuple(sip % topology.sips_per_node for sip in sips)

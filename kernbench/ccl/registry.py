@@ -10,7 +10,7 @@ from typing import Any
 
 from kernbench.ccl.expressions import check_schedule
 from kernbench.ccl.placement import Placement
-from kernbench.ccl.schedule import Schedule
+from kernbench.ccl.schedule import CannotServeError, Schedule
 from kernbench.errors import ConfigError
 
 SHIPPED = "kernbench.ccl.algorithms."
@@ -40,9 +40,14 @@ def algorithm_module(name: str) -> ModuleType:
     return module
 
 
-def is_kernel_algorithm(module: ModuleType) -> bool:
-    """Whether an algorithm is a kernel over the peers' buffers, not a schedule."""
-    return hasattr(module, "run") and not hasattr(module, "build")
+def require_reduction(module: ModuleType, reduction: str | None) -> None:
+    """Raise :class:`~kernbench.ccl.schedule.CannotServeError` unless an algorithm can do a reduction.
+
+    A module may list those that it knows in ``REDUCTIONS``; a schedule knows all.
+    """
+    known = getattr(module, "REDUCTIONS", None)
+    if known is not None and reduction is not None and reduction not in known:
+        raise CannotServeError(f"{module.__name__.rpartition('.')[2]}: no reduction {reduction}")
 
 
 def build_schedule(
@@ -69,21 +74,34 @@ def build_schedule(
     )
 
 
-def takes_chunks(module_name: str) -> bool:
-    """Whether an algorithm's ``build`` is told how many parts to cut the buffer into."""
-    return "chunks" in _parameters(module_name)
-
-
 @lru_cache(maxsize=256)
 def _parameters(module_name: str) -> frozenset[str]:
-    return frozenset(inspect.signature(algorithm_module(module_name).build).parameters)
+    return frozenset(inspect.signature(_timed_by(module_name).build).parameters)
+
+
+_TRAFFIC = {
+    "all_reduce": "one_shot_pull",
+    "all_gather": "direct_allgather",
+    "reduce_scatter": "direct_reducescatter",
+    "all_to_all": "direct_alltoall",
+    "broadcast": "binomial_broadcast",
+    "reduce": "binomial_reduce",
+    "gather": "direct_gather",
+    "scatter": "direct_scatter",
+    "send": "direct_send",
+}
+"""The schedule whose transfers a kernel that says nothing else is taken to make."""
+
+
+def _timed_by(module_name: str) -> ModuleType:
+    """The module whose ``build`` says which transfers an algorithm makes."""
+    module = algorithm_module(module_name)
+    return module if hasattr(module, "build") else algorithm_module(SHIPPED + _TRAFFIC[module.COLLECTIVE])
 
 
 @lru_cache(maxsize=64)
-def _built(
-    module_name: str, members: int, root: int | None, where: Placement | None, chunks: int | None
-) -> Schedule:
-    module = algorithm_module(module_name)
+def _built(module_name: str, members: int, root: int | None, where: Placement | None, chunks: int | None) -> Schedule:
+    module = _timed_by(module_name)
     given = {"root": root, "where": where, "chunks": chunks}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     schedule = module.build(members, **options)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +45,15 @@ class Way(enum.IntEnum):
     DOWN = 4
     """Out of the switch, which sends one copy to many: only the receiver's link carries it."""
 
+
+class Rounds(NamedTuple):
+    """A line of an algorithm's profile: ``times`` rounds in a row in which every member sends ``share`` of the buffer to the
+    member ``distance`` further; ``reduces``: whether that one combines it with what it has."""
+
+    times: int
+    share: float
+    reduces: bool
+    distance: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,12 +248,16 @@ class ScheduleBuilder:
             wrong = np.flatnonzero((values < 0) | (values >= limit))
             if len(wrong):
                 number = first + int(rounds[wrong[0]])
-                raise ValueError(f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}")
+                raise ValueError(
+                    f"{self._name}, round {number}: {what} out of range 0..{limit - 1}: {values[wrong[0]]}"
+                )
         if ((source == target) != (ways == Way.LOCAL)).any():
             number = first + int(rounds[(source == target) != (ways == Way.LOCAL)][0])
             raise ValueError(f"{self._name}, round {number}: a member sends to itself, or moves locally to another")
         count = int(rounds[-1]) + 1
-        twice = _first_repeat(rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count)
+        twice = _first_repeat(
+            rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count
+        )
         if twice is not None:
             raise ValueError(
                 f"{self._name}, round {first + twice}: two transfers use one queue (give them lanes, or two rounds)"

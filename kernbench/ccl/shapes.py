@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def chained_tree(by_node: Sequence[Sequence[int]], between: Sequence[int], *, he
     parents = [ROOT] * sum(map(len, by_node))
     for node, members in enumerate(by_node):
         turned = [*members[head % len(members) :], *members[: head % len(members)]]
-        for upper, lower in zip(turned, turned[1:], strict=False):
+        for upper, lower in pairwise(turned):
             parents[lower] = upper
         if between[node] != ROOT:
             above = by_node[between[node]]
@@ -130,8 +131,8 @@ def reduce_up(
                     _row(columns, sends[member] + period * k, member, parent, cell, 1, lane)
                 if back:
                     _row(columns, starts[parent] + period * k, parent, member, cell, 0, lane)
-    at, src, dst, cell, reduce, lane_of = (np.asarray(column, dtype=np.int64) for column in columns)
-    builder.steps(at, src, dst, cell, reduce=reduce, lane=lane_of)
+    rounds, src, dst, sent, reduces, lane_of = (np.asarray(column, dtype=np.int64) for column in columns)
+    builder.steps(rounds, src, dst, sent, reduce=reduces, lane=lane_of)
 
 
 def _row(columns: list[list[int]], *values: int) -> None:
@@ -199,7 +200,9 @@ def gather_along(builder: ScheduleBuilder, grid: IntArray, axes: Sequence[int]) 
             target = where.copy()
             target[axis] = (target[axis] + 1) % length
             receiver = grid[tuple(target)]
-            held = np.indices([grid.shape[other] for other in done]).reshape(len(done), -1) if done else np.zeros((0, 1))
+            held = (
+                np.indices([grid.shape[other] for other in done]).reshape(len(done), -1) if done else np.zeros((0, 1))
+            )
             cells = []
             for step in range(length - 1):
                 source = where.copy()

@@ -12,14 +12,14 @@ Ways to the same bits, chosen by shape and size (a test holds them against the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kernbench.ccl.expressions import WIDE_DTYPES, Step, combine_steps, expressions
+from kernbench.ccl.expressions import WIDE_DTYPES, Expressions, Step, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import IntArray, Schedule, Way
 
@@ -109,7 +109,7 @@ def run_expressions(
     for cell, (steps, targets) in enumerate(_cell_programs(schedule)):
         for begin in range(bounds[cell], bounds[cell + 1], block):
             rows = slice(begin, min(begin + block, bounds[cell + 1]))
-            value = combine_steps(steps, lambda leaf, rows=rows: inputs[found.leaf(leaf)[0]][rows], op)
+            value = combine_steps(steps, partial(_input_rows, inputs, found, rows), op)
             results = []
             for node, members in targets:
                 total = value(node).clone()  # it may be an input, or the value of another node
@@ -118,6 +118,10 @@ def run_expressions(
             for total, members in results:
                 for member in members:
                     outputs[member][rows].copy_(total)
+
+
+def _input_rows(inputs: Sequence[torch.Tensor], found: Expressions, rows: slice, leaf: int) -> torch.Tensor:
+    return inputs[found.leaf(leaf)[0]][rows]
 
 
 @lru_cache(maxsize=64)

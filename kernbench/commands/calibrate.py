@@ -20,10 +20,10 @@ from kernbench.errors import ConfigError
 def command(source: Path, system: str, out: Path, collective: str | None, ranks: int | None, nodes: int | None) -> None:
     """Fit at most four figures of a system to SOURCE: a manifest of measured tables, or the output of nccl-tests."""
     if source.suffix in (".yaml", ".yml"):
-        measure, tables = measure_manifest(source)
+        tables = measure_manifest(source)
     else:
-        measure, tables = measure_log(source, collective=collective, ranks=ranks, nodes=nodes)
-    result = calibrate(system, measure, tables, name=out.stem)
+        tables = measure_log(source, collective=collective, ranks=ranks, nodes=nodes)
+    result = calibrate(system, tables, name=out.stem)
     for parameter, (before, after) in result.values.items():
         click.echo(f"{parameter.name:32} {before:12.4g} -> {after:.4g}")
     for title, state in (("before", result.before), ("after", result.after)):

@@ -75,7 +75,9 @@ def _report(console: Console, records: list[LaunchRecord], ttir: bool, with_reso
     if used is not None:
         facts.add_row("resources", f"{used.registers} registers, {used.spills} bytes spilled, {used.shared} bytes shared, "
                       f"{used.num_warps} warps, {used.num_stages} stages")  # fmt: skip
-    facts.add_row("modelled", f"{estimate(counts, used, device) * 1e6:.2f} us on {device.name}")
+    found = estimate(counts, used, device, kernel=last.kernel)
+    facts.add_row("modelled", f"{found.seconds * 1e6:.2f} us on {device.name} ({found.low * 1e6:.2f} to "
+                  f"{found.high * 1e6:.2f}); limited by {found.algorithm}, {found.protocol} programs per PE")  # fmt: skip
     console.print(facts)
     table = Table("ms", "runs", "bytes", "flops", "line", title="wall time on this machine", title_justify="left")
     for line in lines_of(last)[:lines]:

@@ -13,6 +13,7 @@ from kernbench.errors import ConfigError
 from kernbench.plugins.command import PluginCommand
 
 if TYPE_CHECKING:
+    from kernbench.autotune.report import AutotuneReport
     from kernbench.runtime_api.context import RuntimeContext
 
 
@@ -58,14 +59,19 @@ def command(
     from kernbench.runtime_api.multiprocessing import SpawnException
     from kernbench.torch_backend import launcher
 
+    report = None
     if autotune_report is not None:
+        from kernbench.autotune.report import AutotuneReport
+
         _require_folder("--autotune-report", autotune_report)
+        report = AutotuneReport(autotune_report)
     compiled = (launcher.Program.module if module else launcher.Program.script)(program, args)
     code = 0
-    with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed) as ctx:
+    plugins = [] if report is None else [report]
+    with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed, plugins=plugins) as ctx:
         try:
             if nproc_per_node is None:
-                launcher.run_once(ctx, compiled, prefix=prefix)
+                launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
             else:
                 launcher.run_ranks(
                     ctx, compiled, nproc_per_node=nproc_per_node, nnodes=nnodes, prefix=prefix,
@@ -82,8 +88,8 @@ def command(
             from kernbench.torch_backend.flight_recorder import write_flight_record
 
             write_flight_record(ctx, flight_recorder)
-        if autotune_report is not None:
-            _write_autotune_report(autotune_report)
+        if report is not None:
+            _write_autotune_report(report)
         if summary:
             print_summary(ctx)
     sys.exit(code)
@@ -98,16 +104,14 @@ def _require_folder(option: str, path: str) -> None:
         raise ConfigError(f"{option} {path}: there is no folder {target.absolute().parent}")
 
 
-def _write_autotune_report(path: str) -> None:
-    """What the autotuners alive in this process chose. A report that cannot be written is no reason for a run to fail."""
-    from kernbench.autotune import write_report
-
+def _write_autotune_report(report: AutotuneReport) -> None:
+    """A report that cannot be written is no reason for a run to fail."""
     try:
-        rows = write_report(path)
+        rows = report.write()
     except Exception as error:
         click.echo(f"kernbench: no autotune report: {type(error).__name__}: {error}", err=True)
     else:
-        click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {path}", err=True)
+        click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {report.path}", err=True)
 
 
 def _write_trace(ctx: RuntimeContext, path: str) -> None:

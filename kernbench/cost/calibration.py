@@ -8,8 +8,7 @@ a weak pull towards where it started that decides what the points leave open.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,16 @@ import yaml
 from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import resolve_system
 from kernbench.cost.devices import generation_of
+from kernbench.cost.fitting import PULL, robust, search
 from kernbench.cost.gemm import KERNELS
-from kernbench.cost.reference import Table, read_manifest
-from kernbench.cost.validation import Comparison, Score, compare, compare_points, score
+from kernbench.cost.reference import Table
+from kernbench.cost.table_files import read_log
+from kernbench.cost.validation import Comparison, Measured, Score, load_manifest, measured_collective, score
 from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
 
 LEAST_POINTS = 4
 MOST_PARAMETERS = 4
-_CLIP = 0.7  # log error beyond which a point is an outlier, all the same how far
-_PULL = 0.1  # weight of the log distance from the start, shared among the points: few of them move little
-_STEPS = (0.7, 0.35, 0.18, 0.09, 0.045, 0.02, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,66 +64,40 @@ class Calibration:
     after: Score
 
 
-Measure = Callable[[SystemSpec], list[Comparison]]
-
-
-def measure_manifest(path: Path) -> tuple[Measure, list[Table]]:
-    """The comparisons of a manifest's tables with any system, and the tables."""
-    tables = read_manifest(path).tables
-
-    def measure(system: SystemSpec) -> list[Comparison]:
-        return [
-            compare(
-                table, path.parent, **({"system": system} if table.kind == "collective" else {"device": system.device})
-            )
-            for table in tables
-        ]
-
-    return measure, tables
-
-
-_RANK = re.compile(r"#\s+Rank\s+\d+ .*? on\s+(\S+) device")
-_ROW = re.compile(r"\s*(\d+)\s+\d+\s+(\w+)\s+\S+\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
-_TEST = re.compile(r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf")
+def measure_manifest(path: Path) -> list[Measured]:
+    """The tables of a manifest. Raises ConfigError."""
+    return load_manifest(path)
 
 
 def measure_log(
     path: Path, *, collective: str | None = None, ranks: int | None = None, nodes: int | None = None
-) -> tuple[Measure, list[Table]]:
-    """The same of nccl-tests' own output. What it does not say (older versions print no ranks) is to be given."""
+) -> list[Measured]:
+    """The points of nccl-tests' own output. What it does not say (some runs print no ranks) is to be given.
+
+    Raises ConfigError.
+    """
     try:
-        text = path.read_text()
+        found = read_log(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"log {path}: {error}") from None
-    rows = [match.groups() for line in text.splitlines() if (match := _ROW.match(line))]
-    points = [(float(row[0]), float(row[3]) * 1e-6) for row in rows if float(row[3]) > 0 and float(row[0]) > 0]
-    if not points:
+        raise ConfigError(f"log {path}: {getattr(error, 'strerror', None) or error}") from None
+    if found is None:
         raise ConfigError(
             f"{path} is neither a manifest nor nccl-tests' output: no rows of size, count, type, ... time"
         )
-    hosts = _RANK.findall(text)
-    test = _TEST.search(text)
-    collective = collective or (test.group(1) if test else None)
-    ranks, nodes = ranks or len(hosts) or None, nodes or len(set(hosts)) or None
-    if collective is None or ranks is None or nodes is None:
-        missing = [
-            name for name, value in (("collective", collective), ("ranks", ranks), ("nodes", nodes)) if value is None
-        ]
+    given = {"collective": collective, "ranks": ranks, "nodes": nodes}
+    about = {**found.about, **{key: value for key, value in given.items() if value is not None}}
+    if missing := [name for name in given if name not in about]:
         raise ConfigError(f"{path} does not say {', '.join(missing)}; give --{' and --'.join(missing)}")
-    table = Table(
-        file=path.name,
-        kind="collective",
-        system="given",
-        ranks=ranks,
-        nodes=nodes,
-        collective=collective_name(collective),
-        dtype=rows[0][1],
-    )
-    size, seconds = (np.array(column) for column in zip(*points, strict=True))
-    return (lambda system: [compare_points(table, size, seconds, system)]), [table]
+    collective_name(str(about["collective"]))
+    table = Table.model_validate({"file": path.name, "kind": "collective", "system": "given", **about, "dtype": None})
+    points = [(float(row["size_bytes"]), float(row["oop_us"]) * 1e-6) for row in found.rows if row.get("oop_us")]
+    points = [(size, seconds) for size, seconds in points if size > 0 and seconds > 0]
+    if not points:
+        raise ConfigError(f"{path}: no row has a size and a time of more than zero")
+    return [measured_collective(table, path, points, None)]
 
 
-def parameters_for(system: SystemSpec, tables: Sequence[Table]) -> list[Parameter]:
+def parameters_for(tables: Sequence[Table]) -> list[Parameter]:
     """The figures that some tables can tell, at most four, the most telling ones first."""
     found: list[Parameter] = []
     collectives = [table for table in tables if table.kind == "collective"]
@@ -145,12 +117,11 @@ def parameters_for(system: SystemSpec, tables: Sequence[Table]) -> list[Paramete
     return found[:MOST_PARAMETERS]
 
 
-def calibrate(system: Any, measure: Measure, tables: Sequence[Table], *, name: str) -> Calibration:
+def calibrate(system: Any, tables: Sequence[Measured], *, name: str) -> Calibration:
     """Fit a system to measurements.
 
     Args:
         system: shipped name, YAML path or description to start from.
-        measure: comparisons of the measurements with a system.
         tables: what was measured.
         name: of the resulting system.
 
@@ -158,11 +129,15 @@ def calibrate(system: Any, measure: Measure, tables: Sequence[Table], *, name: s
         ConfigError: fewer than four points, or tables that the system cannot run.
     """
     start = resolve_system(system).model_copy(update={"name": name})
+
+    def measure(system: SystemSpec) -> list[Comparison]:
+        return [item.compare(system if item.table.kind == "collective" else system.device) for item in tables]
+
     before = measure(start)
     points = sum(item.size.size for item in before)
     if points < LEAST_POINTS:
         raise ConfigError(f"{points} points are too few to fit; at least {LEAST_POINTS} are needed")
-    parameters = parameters_for(start, tables)
+    parameters = parameters_for([item.table for item in tables])
     origin = [math.log(_get(start, parameter)) for parameter in parameters]
 
     def build(position: Sequence[float]) -> SystemSpec:
@@ -174,41 +149,12 @@ def calibrate(system: Any, measure: Measure, tables: Sequence[Table], *, name: s
     def loss(position: Sequence[float]) -> float:
         error = np.concatenate([np.log(item.seconds / item.measured) for item in measure(build(position))])
         pull = sum(abs(value - first) for value, first in zip(position, origin, strict=True)) / points
-        return float(np.mean(np.minimum(np.abs(error), _CLIP))) + float(np.median(np.abs(error))) + _PULL * pull
+        return robust(error) + PULL * pull
 
-    position = _search(loss, origin, parameters)
+    position = search(loss, origin, [(math.log(p.least), math.log(p.most)) for p in parameters])
     fitted = build(position)
     values = {p: (math.exp(a), math.exp(b)) for p, a, b in zip(parameters, origin, position, strict=True)}
     return Calibration(fitted, values, score(before), score(measure(fitted)))
-
-
-def _search(
-    loss: Callable[[Sequence[float]], float], origin: Sequence[float], parameters: Sequence[Parameter]
-) -> list[float]:
-    """The least loss found by steps along each axis, large ones first, from several starts: the loss has ridges."""
-    bounds = [(math.log(parameter.least), math.log(parameter.most)) for parameter in parameters]
-    best, least = list(origin), loss(origin)
-    for first in range(-1, len(origin)):
-        position = list(best)
-        if first >= 0:  # the same again after a large step along one axis
-            position[first] = min(
-                max(position[first] + 1.5 * (1 if first % 2 else -1), bounds[first][0]), bounds[first][1]
-            )
-        here = loss(position)
-        for step in _STEPS:
-            improved = True
-            while improved:
-                improved = False
-                for axis, (low, high) in enumerate(bounds):
-                    for sign in (1, -1):
-                        trial = list(position)
-                        trial[axis] = min(max(trial[axis] + sign * step, low), high)
-                        value = loss(trial)
-                        if value < here - 1e-9:
-                            position, here, improved = trial, value, True
-        if here < least:
-            best, least = position, here
-    return best
 
 
 def _get(system: SystemSpec, parameter: Parameter) -> float:

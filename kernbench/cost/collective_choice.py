@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernbench.cost import collective_constants as table
-from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, one_shot, ring_bandwidth, two_shot
+from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, ring_bandwidth, time_of
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
 
@@ -21,7 +21,8 @@ def candidates(world: World, collective: str) -> list[Candidate]:
     """What the library could run here."""
     if collective in ("all_to_all", "sendrecv"):
         return [("p2p", "simple")]
-    protocols = ["ll", "ll128", "simple"] if world.nodes == 1 or world.transport.ll128 else ["ll", "simple"]
+    ll128 = world.nodes == 1 or (world.transport.ll128 and world.generation.net_ll128)
+    protocols = ["ll", "ll128", "simple"] if ll128 else ["ll", "simple"]
     found: list[Candidate] = [("ring", protocol) for protocol in protocols]
     if collective != "all_reduce":
         return found
@@ -45,8 +46,8 @@ def direct_candidates(world: World, collective: str) -> list[Candidate]:
 def rank_value(world: World, collective: str, candidate: Candidate, size: Floats) -> Floats:
     """NCCL's value of a candidate, in seconds."""
     algorithm, protocol = candidate
-    if protocol == "direct":
-        return one_shot(world, size) if algorithm == "one_shot" else two_shot(world, size)
+    if protocol == "direct" or world.generation.ranks_by_time or (world.nodes > 1 and world.transport.tuned):
+        return time_of(world, collective, algorithm, protocol, size)
     scale = min(world.nodes, 3) - 1
     intra = table.RANK_INTRA.get(candidate, 0.0)
     inter = table.RANK_INTER.get(candidate, 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.collective_constants import KIB, MIB
+from kernbench.cost.collective_constants import KIB, LIBRARY, MIB, Library
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
 
@@ -20,13 +20,8 @@ _LL128_SLOT = 120 * KIB
 _LL128_DATA = 120 / 128  # a flag of eight bytes in each line of 128
 _LINE_FRACTION = 2.0  # LL puts a flag beside each four bytes of data
 
-_NVLS_RELAY = 0.9  # what an in-switch reduction keeps that passes its sums on to a tree
 _NODE_CHANNELS = 24  # that trees of one node use
-_NODE_CHUNK = 2e-6  # what a chunk of such a tree adds, seconds
-_NODE_TREE = {"ll": 1 / 1.9, "ll128": 0.85}  # what protocols keep of such a tree
 _NET_TREE_LL = 1 / 3.8  # what LL keeps of a tree between nodes, as NCCL has it
-_PEER = 2e-6  # of each further peer in an all-to-all, whose sends and receives take turns
-_LAUNCHED_EARLY = 4e-6  # of a collective's start that a plain send or receive does not have
 
 # Bytes that leave one rank of a ring, in units of S, and how often its chunks go around.
 VOLUME: dict[str, Callable[[int], float]] = {
@@ -37,6 +32,11 @@ VOLUME: dict[str, Callable[[int], float]] = {
     "reduce": lambda n: 1.0,
 }
 _LAPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1}
+
+
+def library() -> Library:
+    """The library's own constants."""
+    return LIBRARY["library"]
 
 
 def slow_start(world: World, size: Floats, kind: str) -> Floats:
@@ -107,12 +107,12 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
     algbw = inside / 2
     if world.nodes == 1:
         if protocol == "ll":
-            return latency + size / min(algbw * _NODE_TREE[protocol], generation.ll_bandwidth / 2)
+            return latency + size / min(algbw * library().node_tree_ll, generation.ll_bandwidth / 2)
         if protocol == "ll128":
-            return latency + size / (algbw * _NODE_TREE[protocol])
+            return latency + size / (algbw * library().node_tree_ll128)
         chunk = tree_chunk(world, size, channels=_NODE_CHANNELS)
         chunks = size / (_NODE_CHANNELS * chunk)
-        return latency + inner * chunk * _NODE_CHANNELS / (2 * algbw) + chunks * _NODE_CHUNK + size / algbw
+        return latency + inner * chunk * _NODE_CHANNELS / (2 * algbw) + chunks * library().node_chunk + size / algbw
     hop: Any = world.net_hop("tree", protocol)
     # Each node sends S up and receives S; with more than two nodes the inner ones also pass S down.
     net = world.net * transport.tree_share[world.nodes > 2] / (1 if world.nodes == 2 else 2)
@@ -132,7 +132,8 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
     chunks = size / (channels * chunk)
     fill = outer * chunk * channels / world.net
     ask = np.where(size > channels * transport.eager, world.net_latency, 0.0)
-    waiting = chunks * transport.chunk * world.net_latency * (0.3 + np.log2(world.nodes))
+    turn = transport.chunk + transport.chunk_trips * world.net_latency
+    waiting = chunks * turn * (0.3 + np.log2(world.nodes))
     return latency + outer * (hop + ask) + fill + waiting + size / algbw
 
 
@@ -185,28 +186,27 @@ def nvls_tree(world: World, size: Floats) -> Floats:
     net = world.net * share / (1 if world.nodes == 2 else 2)
     outer = 2 * np.log2(world.nodes)
     latency = generation.nvls_base + outer * world.net_hop("tree", "simple")
-    return latency + size / min(_NVLS_RELAY * inside, net) * slow_start(world, size, "net")
+    return latency + size / min(library().nvls_relay * inside, net) * slow_start(world, size, "net")
 
 
 def all_to_all(world: World, size: Floats) -> Floats:
     """Every rank sends ``S / n`` to each of the others; direct, all peers at once."""
     generation, n = world.generation, world.ranks
-    latency = generation.base["simple"] + 2 * world.hop("simple") + (world.local - 1) * _PEER
+    latency = generation.base["simple"] + 2 * world.hop("simple") + (world.local - 1) * library().peer
     inside = size * (world.local - 1) / n / (world.link * generation.all_to_all_share) if world.local > 1 else 0 * size
     inside = inside * slow_start(world, size, "p2p")
     if world.nodes == 1:
         return latency + inside
     # The ranks of a node send to the same peers in turn, and meet other senders at the receiving NIC.
-    net = world.net / world.local * _INCAST ** np.log2(world.nodes)
+    net = world.net / world.local * library().incast ** np.log2(world.nodes)
     outside = size * (n - world.local) / n / net
-    return latency + 2 * world.net_hop("ring", "simple") + (world.nodes - 1) * _PEER + np.maximum(inside, outside)
+    return (
+        latency + 2 * world.net_hop("ring", "simple") + (world.nodes - 1) * library().peer + np.maximum(inside, outside)
+    )
 
 
-_INCAST = 0.98  # all-to-all: share of the NICs' bandwidth left at each doubling of nodes
-_ACROSS = 0.92  # send and receive: what one rank's flow keeps of its NIC
 _P2P_PART = 16 * MIB  # bytes of one channel's part beyond which more channels are opened
 _P2P_CHANNELS = 32
-_NET_CHANNEL = 25e9  # one channel over the network: a proxy and a queue pair
 
 
 def send_recv(world: World, size: Floats) -> Floats:
@@ -218,10 +218,29 @@ def send_recv(world: World, size: Floats) -> Floats:
         channels = np.where((size / channels > _P2P_PART) & (channels < _P2P_CHANNELS), channels * 2, channels)
     peak = (world.pair if not world.switched else world.link) * generation.ring_share
     inside = size / np.minimum(channels * generation.p2p_channel, peak)
-    latency = generation.base["simple"] - _LAUNCHED_EARLY + world.hop("simple")
+    latency = generation.base["simple"] - library().launched_early + world.hop("simple")
     if world.nodes == 1:
         return latency + inside
     # One rank of each node sends across. Two nodes: the peer is the same both ways and both channels work.
     share = world.net / world.nics * max(1.0, world.nics / world.local)
-    across = _ACROSS * share if world.nodes == 2 else min(_ACROSS * share, _NET_CHANNEL)
+    across = library().across * share if world.nodes == 2 else min(library().across * share, library().net_channel)
     return latency + world.net_hop("ring", "simple") + np.maximum(inside if world.local > 1 else 0.0, size / across)
+
+
+def time_of(world: World, collective: str, algorithm: str, protocol: str, size: Floats) -> Floats:
+    """Device time of one algorithm and protocol, by their names."""
+    if algorithm == "ring":
+        return ring(world, collective, protocol, size)
+    if algorithm == "tree":
+        return tree(world, protocol, size)
+    return _OTHER[collective if algorithm == "p2p" else algorithm](world, size)
+
+
+_OTHER: dict[str, Callable[[World, Floats], Floats]] = {
+    "one_shot": one_shot,
+    "two_shot": two_shot,
+    "nvls": nvls,
+    "nvls_tree": nvls_tree,
+    "all_to_all": all_to_all,
+    "sendrecv": send_recv,
+}

@@ -13,7 +13,7 @@ from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.selection import eligible
-from kernbench.cost.uncertainty import collective_interval
+from kernbench.cost.uncertainty import band_interval, collective_group
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
 
@@ -24,8 +24,7 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "sendrecv": lambda n: 1.0,
 }
 
-_HOST_GAP = 1.0e-6  # between two kernels of one stream
-_HOST_SERIAL = 0.3  # share of one process's launches that the loop does not hide
+_MISJUDGED_INSIDE = 2.0
 _COPY_FLOOR = 3.0e-6
 
 
@@ -88,7 +87,7 @@ def collective_time(
     seconds, chosen = _kernel_time(world, collective, size, algorithm)
     if kind == "host":
         seconds = host_time(world, seconds, gpus_per_process)
-    low, high = collective_interval(world, collective, size, seconds, kind)
+    low, high = band_interval(collective_group(world.nodes, kind), size, seconds)
     names = np.array([candidate[0] for candidate in chosen[0]])[chosen[1]]
     protocols = np.array([candidate[1] for candidate in chosen[0]])[chosen[1]]
     algbw = size / seconds
@@ -105,37 +104,25 @@ def _kernel_time(
         return _COPY_FLOOR + 2 * size / world.copy_bandwidth, ([("copy", "simple")], np.zeros(size.shape, dtype=int))
     options = eligible(world, collective, algorithm)
     if len(options) == 1:
-        return _time(world, collective, options[0], size), (options, np.zeros(size.shape, dtype=int))
+        return models.time_of(world, collective, *options[0], size), (options, np.zeros(size.shape, dtype=int))
     values = np.stack([rank_value(world, collective, option, size) for option in options])
+    times = np.stack([models.time_of(world, collective, *option, size) for option in options])
     index = np.argmin(values, axis=0)
-    seconds = np.empty_like(size)
-    for chosen in np.unique(index):
-        at = index == chosen
-        seconds[at] = _time(world, collective, options[chosen], size[at])
+    seconds = np.take_along_axis(times, index[None], axis=0)[0]
+    if algorithm is None:
+        seconds = np.minimum(seconds, times.min(axis=0) * misjudged(world, collective))
     return seconds, (options, index)
 
 
-def _time(world: World, collective: str, option: Candidate, size: Floats) -> Floats:
-    algorithm, protocol = option
-    if algorithm == "ring":
-        return models.ring(world, collective, protocol, size)
-    if algorithm == "tree":
-        return models.tree(world, protocol, size)
-    return _OTHER[collective if algorithm == "p2p" else algorithm](world, size)
-
-
-_OTHER: dict[str, Callable[[World, Floats], Floats]] = {
-    "one_shot": models.one_shot,
-    "two_shot": models.two_shot,
-    "nvls": models.nvls,
-    "nvls_tree": models.nvls_tree,
-    "all_to_all": models.all_to_all,
-    "sendrecv": models.send_recv,
-}
+def misjudged(world: World, collective: str) -> float:
+    """Most that the library's choice costs, as a factor of the best algorithm's time."""
+    if world.nodes == 1:
+        return _MISJUDGED_INSIDE
+    return world.transport.misjudged if collective == "all_reduce" else min(world.transport.misjudged, 4.0)
 
 
 def host_time(world: World, kernel: Floats, gpus_per_process: int) -> Floats:
     """Time of one call in a loop: the device's and the gap between two kernels; the first of several GPUs that one
     process launches on, one after the other, waits for the last."""
     launching = (gpus_per_process - 1) * world.launch_overhead
-    return kernel + _HOST_GAP + _HOST_SERIAL * launching
+    return kernel + models.library().host_gap + models.library().host_serial * launching

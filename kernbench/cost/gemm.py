@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from kernbench.cost.devices import generation_of, resolve_device
-from kernbench.cost.estimate import Estimate, Floats, interval
+from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.memory_bound import ITEM_BYTES
+from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec, Memory
 from kernbench.topology.dtypes import canonical_dtype
@@ -53,8 +54,11 @@ class GemmKernels:
         start: from the launch's latency to a full pipeline, seconds.
         block: start and end of one block, seconds.
         largest: elements of the largest block.
+        without: block shapes that its libraries do not have.
         split: adding the parts of K: a second kernel, or the last block of each.
         wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
+        throttle, throttle_after: share of time that long products lose to clocks falling under power limits, and the
+            duration at which half of that is lost, seconds.
     """
 
     efficiency: Mapping[str, float]
@@ -68,55 +72,74 @@ class GemmKernels:
     largest: int
     split: float = 3.5 * US
     wide: float = 1.0
+    throttle: float = 0.05
+    throttle_after: float = 300 * US
+    without: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def tile_share(loaded: Any) -> Any:
+        """What a tile keeps of the matrix rate when it loads ``loaded`` operand bytes for each operation."""
+        return 1 / (1 + _EDGE * loaded)
 
 
 KERNELS: Mapping[str, GemmKernels] = {
     "ampere": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.88, "fp16": 0.89, "fp8": 0.85},
-        operand_reuse=0.89,
-        pe_share=1.62,
-        resident=0.42,
-        read_share=0.87,
-        store_share=0.82,
-        start=0.3 * US,
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.88, "fp16": 0.908, "fp8": 0.85},
+        operand_reuse=0.908,
+        pe_share=1.16,
+        resident=0.5,
+        read_share=0.97,
+        store_share=0.5,
+        start=0.11 * US,
         block=1.64 * US,
         largest=256 * 128,
+        throttle=0.063,
+        throttle_after=436 * US,
     ),
     "hopper": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.91, "fp8": 0.78},
-        operand_reuse=2.82,
-        pe_share=2.8,
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.947, "fp8": 0.82},
+        operand_reuse=2.5,
+        pe_share=2.61,
         resident=0.39,
-        read_share=0.95,
-        store_share=0.76,
+        read_share=0.969,
+        store_share=0.814,
         start=2.4 * US,
         block=0.94 * US,
         largest=256 * 128,
-        wide=0.56,
+        wide=0.549,
+        split=4.66 * US,
+        throttle_after=432 * US,
+        without=((192, 128), (128, 192), (64, 256), (64, 128)),
     ),
     "blackwell": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.95, "fp8": 0.72},
-        operand_reuse=2.82,
-        pe_share=2.8,
+        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.921, "fp16": 0.931, "fp8": 0.77},
+        operand_reuse=10.0,
+        pe_share=2.88,
         resident=0.39,
-        read_share=0.95,
-        store_share=0.76,
-        start=2.8 * US,
-        block=0.6 * US,
+        read_share=0.952,
+        store_share=0.637,
+        start=3.61 * US,
+        block=0.303 * US,
         largest=256 * 256,
-        wide=0.75,
+        wide=0.685,
+        split=0.89 * US,
+        throttle=0.15,
+        throttle_after=1000 * US,
     ),
     "cdna": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 1.0, "tf32": 0.62, "fp16": 0.62, "fp8": 0.34},
-        operand_reuse=0.55,
-        pe_share=2.5,
+        efficiency={"fp64": 0.9, "fp32": 1.0, "tf32": 0.62, "fp16": 0.598, "fp8": 0.36},
+        operand_reuse=0.524,
+        pe_share=2.12,
         resident=0.37,
-        read_share=0.51,
-        store_share=0.42,
+        read_share=0.495,
+        store_share=0.428,
         start=0.8 * US,
         block=1.06 * US,
         largest=256 * 256,
-        split=1.0 * US,
+        split=0.05 * US,
+        wide=2.0,
+        throttle=0.067,
+        throttle_after=380 * US,
     ),
 }
 _LIKE = {"bf16": "fp16", "fp4": "fp8", "int8": "fp8"}
@@ -126,7 +149,6 @@ _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as 
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache
 _MISALIGNED = 1.3  # rows that do not start on 16 bytes
 _MEMORY_START = 0.5 * US
-_SUSTAINED, _SUSTAINED_AFTER = 0.05, 300 * US  # clocks fall under long loads
 
 
 def kernels_of(device: DeviceSpec) -> GemmKernels:
@@ -184,7 +206,7 @@ def gemm_time(
     width = _WIDTH[name]
     read = width * sum(np.atleast_1d(dims[i] * dims[2]) for i in (0, 1))
     moved = np.atleast_1d(dims[3]) * (read + result * np.atleast_1d(dims[0] * dims[1]))
-    low, high = interval(seconds, *_spread(seconds))
+    low, high = band_interval("gemm", seconds, seconds)
     limit = np.where(memory, "memory", "compute")
     values = (seconds, low, high, limit, tile, moved / seconds, moved / seconds)
     return Estimate(*(value.item() if scalar else value for value in values))
@@ -198,6 +220,11 @@ def efficiency(spec: DeviceSpec, kernels: GemmKernels, name: str) -> float:
     if spec.matrix_efficiency is not None:
         found *= spec.matrix_efficiency / kernels.efficiency["fp16"]
     return min(found, 1.0)
+
+
+def sustained(seconds: Any, kernels: GemmKernels) -> Any:
+    """A load's duration at the clocks that it leaves the device at."""
+    return seconds * (1 + kernels.throttle * seconds / (seconds + kernels.throttle_after))
 
 
 def shared_memory(spec: DeviceSpec) -> Memory:
@@ -237,7 +264,7 @@ def _fastest(
     waves = np.ceil(blocks / pes)
     steps = _ROW_BYTES / width
     depth = np.ceil(k / parts / steps) * steps
-    share = 1 / (1 + _EDGE * width / 2 * (1 / rows + 1 / columns))
+    share = kernels.tile_share(width / 2 * (1 / rows + 1 / columns))
     rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
     loading = (rows + columns) * depth * width / np.minimum(shared * waves / blocks, own)
@@ -257,19 +284,12 @@ def _fastest(
     misaligned = ((n * width) % 16 != 0) | ((k * width) % 16 != 0)
     adding = np.where(parts > 1, kernels.split + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
     start = spec.launch.latency + kernels.start
-    exists = np.where(rows * columns > kernels.largest, np.inf, 0.0)
+    missing = rows * columns > kernels.largest
+    for tile in kernels.without:
+        missing |= (rows == tile[0]) & (columns == tile[1])
+    exists = np.where(missing, np.inf, 0.0)
     total = np.maximum(working, moving) * np.where(misaligned, _MISALIGNED, 1.0) + start + adding + exists
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
     seconds = total[at, best]
-    seconds = seconds * (1 + _SUSTAINED * seconds / (seconds + _SUSTAINED_AFTER))
-    return seconds, (moving > working)[at, best], _NAMES[best]
-
-
-# Shares below and above the estimate between which 80 % of measurements lie, by estimated time.
-_SPREAD = ((10 * US, 0.22, 0.25), (200 * US, 0.16, 0.19), (np.inf, 0.10, 0.12))
-
-
-def _spread(seconds: Floats) -> tuple[Floats, Floats]:
-    row = np.searchsorted([band[0] for band in _SPREAD], seconds)
-    return np.asarray([band[1] for band in _SPREAD])[row], np.asarray([band[2] for band in _SPREAD])[row]
+    return sustained(seconds, kernels), (moving > working)[at, best], _NAMES[best]

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
+from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import canonical_dtype
@@ -161,24 +164,24 @@ def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str,
     if any(isinstance(dim, bool) or dim != int(dim) or dim < 0 for dim in dims):
         raise ConfigError(f"shape is {dims}; expected whole numbers >= 0")
     seconds, traffic, limit = _time(spec, kind, dims, traffic_of(op, dims, dtype), cold)
-    below, above = (0.25, 0.35) if limit == "launch" else (0.12, 0.15)
+    low, high = band_interval("memory_bound", np.asarray(seconds), np.asarray(seconds))
     rate = traffic / seconds
-    return Estimate(seconds, seconds * (1 - below), seconds * (1 + above), limit, "", rate, rate)
+    return Estimate(seconds, float(low), float(high), limit, "", rate, rate)
 
 
 def _time(
     spec: DeviceSpec, kind: OpKind, dims: tuple[int, ...], traffic: float, cold: bool
 ) -> tuple[float, float, str]:
-    start = max(spec.launch.latency - _KERNEL, 0.5 * US) * kind.launches + kind.start
+    start = start_of(spec, False) * kind.launches + kind.start
     backend = kind.hip if spec.target.backend == "hip" else 1.0
     copy = spec.hbm_copy_bandwidth * backend
     moved = traffic
     if cold:
         start += _COLD_START
-        moved += _DIRTY * min(traffic, spec.l2.size if spec.l2 else 0)
+        moved += traffic_when_cold(spec, traffic)
     if dims and dims[-1] > kind.whole_row and spec.target.backend == "hip":
         moved += 2 * traffic * kind.reads / (kind.reads + kind.writes)
-    resident = 0.0 if cold else _resident(spec, traffic)
+    resident = 0.0 if cold else cache_share(spec, traffic)
     fetching = moved / copy * (resident / kind.pace + (1 - resident) / kind.memory)
     rows = (prod(dims[:-1]) if traffic else 0) * kind.row / spec.pes * (backend < 1)
     took = max(fetching, kind.least, rows)
@@ -186,7 +189,17 @@ def _time(
     return start + took, traffic, "launch" if took < start else limit
 
 
-def _resident(spec: DeviceSpec, traffic: float) -> float:
+def start_of(spec: DeviceSpec, cold: bool) -> float:
+    """Seconds until a plain kernel is at work; ``cold``: timed alone, after caches were cleared."""
+    return max(spec.launch.latency - _KERNEL, 0.5 * US) + (_COLD_START if cold else 0.0)
+
+
+def traffic_when_cold(spec: DeviceSpec, traffic: float) -> float:
+    """Bytes that go to memory on behalf of what was cleared."""
+    return _DIRTY * min(traffic, spec.l2.size if spec.l2 else 0)
+
+
+def cache_share(spec: DeviceSpec, traffic: float) -> float:
     """Share of the traffic that the last cache serves; it fades as the operands outgrow the cache."""
     cache = spec.llc or spec.l2
     return min(1.0, max(0.0, 1.5 - traffic / cache.size)) if cache else 0.0

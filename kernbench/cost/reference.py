@@ -1,22 +1,30 @@
-"""Measured tables: CSV files with a commented header, and the YAML manifest that says what each was measured on."""
+"""Manifests of measured tables: what each was measured on, which of its rows and columns count."""
 
 from __future__ import annotations
 
-import csv
-import io
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from kernbench.cost.table_files import TableFile
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.units import SIZE, QuantityError
 
 SHIPPED_MANIFEST = Path(__file__).parent / "data" / "manifest.yaml"
 Kind = Literal["collective", "gemm", "memory_bound"]
+
+
+_SPELLINGS = {
+    **dict.fromkeys(("out_of_place", "outofplace", "oop"), "out"),
+    **dict.fromkeys(("in_place", "inplace", "ip"), "in"),
+    "collectives": "collective",
+    "memory": "memory_bound",
+}
 
 
 class Table(BaseModel):
@@ -24,7 +32,7 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    file: str = Field(description="CSV file, beside the manifest")
+    file: str = Field(description="CSV file or output of nccl-tests, beside the manifest")
     kind: Kind
     name: str = Field(default="", description="how the report calls it; the file's name without one")
     system: str | None = Field(default=None, description="system of a collective: a name or a YAML path")
@@ -35,7 +43,7 @@ class Table(BaseModel):
     dtype: str | None = None
     time: Literal["host", "kernel"] = "host"
     placement: Literal["out", "in"] = "out"
-    min_bytes: float = Field(default=0, ge=0)
+    min_bytes: float = Field(default=0, ge=0, description='a number, or "64 KiB"')
     fabric: str | None = Field(default=None, description="what joins the nodes, instead of the system's own")
     op: str | None = Field(default=None, description="memory-bound operation, where the table has no column `op`")
     algorithm: str | None = Field(default=None, description="what the run was told to use, e.g. /simple")
@@ -47,13 +55,32 @@ class Table(BaseModel):
     cold: bool | None = Field(
         default=None, description="caches were cleared before each run, as Triton's do_bench does"
     )
+    source: str = Field(default="", description="who measured: tables of one source are held out together")
+    note: str = Field(default="", description="for people")
     held_out: bool = Field(default=False, description="not looked at when constants were set")
+
+    @field_validator("kind", "placement", mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        plain = str(value).strip().lower().replace("-", "_").replace(" ", "_")
+        return _SPELLINGS.get(plain, plain)
+
+    @field_validator("min_bytes", mode="before")
+    @classmethod
+    def _size(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return SIZE.parse(re.sub(r"(?<=\d)\s*([kKMG])(?:i?B)?$", lambda m: f" {m[1].upper()}iB", value.strip()))
+        except QuantityError as error:
+            raise ValueError(f"{error}") from None
 
     @model_validator(mode="after")
     def _subject(self) -> Table:
-        needed = "system" if self.kind == "collective" else "device"
-        if getattr(self, needed) is None:
-            raise ValueError(f"a {self.kind} table needs `{needed}`")
+        if self.kind == "collective" and self.system is None:
+            raise ValueError("a collective table needs `system`")
+        if self.kind != "collective" and self.device is None and self.system is None:
+            raise ValueError(f"a {self.kind} table needs `device`")
         return self
 
     @property
@@ -62,19 +89,11 @@ class Table(BaseModel):
 
 
 class Manifest(BaseModel):
-    """A list of tables."""
+    """A list of tables; what else a file says beside them is for people."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     tables: list[Table] = Field(min_length=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measurement: a row as read, and its duration."""
-
-    row: Mapping[str, str]
-    seconds: float
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -97,19 +116,6 @@ def read_manifest(path: Path) -> Manifest:
         raise ConfigError("\n".join([f"manifest {path} is wrong:", *lines])) from None
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file without its ``#`` comments. Raises ConfigError when it is none."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"table {path}: {error}") from None
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if len(lines) < 2:
-        raise ConfigError(f"table {path} has no rows")
-    reader = csv.DictReader(io.StringIO("\n".join(lines)))
-    return [{(key or "").strip(): (value or "").strip() for key, value in row.items()} for row in reader]
-
-
 # Measured columns in the order of preference, and how a value and its row become seconds.
 _TIME_COLUMNS = (
     "time_us",
@@ -125,6 +131,9 @@ _TIME_COLUMNS = (
 _TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE_COLUMNS = {"tflops": 1e12, "mamf_tflops": 1e12}
 _ELEMENT_RATES = {"gelem_per_s": 1e9}
+
+
+MEASURED = frozenset((*_TIME_COLUMNS, *_RATE_COLUMNS, *_ELEMENT_RATES, "ip_us", "algbw_GBps", "busbw_GBps"))
 
 
 def number(row: Mapping[str, str], column: str, path: Path) -> float:
@@ -144,15 +153,34 @@ def gemm_shape(row: Mapping[str, str], path: Path) -> tuple[int, int, int, int]:
     return m, n, k, int(float(row.get("b") or row.get("batch") or 1))
 
 
-def seconds_of(row: Mapping[str, str], path: Path, table: Table, *, flops: float = 0, elements: float = 0) -> float:
-    """The duration that a row states, in whichever way it does. Raises ConfigError."""
+def seconds_of(
+    row: Mapping[str, str],
+    path: Path,
+    table: Table,
+    *,
+    flops: float = 0,
+    elements: float = 0,
+    nbytes: float = 0,
+    bus_factor: float = 1,
+) -> float:
+    """The duration that a row states, in whichever way it does: as a time or as a rate of what it did.
+
+    Raises ConfigError when it states none.
+    """
     column = table.column
     in_place = ("ip_us",) if table.placement == "in" else ()
+    rates = ("algbw_GBps", "busbw_GBps") if table.kind == "collective" else ()
     for name in (column,) if column else (*in_place, *_TIME_COLUMNS):
-        if row.get(name) and (
-            unit := _TIME_UNITS.get(name.rsplit("_", 1)[-1], 1e-6 if name.startswith("time_us") else 0)
+        if (
+            row.get(name)
+            and name not in rates
+            and (unit := _TIME_UNITS.get(name.rsplit("_", 1)[-1], 1e-6 if name.startswith("time_us") else 0))
         ):
             return number(row, name, path) * unit
+    for name in rates:
+        if column in (None, name) and row.get(name) and nbytes and number(row, name, path) > 0:
+            factor = bus_factor if name == "busbw_GBps" else 1.0
+            return nbytes * factor / (number(row, name, path) * 1e9)
     for name, scale in _RATE_COLUMNS.items():
         if column in (None, name) and row.get(name) and flops:
             return flops / (number(row, name, path) * scale)
@@ -165,9 +193,9 @@ def seconds_of(row: Mapping[str, str], path: Path, table: Table, *, flops: float
     )
 
 
-def select_rows(table: Table, path: Path) -> Iterator[dict[str, str]]:
+def select_rows(table: Table, found: TableFile, path: Path) -> Iterator[Mapping[str, str]]:
     """Rows that the table's manifest entry speaks of."""
-    rows = read_rows(path)
+    rows = found.rows
     for column in table.where:
         if column not in rows[0]:
             raise ConfigError(f"table {path} has no column {column!r} to select by; it has {', '.join(rows[0])}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.collectives import collective_time
+from kernbench.cost.collectives import BUS_FACTOR, collective_time
+from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time, traffic_of
 from kernbench.cost.reference import (
+    MEASURED,
     Table,
     gemm_shape,
     number,
@@ -24,6 +27,7 @@ from kernbench.cost.reference import (
     seconds_of,
     select_rows,
 )
+from kernbench.cost.table_files import TableFile, column_name, read_table
 from kernbench.errors import ConfigError
 from kernbench.topology import load_fabric
 from kernbench.topology.system import SystemSpec
@@ -47,6 +51,32 @@ class Comparison:
     def error(self) -> Floats:
         """Signed relative error: how far the estimate is above the measurement."""
         return self.seconds / self.measured - 1.0
+
+
+# Seconds, low and high of some points on a system or a device.
+Estimator = Callable[[Any], tuple[Floats, Floats, Floats]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The points of one table, read once, and the way to estimate them.
+
+    Attributes:
+        size: bytes of each point.
+        measured: seconds.
+        given: the system or device that the table was measured on.
+        estimator: seconds, low and high of the points on a system or device.
+    """
+
+    table: Table
+    size: Floats
+    measured: Floats
+    given: Any
+    estimator: Estimator = field(repr=False)
+
+    def compare(self, given: Any = None) -> Comparison:
+        """The estimates beside the measurements; on another system or device, where one is given."""
+        return Comparison(self.table, self.size, self.measured, *self.estimator(given or self.given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +117,58 @@ def table_system(table: Table, beside: Path) -> SystemSpec:
     """The system of a table, joined by the table's fabric."""
     assert table.system is not None
     system = resolve_system(_beside(table.system, beside))
-    if table.fabric is None:
-        return system
-    return system.model_copy(update={"fabric": load_fabric(_beside(table.fabric, beside))})
+    return system if table.fabric is None else join_nodes(system, _beside(table.fabric, beside))
 
 
 def _beside(name: str, directory: Path) -> str:
     """A path of a manifest counts from the manifest."""
     path = directory / name
     return str(path) if name.endswith((".yaml", ".yml")) and path.is_file() else name
+
+
+def join_nodes(system: SystemSpec, fabric: str) -> SystemSpec:
+    """A system whose nodes a fabric joins, with as many NICs as its nodes have for it."""
+    found = load_fabric(fabric)
+    nics = system.nics
+    if nics is not None and found.name in nics.with_fabric:
+        nics = nics.model_copy(update={"count": nics.with_fabric[found.name]})
+    return system.model_copy(update={"fabric": found, "nics": nics})
+
+
+def load(table: Table, directory: Path) -> Measured:
+    """The points of one table.
+
+    Args:
+        table: entry of a manifest in ``directory``.
+
+    Raises:
+        ConfigError: the file or its columns do not fit the entry.
+    """
+    path = _file(table.file, directory)
+    found = read_table(path)
+    table = _completed(table, found)
+    rows = list(select_rows(table, found, path))
+    columns = {table.column} if table.column else MEASURED
+    filled = [row for row in rows if any(row.get(column) for column in columns)]
+    rows = filled or rows  # rows that were not measured are left out; that none is, is told below
+    if not rows:
+        raise ConfigError(f"table {path}: no rows for this entry (ranks, nodes, dtype, device, where)")
+    return _LOAD[table.kind](table, path, rows, directory)
+
+
+def load_manifest(path: Path) -> list[Measured]:
+    """All tables of a manifest. Raises ConfigError, which names the problems of all of them."""
+    found, problems = [], []
+    for table in read_manifest(path).tables:
+        try:
+            measured = load(table, path.parent)
+            measured.compare()
+            found.append(measured)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
 
 
 def compare(table: Table, directory: Path, *, system: Any = None, device: Any = None) -> Comparison:
@@ -108,74 +181,117 @@ def compare(table: Table, directory: Path, *, system: Any = None, device: Any = 
     Raises:
         ConfigError: the file or its columns do not fit the entry.
     """
-    path = directory / table.file
-    rows = list(select_rows(table, path))
-    if not rows:
-        raise ConfigError(f"table {path}: no rows for this entry (ranks, nodes, dtype, device, where)")
-    given = system or device
-    if given is None:
-        given = table_system(table, directory) if table.kind == "collective" else _beside(table.device or "", directory)
-    found = _COMPARE[table.kind](table, path, rows, given)
-    timed = found.measured > 0  # below a timer's resolution there is nothing to compare with
-    if not timed.any():
-        raise ConfigError(f"table {path}: no row has a time of more than zero")
-    keep = (found.size >= table.min_bytes) & timed
-    if not keep.any():
-        raise ConfigError(f"table {path}: no rows of at least {table.min_bytes:g} bytes")
-    parts = (value[keep] for value in (found.size, found.measured, found.seconds, found.low, found.high))
-    return Comparison(table, *parts)
+    return load(table, directory).compare(system or device)
 
 
 def compare_manifest(path: Path) -> list[Comparison]:
     """All tables of a manifest. Raises ConfigError."""
-    return [compare(table, path.parent) for table in read_manifest(path).tables]
+    return [measured.compare() for measured in load_manifest(path)]
 
 
-def _collective(table: Table, path: Path, rows: list[dict[str, str]], system: Any) -> Comparison:
-    size = np.array([number(row, "size_bytes", path) for row in rows])
-    measured = np.array([seconds_of(row, path, table) for row in rows])
-    return compare_points(table, size, measured, system)
+def _file(name: str, directory: Path) -> Path:
+    """A manifest's file: beside the manifest, or else from the working directory."""
+    beside = directory / Path(name).expanduser()
+    return beside if beside.exists() or not Path(name).exists() else Path(name)
 
 
-def compare_points(table: Table, size: Floats, measured: Floats, system: SystemSpec) -> Comparison:
-    """Measured sizes and durations of a collective beside a system's estimates."""
+def _completed(table: Table, found: TableFile) -> Table:
+    """An entry with what it leaves open and the file itself says."""
+    update: dict[str, Any] = {
+        key: value for key, value in found.about.items() if key != "dtype" and key not in table.model_fields_set
+    }
+    update["column"] = None if table.column is None else column_name(table.column)
+    update["where"] = {column_name(key): value for key, value in table.where.items()}
+    return table.model_copy(update=update)
+
+
+def _points(
+    table: Table, path: Path, points: Sequence[tuple[float, float]], given: Any, build: Callable[[Any], Estimator]
+) -> Measured:
+    """Points that can be compared: with a time, and not below ``min_bytes``. ``build`` gets the mask of them."""
+    size, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    timed = measured > 0  # below a timer's resolution there is nothing to compare with
+    if not timed.any():
+        raise ConfigError(f"table {path}: no row has a time of more than zero")
+    keep = (size >= table.min_bytes) & timed
+    if not keep.any():
+        raise ConfigError(f"table {path}: no rows of at least {table.min_bytes:g} bytes")
+    return Measured(table, size[keep], measured[keep], given, build(keep))
+
+
+def _collective(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
     if table.ranks is None:
-        raise ConfigError(f"table {table.title}: the manifest's entry needs `ranks`")
-    estimate = collective_time(
-        system,
-        table.collective or "all_reduce",
-        size,
-        ranks=table.ranks,
-        nodes=table.nodes,
-        dtype=table.dtype or "float32",
-        algorithm=table.algorithm,
-        kind=table.time,
-        placement=table.placement,
-        gpus_per_process=table.gpus_per_process,
-    )
-    return Comparison(table, size, measured, estimate.seconds, estimate.low, estimate.high)
+        raise ConfigError(f"table {path}: the manifest's entry needs `ranks`")
+    factor = BUS_FACTOR[collective_name(table.collective or "all_reduce")](table.ranks)
+    points = []
+    for row in rows:
+        size = number(row, "size_bytes", path)
+        points.append((size, seconds_of(row, path, table, nbytes=size, bus_factor=factor)))
+    return measured_collective(table, path, points, table_system(table, directory))
 
 
-def _gemm(table: Table, path: Path, rows: list[dict[str, str]], device: Any) -> Comparison:
+def measured_collective(table: Table, path: Path, points: Sequence[tuple[float, float]], system: Any) -> Measured:
+    """Sizes and durations of a collective, to be compared with a system's estimates."""
+
+    def build(keep: Any) -> Estimator:
+        sizes = np.array([size for size, _ in points])[keep]
+
+        def estimate(system: Any) -> tuple[Floats, Floats, Floats]:
+            found = collective_time(
+                system,
+                table.collective or "all_reduce",
+                sizes,
+                ranks=table.ranks or 1,
+                nodes=table.nodes,
+                dtype=table.dtype or "float32",
+                algorithm=table.algorithm,
+                kind=table.time,
+                placement=table.placement,
+                gpus_per_process=table.gpus_per_process,
+            )
+            return found.seconds, found.low, found.high
+
+        return estimate
+
+    return _points(table, path, points, system, build)
+
+
+def _device(table: Table, directory: Path) -> Any:
+    """The device of a kernel's table, or of its system."""
+    if table.device is not None:
+        return resolve_device(_beside(table.device, directory))
+    return table_system(table, directory).device
+
+
+def _gemm(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
     shapes = np.array([gemm_shape(row, path) for row in rows])
     flops = 2.0 * shapes.prod(axis=1)
-    measured = np.array([seconds_of(row, path, table, flops=f) for row, f in zip(rows, flops, strict=True)])
     texts = np.array([row.get("dtype") or table.dtype or "float16" for row in rows])
-    seconds, low, high = (np.empty(len(rows)) for _ in range(3))
     m, n, k, batch = shapes.T
+    moved = 2.0 * batch * (m * k + k * n + m * n)
+    points = [(size, seconds_of(row, path, table, flops=f)) for size, row, f in zip(moved, rows, flops, strict=True)]
+
+    def build(keep: Any) -> Estimator:
+        return lambda device: _gemm_times(device, shapes[keep], texts[keep])
+
+    return _points(table, path, points, _device(table, directory), build)
+
+
+def _gemm_times(device: Any, shapes: Any, texts: Any) -> tuple[Floats, Floats, Floats]:
+    seconds, low, high = (np.empty(len(shapes)) for _ in range(3))
     for text in np.unique(texts):
         at, dtype, out = texts == text, operand_dtype(str(text)), result_dtype(str(text))
-        found = gemm_time(device, m[at], n[at], k[at], dtype=dtype, batch=batch[at], out_dtype=out)
+        m, n, k, batch = shapes[at].T
+        found = gemm_time(device, m, n, k, dtype=dtype, batch=batch, out_dtype=out)
         seconds[at], low[at], high[at] = found.seconds, found.low, found.high
-    moved = 2.0 * batch * (m * k + k * n + m * n)
-    return Comparison(table, moved, measured, seconds, low, high)
+    return seconds, low, high
 
 
 # What a file's name says of its operation, where neither table nor manifest does.
 _OP_IN_NAME = ("softmax", "layernorm", "rmsnorm", "gelu", "silu", "relu", "vecadd", "add", "copy")
 
 
-def _op(table: Table, row: dict[str, str]) -> str:
+def _op(table: Table, row: Mapping[str, str]) -> str:
     named = row.get("op") or table.op or next((op for op in _OP_IN_NAME if op in table.file.lower()), None)
     if named is None:
         raise ConfigError(f"table {table.file}: neither a column nor the manifest's entry says which `op` it is of")
@@ -183,26 +299,39 @@ def _op(table: Table, row: dict[str, str]) -> str:
     return named if gated is None else f"{named}/{'gated' if gated == 'True' else 'plain'}"
 
 
-def _shape(row: dict[str, str], path: Path) -> tuple[int, ...]:
+def _shape(row: Mapping[str, str], path: Path) -> tuple[int, ...]:
     for columns in (("tokens", "dim"), ("M", "N"), ("elements",)):
         if all(column in row for column in columns):
             return tuple(int(number(row, column, path)) for column in columns)
     raise ConfigError(f"table {path} has no shape columns; expected tokens and dim, M and N, or elements")
 
 
-def _memory_bound(table: Table, path: Path, rows: list[dict[str, str]], device: Any) -> Comparison:
-    dtype = table.dtype or "float16"
-    points = []
+def _memory_bound(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
+    calls, points = [], []
     for row in rows:
         op, shape = _op(table, row), _shape(row, path)
+        dtype = row.get("dtype") or table.dtype or "float16"
         cold = "triton_us" in row if table.cold is None else table.cold
-        estimate = memory_bound_time(device, op, shape, dtype=dtype, cold=cold)
-        measured = seconds_of(row, path, table, elements=float(np.prod(shape)))
-        points.append((traffic_of(op, shape, dtype), measured, estimate.seconds, estimate.low, estimate.high))
-    return Comparison(table, *np.array(points, dtype=float).T)
+        calls.append((op, shape, dtype, cold))
+        points.append((traffic_of(op, shape, dtype), seconds_of(row, path, table, elements=float(np.prod(shape)))))
+
+    def build(keep: Any) -> Estimator:
+        kept = [call for call, wanted in zip(calls, keep, strict=True) if wanted]
+
+        def estimate(device: Any) -> tuple[Floats, Floats, Floats]:
+            found = [memory_bound_time(device, op, shape, dtype=dtype, cold=cold) for op, shape, dtype, cold in kept]
+            seconds, low, high = (
+                np.array(column)
+                for column in zip(*((item.seconds, item.low, item.high) for item in found), strict=True)
+            )
+            return seconds, low, high
+
+        return estimate
+
+    return _points(table, path, points, _device(table, directory), build)
 
 
-_COMPARE: dict[str, Callable[[Table, Path, list[dict[str, str]], Any], Comparison]] = {
+_LOAD: dict[str, Callable[[Table, Path, Sequence[Mapping[str, str]], Path], Measured]] = {
     "collective": _collective,
     "gemm": _gemm,
     "memory_bound": _memory_bound,

@@ -47,7 +47,7 @@ class _TakesPlugins(click.Command):
         for owner, option in ctx.meta[_MANAGER].options():
             if clash := own.intersection(option.opts):
                 raise PluginError(
-                    f"plugin {owner} has an option {', '.join(sorted(clash))}, which {self.name} has itself"
+                    f"plugin {owner} has an option {', '.join(sorted(clash))}, which {ctx.info_name} has itself"
                 )
         ctx.meta[_LOADED] = loaded
         return super().parse_args(ctx, args)

@@ -31,7 +31,8 @@ ALGORITHMS = "kernbench.algorithms"
 VARIABLE = "KERNBENCH_PLUGINS"
 """Environment variable: modules to load, separated by commas; ``no:NAME`` leaves a plugin out."""
 
-_OWN = os.path.dirname(__file__)
+OWN_MODULES = frozenset({"command", "discovery", "events", "manager", "problems", "specs", "worker"})
+"""Modules of ``kernbench.plugins`` that are no plugins."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ def find_plugins() -> list[Found]:
     found = {
         point.name: Found(point.name, f"entry point of {origin(point)}", point.load) for point in installed(PLUGINS)
     }
-    own = {info.name for info in pkgutil.iter_modules([_OWN])}
-    folders = [path for path in kernbench.plugins.__path__ if os.path.realpath(path) != os.path.realpath(_OWN)]
-    for folder in folders:
+    for folder in kernbench.plugins.__path__:
+        kernbench_itself = os.path.isfile(os.path.join(folder, "..", "cli.py"))  # this copy, or another on the path
         for info in pkgutil.iter_modules([folder]):
             name = f"{kernbench.plugins.__name__}.{info.name}"
-            if info.name in own:
+            if info.name in OWN_MODULES and kernbench_itself:
+                continue
+            if info.name in OWN_MODULES:
                 warn(f"{folder}/{info.name} cannot be a plugin: kernbench has a module {name} of its own. Rename it")
             else:
                 found.setdefault(name, Found(name, f"module in {folder}", partial(import_module, name)))

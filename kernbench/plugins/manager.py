@@ -26,7 +26,7 @@ class _Hooks(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
-        if options is None and name.startswith(specs.PREFIX) and inspect.isroutine(getattr(plugin, name, None)):
+        if options is None and name.startswith(specs.PREFIX) and _is_function(getattr(plugin, name, None)):
             return {}
         return options
 
@@ -42,7 +42,7 @@ class PluginManager:
         self._hooks = _Hooks(specs.PROJECT)
         self._hooks.add_hookspecs(specs)
         self._blocked: list[str] = [] if parent is None else list(parent._blocked)
-        self._warned: set[tuple[str, str]] = set() if parent is None else parent._warned
+        self._warned: set[tuple[str, str]] = set() if parent is None else set(parent._warned)
         self._sources: dict[str, str] = {}
         self.given: dict[str, Any] = {}
         """Values of the plugins' options where a simulation does not say: those of the command line."""
@@ -111,8 +111,8 @@ class PluginManager:
                 f"plugin {name} ({source}) has no hooks: expected functions called {specs.PREFIX}..., as in docs/plugins.md"
             )  # fmt: skip
         self._sources[name] = source
-        for impl in impls:
-            if impl.function.__name__ == "kernbench_register":
+        for impl in self._implementations("kernbench_register"):
+            if impl.plugin is plugin:
                 self._decide("kernbench_register", impl, {"manager": self})
         return name
 
@@ -319,6 +319,10 @@ class PluginManager:
         return seconds
 
 
+def _is_function(value: Any) -> bool:
+    return inspect.isfunction(value) or inspect.ismethod(value)
+
+
 def _turn(impl: Any) -> int:
     return -1 if impl.tryfirst else 1 if impl.trylast else 0
 
@@ -334,7 +338,7 @@ def _add(found: dict[str, tuple[Any, str]], more: Mapping[str, tuple[Any, str]],
 
 def _did_you_mean(plugin: Any) -> str:
     for name in dir(plugin):
-        if name.startswith(specs.PREFIX) and name not in specs.RULES and inspect.isroutine(getattr(plugin, name, None)):
+        if name.startswith(specs.PREFIX) and name not in specs.RULES and _is_function(getattr(plugin, name, None)):
             close = difflib.get_close_matches(name, specs.RULES, 1)
             return f" (did you mean {close[0]}?)" if close else f"; hooks are {', '.join(specs.RULES)}"
     return ""

@@ -100,7 +100,8 @@ class RuntimeContext(Factories):
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
         self.op_costs = OpCosts(self.topology.device)
-        self.sampled_seconds: dict[Any, float] = {}  # of launches that were only counted, by program and shapes
+        self.wave_reads: dict[Any, tuple[int, int] | None] = {}  # of products, by program and shapes
+        self.sampled_costs: dict[Any, Cost] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)
         self._ranks: dict[int, RankState] = {}
         self.multiprocessing = Multiprocessing(self)
@@ -196,6 +197,8 @@ class RuntimeContext(Factories):
         self.wait(self._timer(me, me.clock + seconds))
 
     def _timer(self, me: RankState, at: float) -> Operation:
+        if self.observing:
+            raise self._beside_the_program("wait")
         op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
         self.engine.at(at, lambda: self.engine.resolve_now(op))
         return op
@@ -236,6 +239,8 @@ class RuntimeContext(Factories):
 
         ``cost`` None: its duration will be told once it has been executed.
         """
+        if self.observing:
+            raise self._beside_the_program("launch")
         me = self._me()
         launch = self.topology.device.launch
         me.clock += launch.overhead
@@ -285,7 +290,7 @@ class RuntimeContext(Factories):
 
     def _block_on(self, op: Operation) -> None:
         if self.observing:
-            raise KernbenchError("a plugin that observes cannot wait, nor read another operation's result")
+            raise self._beside_the_program("wait, or read another operation's result")
         if self._inside_kernel:
             raise KernbenchError(
                 "a kernel cannot wait for a handle or read another operation's result: launch it later"
@@ -300,6 +305,10 @@ class RuntimeContext(Factories):
                 raise KernbenchError(
                     f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
                 )
+
+    @staticmethod
+    def _beside_the_program(what: str) -> KernbenchError:
+        return KernbenchError(f"a plugin that observes cannot {what}: it is no part of the program")
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.

@@ -200,7 +200,7 @@ class Distributed:
         """Give every member of ``group`` the tensor of rank ``src`` (a rank of the world; ``group_src``: of the group)."""
         members = group or self._require_world()
         root = members.root(src, group_src)
-        signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, "ring_broadcast")
+        signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, self._algorithm("broadcast"))
         return self._post(signature, (tensor,), (tensor,), group, async_op)
 
     def reduce(
@@ -216,7 +216,7 @@ class Distributed:
         """Reduce ``tensor`` over all members; rank ``dst`` (of the world; ``group_dst``: of the group) gets the result."""
         members = group or self._require_world()
         root = members.root(dst, group_dst)
-        signature = self._signature("reduce", tensor, "ring_reduce", op=op, root=root)
+        signature = self._signature("reduce", tensor, op=op, root=root)
         outputs = (tensor,) if root == self._rank() else ()
         return self._post(signature, (tensor,), outputs, group, async_op)
 
@@ -231,7 +231,7 @@ class Distributed:
         as ``[members, n, ...]``. ``output_tensor`` is contiguous."""
         members = group or self._require_world()
         outputs = self._parts("all_gather_into_tensor", "output_tensor", output_tensor, input_tensor, members)
-        signature = self._signature("all_gather", input_tensor, "ring_allgather")
+        signature = self._signature("all_gather", input_tensor)
         return self._post(signature, (input_tensor,), outputs, group, async_op)
 
     def all_gather(
@@ -243,9 +243,7 @@ class Distributed:
     ) -> Work | None:
         """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``, all of one shape."""
         self._check_list("all_gather", "tensor_list", tensor_list, tensor, group or self._require_world())
-        return self._post(
-            self._signature("all_gather", tensor, "ring_allgather"), (tensor,), tensor_list, group, async_op
-        )
+        return self._post(self._signature("all_gather", tensor), (tensor,), tensor_list, group, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -258,7 +256,7 @@ class Distributed:
         """Reduce ``input`` ``[members * n, ...]`` over all members; member i gets part i, ``[n, ...]``, in ``output``."""
         members = group or self._require_world()
         inputs = self._parts("reduce_scatter_tensor", "input", input, output, members)
-        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        signature = self._signature("reduce_scatter", output, op=op)
         return self._post(signature, inputs, (output,), group, async_op)
 
     def reduce_scatter(
@@ -271,7 +269,7 @@ class Distributed:
     ) -> Work | None:
         """Reduce the members' i-th inputs; member i gets that in ``output``."""
         self._check_list("reduce_scatter", "input_list", input_list, output, group or self._require_world())
-        signature = self._signature("reduce_scatter", output, "ring_reducescatter", op=op)
+        signature = self._signature("reduce_scatter", output, op=op)
         return self._post(signature, input_list, (output,), group, async_op)
 
     def all_to_all_single(
@@ -286,7 +284,7 @@ class Distributed:
                 f"expected one shape whose dimension 0 divides by {members.size}"
             )
         parts = rows // members.size
-        signature = Signature("all_to_all", None, input.dtype, None, None, "pairwise_alltoall")
+        signature = Signature("all_to_all", None, input.dtype, None, None, self._algorithm("all_to_all"))
         return self._post(signature, input.split(parts), output.split(parts), group, async_op)
 
     def isend(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
@@ -318,16 +316,22 @@ class Distributed:
         op = self.matcher.post_message(members, tensor, peer=peer, tag=tag, sends=sends)
         return Work(self._ctx, op, (tensor,))
 
-    def _signature(
-        self, name: str, tensor: torch.Tensor, algorithm: str, *, op: Any = None, root: int | None = None
-    ) -> Signature:
+    def _signature(self, name: str, tensor: torch.Tensor, *, op: Any = None, root: int | None = None) -> Signature:
         reduction = None
         if op is not None:
             reduction = ReduceOp.parse(op)
             reduction.check_dtype(tensor.dtype)
         return Signature(
-            name, tuple(tensor.shape), tensor.dtype, None if reduction is None else reduction.value, root, algorithm
+            name,
+            tuple(tensor.shape),
+            tensor.dtype,
+            None if reduction is None else reduction.value,
+            root,
+            self._algorithm(name),
         )
+
+    def _algorithm(self, collective: str) -> str:
+        return self._ctx.ccl_config.algorithm_for(collective)
 
     def _parts(
         self, op: str, what: str, whole: torch.Tensor, part: torch.Tensor, members: ProcessGroup

@@ -100,6 +100,7 @@ class ProcessGroup:
         name: for messages.
         ranks: ranks of the world, in group order.
         index: rank of the world -> number in the group.
+        environ: what the environment said to the collective library when a member first used the group.
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
@@ -108,6 +109,7 @@ class ProcessGroup:
         self.index = {rank: number for number, rank in enumerate(ranks)}
         self._sequence = dict.fromkeys(ranks, 0)
         self._open: dict[int, Collective] = {}
+        self.environ: tuple[tuple[str, str], ...] | None = None
 
     @property
     def size(self) -> int:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Request, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.registry import algorithm_module
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
+from kernbench.runtime_api.kernel_collectives import KernelCollectives
 from kernbench.runtime_api.locations import Location, user_location
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.tensor import plain, storage_of
@@ -74,7 +76,8 @@ class Matcher:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._runner = CollectiveRunner(ctx.topology)
+        self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
+        self._kernels = KernelCollectives()
         self._sends: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
@@ -124,6 +127,8 @@ class Matcher:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
         op = self._operation(me, signature.op, COMM_STREAM, inputs or outputs)
         after = () if me.last is None else (me.last,)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
@@ -149,6 +154,8 @@ class Matcher:
         return op
 
     def _operation(self, me: RankState, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
+        if self._ctx.observing:
+            raise self._ctx._beside_the_program("communicate")
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
         nbytes = 0
@@ -280,9 +287,7 @@ class Matcher:
             "op": collective.signature.op,
             "group": collective.group.name,
             "sequence": collective.sequence,
-            "algorithm": request.config.name,
-            "backpressure": request.config.backpressure,
-            "steps": len(request.plan),
+            **request.described,
             "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
         for arrival in arrivals:
@@ -330,14 +335,20 @@ class Matcher:
             itemsize=dtype.itemsize,
             dtype=short_dtype(dtype),
             splits=splits,
+            environ=collective.group.environ or (),
+            fidelity=ctx.ccl_config.fidelity,
+            reduction=collective.signature.reduction,
         )
         if ctx.enable_data:
-            self._runner.move(
-                request,
-                [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals],
-                [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals],
-                ReduceOp(collective.signature.reduction) if collective.signature.reduction else None,
-            )
+            inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
+            outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
+            reduction = ReduceOp(collective.signature.reduction) if collective.signature.reduction else None
+            module = algorithm_module(request.config.module)
+            if hasattr(module, "run"):
+                ranks = tuple(arrival.rank for arrival in arrivals)
+                self._kernels.run(module, ranks, inputs, outputs, reduction, root)
+            else:
+                self._runner.move(request, inputs, outputs, reduction)
         return request
 
     # -- messages ----------------------------------------------------------------------------------------------------

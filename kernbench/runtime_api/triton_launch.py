@@ -10,25 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernbench import triton_engine
-from kernbench.cost.work import Work
+from kernbench.cost.work import Cost, Work
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.current import current_context
 from kernbench.runtime_api.tensor import Tensor, plain, storage_of
 from kernbench.sim_engine.data_executor import Deferred, Finished
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.operation import Operation
-from kernbench.topology import DeviceSpec
 from kernbench.triton_engine.counts import Counts
-from kernbench.triton_engine.duration import Device, estimate
+from kernbench.triton_engine.duration import describe_device, estimate
 from kernbench.triton_engine.launching import run_alone, set_launch_sink
 from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import Allocation, write_epoch
+from kernbench.triton_engine.reuse import look_at_wave
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -89,8 +88,10 @@ def follow_active_context() -> None:
     if ctx is not None:
         target = ctx.topology.device.target
         triton_engine.set_target(GPUTarget(target.backend, target.arch, target.warp_size))
+        describe_device(ctx.topology.device)
     else:
         set_launch_sink(None)
+        describe_device(None)
         triton_engine.set_target(None)
         triton_engine.deactivate()
         _installed = False
@@ -188,18 +189,18 @@ class SampledLaunch(TritonLaunch):
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:  # type: ignore[override]
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
         for launch in launches:
-            launch.ctx.engine.set_duration(launch.op, launch._seconds())
+            _set_cost(launch, launch._cost())
             launch.attempt.executed = True
         return Finished([None] * len(launches))
 
-    def _seconds(self) -> float:
-        launch, known = self.launch, self.ctx.sampled_seconds
+    def _cost(self) -> Cost:
+        launch, known = self.launch, self.ctx.sampled_costs
         key = (id(launch.program), launch.grid, tuple(map(_shape_key, launch.args)))
         if key not in known:
             known[key] = self._sample()
         return known[key]
 
-    def _sample(self) -> float:
+    def _sample(self) -> Cost:
         launch, device = self.launch, self.ctx.topology.device
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -212,8 +213,8 @@ class SampledLaunch(TritonLaunch):
                 counts = sample.scaled(programs / max(sample.programs, 1))
                 counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
                 counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
-                return estimate(counts, None, device_model(device))
-        return Work(nbytes).cost(device).seconds
+                return _cost_of(self, counts)
+        return Work(nbytes).cost(device)
 
 
 def _stand_in(arg: Any) -> Any:
@@ -225,6 +226,27 @@ def _stand_in(arg: Any) -> Any:
 
 def _shape_key(arg: Any) -> Hashable:
     return (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else _key(arg)
+
+
+def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
+    """What a launch of these counts occupies its stream for."""
+    ctx, device = launch.ctx, launch.ctx.topology.device
+    key = (id(launch.launch.program), launch.launch.grid, tuple(map(_shape_key, launch.launch.args)))
+    if key not in ctx.wave_reads:
+        look_at_wave(counts, launch.launch, device)
+        ctx.wave_reads[key] = counts.wave_read
+    counts.wave_read = ctx.wave_reads[key]
+    found = estimate(counts, None, device, kernel=launch.launch.kernel)
+    nbytes = counts.unique_bytes_read + counts.unique_bytes_written
+    return Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
+
+
+def _set_cost(launch: TritonLaunch, cost: Cost) -> None:
+    """Tell a launch's operation what it costs."""
+    op = launch.op
+    op.nbytes, op.spread = cost.nbytes, cost.spread
+    op.detail = {**(op.detail or {}), "limit": cost.limit}
+    launch.ctx.engine.set_duration(op, cost.seconds)
 
 
 class RunningBatch:
@@ -268,12 +290,10 @@ class RunningBatch:
         assert self._execution is not None
         counts = self._execution.counts()
         share = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
+        cost = _cost_of(self._launches[0], share)
         for launch in self._launches:
-            engine = launch.ctx.engine
-            device = device_model(launch.ctx.topology.device)
-            launch.op.nbytes = share.unique_bytes_read + share.unique_bytes_written
             launch.op.detail = {**(launch.op.detail or {}), **summary(share)}
-            engine.set_duration(launch.op, estimate(share, None, device))
+            _set_cost(launch, cost)
         self.errors = [None] * len(self._launches)
 
     def _blame(self, error: Exception) -> Sequence[BaseException | None]:
@@ -301,20 +321,3 @@ def summary(counts: Counts) -> dict[str, Any]:
         "transcendentals": counts.transcendentals,
         "atomics": counts.atomics,
     }
-
-
-@lru_cache(maxsize=64)
-def device_model(device: DeviceSpec) -> Device:
-    """A described device as the kernel time model wants it. The stream model pays the launch, so here it is free."""
-    return Device(
-        name=device.name,
-        processors=device.pes,
-        tensor_flops=device.matrix_rate("fp16"),
-        vector_flops=device.vector_rate("fp32"),
-        special_ops=device.pe.special_rate * device.pes,
-        bandwidth=device.hbm_copy_bandwidth,
-        launch_overhead=0.0,
-        shared_memory=device.pe.tcm_per_block,
-        registers=device.pe.registers // 4,
-        max_threads=device.pe.max_threads,
-    )

@@ -9,7 +9,7 @@ agree on every plan whose queues share no link.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -46,6 +46,9 @@ class TransferPlan:
         queue_links: for each queue, the links of its route.
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
         busy: ``[transfers]`` seconds of processing-element time spent on waiting for credits (``poll``).
+        wire: ``[transfers]`` bytes that each link of the route carries, where that is not the payload: a transfer over
+            many links at once has a route that shows one of them.
+        paced: whether ``serial`` already divides what queues of this plan share, so that they do not meet on links.
     """
 
     name: str
@@ -63,6 +66,8 @@ class TransferPlan:
     queue_links: tuple[tuple[int, ...], ...]
     reduces: NDArray[np.bool_]
     busy: FloatArray = field(default_factory=lambda: np.zeros(0))
+    wire: FloatArray = field(default_factory=lambda: np.zeros(0))
+    paced: bool = False
 
     def __len__(self) -> int:
         return len(self.src)
@@ -85,7 +90,11 @@ class TransferPlan:
     @cached_property
     def contention_free(self) -> bool:
         """Whether no two of its queues share a link, so that transfers only ever wait for their own queue."""
-        return sum(len(links) for links in self.queue_links) == len(self.links)
+        return self.paced or sum(len(links) for links in self.queue_links) == len(self.links)
+
+    def stretched(self, factor: float) -> TransferPlan:
+        """The plan with every time ``factor`` times as long."""
+        return replace(self, serial=self.serial * factor, latency=self.latency * factor, busy=self.busy * factor)
 
     @cached_property
     def queue_src(self) -> IntArray:

@@ -170,7 +170,7 @@ class PlanRun:
         plan = self.plan
         serial = float(plan.serial[i])
         links = plan.queue_links[plan.queue[i]]
-        nbytes = float(plan.nbytes[i])
+        nbytes = float(plan.wire[i] if len(plan.wire) else plan.nbytes[i])
         if not links or nbytes <= 0.0 or serial <= 0.0:
             at = self._engine.now + serial * fraction
             self._engine.at(at, lambda: self._sent(i, at))

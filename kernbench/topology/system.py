@@ -114,6 +114,9 @@ class NicsSpec(Spec):
     """The NICs of one node, dealt to its SIPs by local index (rail-aligned)."""
 
     count: Count = Field(description="NICs per node: a divisor or a multiple of the SIPs")
+    with_fabric: dict[str, Count] = Field(
+        default_factory=dict, description="fabrics that such nodes are sold with, and their NICs per node"
+    )
 
 
 class FabricSpec(Spec):
@@ -121,8 +124,9 @@ class FabricSpec(Spec):
 
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
-    transport: Literal["verbs", "libfabric", "tcp"] = Field(
-        default="verbs", description="how a collective library drives it: queue pairs, libfabric messages or sockets"
+    transport: Literal["verbs", "libfabric", "efa", "tcp"] = Field(
+        default="verbs",
+        description="how a collective library drives it: queue pairs, libfabric messages, AWS's plugin or sockets",
     )
     latency: Seconds = Field(description="one way, from NIC to NIC, switches and software of the transport included")
     bandwidth: Bandwidth = Field(description="bytes per second of one NIC in one direction, as on the data sheet")

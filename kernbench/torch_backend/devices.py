@@ -261,9 +261,10 @@ class Devices:
                 return stock_to(tensor, *args, **kwargs)
             kwargs["copy"] = True
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
-            device = self.mine()
-            device.used = device.used or kind == "cuda"
-            device.transfer([result], self.memory_at(target) if kind == "cuda" else None)
+            if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
+                device = self.mine()
+                device.used = True
+                device.transfer([result], self.memory_at(target))
             return result
 
         def cuda(

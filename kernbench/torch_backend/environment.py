@@ -28,6 +28,7 @@ from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
 from kernbench.torch_backend.process_state import ProcessState
 from kernbench.torch_backend.store import StoreHost, store_classes
 from kernbench.torch_backend.world import RankWorld
+from kernbench.triton_engine.threads import set_product_threads
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -66,6 +67,7 @@ class Environment:
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
         self._threads = torch.get_num_threads()
+        self._product_threads: int | None = None
         self._isolated = False
         self.devices = Devices(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
@@ -77,7 +79,8 @@ class Environment:
         """Replace what is different."""
         try:
             if self._threads != 1:
-                torch.set_num_threads(1)  # ranks take turns: more threads would only wait
+                self._product_threads = set_product_threads(self._threads)
+                torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
             self._replace_distributed()
@@ -99,6 +102,9 @@ class Environment:
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
+        if self._product_threads is not None:
+            set_product_threads(self._product_threads)
+            self._product_threads = None
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 

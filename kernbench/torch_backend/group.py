@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 
 Tensors = Sequence[torch.Tensor]
 
-ALGORITHMS = {
-    "broadcast": "ring_broadcast",
-    "reduce": "ring_reduce",
-    "reduce_scatter": "ring_reducescatter",
-    "all_gather": "ring_allgather",
-    "gather": "direct_gather",
-    "scatter": "direct_scatter",
-    "all_to_all": "pairwise_alltoall",
-}
-"""Entry of ``ccl.yaml`` by collective; all-reduce and barrier use ``defaults.algorithm``."""
-
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
 
@@ -304,7 +293,7 @@ class SimProcessGroup(_ProcessGroup):
             dtype,
             None if reduction is None else reduction.value,
             None if root is None else self.communicator.ranks[root],
-            ALGORITHMS.get(op) or self._ctx.ccl_config.algorithm,
+            self._ctx.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)

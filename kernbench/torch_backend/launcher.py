@@ -126,8 +126,13 @@ def run_ranks(
         ctx.multiprocessing._configure = None
 
 
-def run_once(ctx: RuntimeContext, program: Program, *, prefix: bool = True) -> None:
-    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks."""
+def run_once(
+    ctx: RuntimeContext, program: Program, *, prefix: bool = True, at_end: Callable[[], None] | None = None
+) -> None:
+    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks.
+
+    ``at_end`` is called while its ``__main__`` is still there.
+    """
     patches = Patches()
     spawn: Callable[..., Any] = ctx.multiprocessing.spawn
     patches.set(torch.multiprocessing, "spawn", spawn)
@@ -136,7 +141,11 @@ def run_once(ctx: RuntimeContext, program: Program, *, prefix: bool = True) -> N
     try:
         with _as_started(program), rank_streams(ctx, prefix):
             sys.modules["__main__"] = main
-            exec(program.code, vars(main))
+            try:
+                exec(program.code, vars(main))
+            finally:
+                if at_end is not None:
+                    at_end()
     finally:
         patches.undo()
 

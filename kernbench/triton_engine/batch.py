@@ -12,7 +12,7 @@ from . import lanes as lane_ops
 from .lift.program import Jump
 from .memory import write_epoch
 from .ptx import Frame
-from .values import Aff, from_lane_array
+from .values import Aff, Desc, Ptr, from_lane_array
 
 if TYPE_CHECKING:
     from .binding import RankRoots
@@ -187,6 +187,8 @@ def merge(parts: list[Batch]) -> Batch:
         values = [p.env[slot] for p in parts]
         if values[0] is None:
             continue
+        if types[slot].is_ptr or types[slot].elem == "desc":
+            values = _common_root(values, parts, types[slot].shape)
         env[slot] = lane_ops.join(values, axis, lanes, types[slot], first.x)
     total = sum(ln[axis] for ln in lanes)
     shape = (*first.lanes[:axis], total, *first.lanes[axis + 1 :])
@@ -204,6 +206,20 @@ def merge(parts: list[Batch]) -> Batch:
     merged.spins = max(p.spins for p in parts)
     merged.written = any(p.written for p in parts)
     return merged
+
+
+def _common_root(values: list[Any], parts: list[Batch], tile: tuple[int, ...]) -> list[Any]:
+    """Pointers (or descriptors) of one argument as they are; of several arguments, as addresses."""
+    if type(values[0]) is Desc:
+        bases = _common_root([v.base for v in values], parts, ())
+        return [_with_base(v, base) for v, base in zip(values, bases, strict=True)]
+    if any(type(v) is not Ptr for v in values) or len({v.root for v in values}) == 1:
+        return values
+    return [p.x.absolute(p, v, tile) for v, p in zip(values, parts, strict=True)]
+
+
+def _with_base(d: Desc, base: Ptr) -> Desc:
+    return d if base is d.base else Desc(base, d.shape, d.strides, d.block, d.elem, d.padding)
 
 
 def _common_axis(parts: list[Batch]) -> int | None:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.errors import KernbenchError, MemoryAccessError
+from kernbench.errors import MemoryAccessError
 
 from .counts import Counts, TensorTraffic
 from .lift.program import OpInfo, Program
 from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
-from .values import Aff, Ptr, dense_int, exact_bounds, wrap
+from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -180,18 +180,17 @@ class Binding:
         base = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
         return out + torch.from_numpy(base).reshape(base.shape + (1,) * len(tile))
 
-    def absolute(self, p: Ptr, lanes: tuple[int, ...]) -> Ptr:
-        """The same pointer without a root (one-rank batches only: others carry their rank along)."""
+    def absolute(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Ptr:
+        """The same pointers without a root, as lanes need whose pointers come from different arguments."""
         if p.root is None:
             return p
-        if self.n_ranks > 1:
-            raise KernbenchError(
-                f"kernel {self.program.name}: pointers of several arguments meet in a multi-rank batch"
-            )
         from .ops.arith_int import aff_add
 
-        allocation, start = self.roots[p.root][0]
-        return Ptr(None, aff_add(p.off, allocation.base + start), p.den)
+        bases = [a.base + start for a, start in self.roots[p.root]]
+        if b.rank_index is None:
+            return Ptr(None, aff_add(p.off, bases[b.rank]), p.den)
+        base = from_lane_array(np.array(bases, dtype=np.int64)[b.rank_index], len(tile))
+        return Ptr(None, aff_add(p.off, base), p.den)
 
     def whole_in_bounds(self, b: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> bool:
         """True if every element of an affine access, masked or not, lies inside one allocation."""

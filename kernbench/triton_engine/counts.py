@@ -43,6 +43,8 @@ class Counts:
         unique_bytes_written: the same for stores.
         flops: floating-point operations by ``(dtype, unit)``; unit is ``tensor`` (dot), ``vector`` or ``special``.
         transcendentals: elements that went through a special function.
+        wave_read: distinct bytes that the programs of one wave loaded, and how many programs those were; None where that
+            was not looked at.
         atomics: elements updated atomically.
         trips: iterations of each loop summed over programs, by ``file:line``.
         programs: programs run.
@@ -59,6 +61,7 @@ class Counts:
     atomics: int = 0
     trips: dict[str, int] = field(default_factory=dict)
     programs: int = 0
+    wave_read: tuple[int, int] | None = None
     by_tensor: dict[str, TensorTraffic] = field(default_factory=dict)
     by_line: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -79,4 +82,5 @@ class Counts:
             grow(self.atomics),
             {k: grow(v) for k, v in self.trips.items()},
             grow(self.programs),
+            self.wave_read,
         )

@@ -1,94 +1,73 @@
-"""How long a launch takes on the target: a hook with a simple default.
+"""How long a launch takes on the target: :func:`kernbench.cost.kernel_time.kernel_time`, unless another model is installed.
 
-The default is a roofline: the longer of compute and memory time, in whole waves of programs, plus the launch
-overhead. It answers autotuning and ``do_bench`` when nothing better is installed; a cost model for a described system
-replaces it through :func:`set_duration_model`.
+It answers autotuning, ``do_bench`` and the runtime; :func:`set_duration_model` replaces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING
+from typing import Any
+
+from kernbench.cost.devices import resolve_device
+from kernbench.cost.estimate import Estimate
+from kernbench.cost.kernel_time import Resources, kernel_time, suggested_resources
+from kernbench.topology.device import DeviceSpec
 
 from .counts import Counts
 
-if TYPE_CHECKING:
-    from .driver.resources import Resources
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the default model knows of a device. Rates are per device, in SI units (FLOP/s, bytes/s, seconds)."""
-
-    name: str
-    processors: int
-    tensor_flops: float
-    vector_flops: float
-    special_ops: float
-    bandwidth: float
-    launch_overhead: float = 4e-6
-    shared_memory: int = 232448
-    registers: int = 65536
-    max_threads: int = 2048
-
-    @property
-    def per_program_latency(self) -> float:
-        """Least time of one program: a few dependent memory accesses, seconds."""
-        return 2e-6
-
-
-#: Data-sheet rates (dense, fp16 tensor); NVIDIA A100/H100/B200 and AMD MI300X product briefs.
-DEVICES: dict[tuple[str, str], Device] = {
-    ("cuda", "80"): Device("A100", 108, 312e12, 19.5e12, 4.9e12, 2.0e12, shared_memory=166912),
-    ("cuda", "90"): Device("H100", 132, 989e12, 67e12, 16.7e12, 3.35e12),
-    ("cuda", "100"): Device("B200", 148, 2250e12, 80e12, 20e12, 8.0e12),
-    ("hip", "gfx942"): Device("MI300X", 304, 1307e12, 163e12, 40e12, 5.3e12, shared_memory=65536),
+#: The shipped device that stands for a target when no system is being simulated.
+DEVICES: dict[tuple[str, str], str] = {
+    ("cuda", "80"): "a100_sxm",
+    ("cuda", "90"): "h100_sxm",
+    ("cuda", "100"): "b200",
+    ("hip", "gfx90a"): "mi210",
+    ("hip", "gfx942"): "mi300x",
+    ("hip", "gfx950"): "mi355x",
 }
 
-#: Tensor rate relative to fp16, by element type of the operands.
-_TENSOR_RATE = {"f32": 0.5, "f64": 0.07, "f8E4M3FN": 2.0, "f8E5M2": 2.0, "i8": 2.0}
+Model = Callable[[Counts, "Resources | None", DeviceSpec], "float | Estimate"]
 
-Model = Callable[[Counts, "Resources | None", Device], float]
-
-
-def roofline(counts: Counts, resources: Resources | None, device: Device) -> float:
-    """Seconds: ``overhead + max(compute, memory) * tail``, where the last wave of programs may be part full."""
-    compute = 0.0
-    for (dtype, unit), flops in counts.flops.items():
-        if unit == "tensor":
-            compute += flops / (device.tensor_flops * _TENSOR_RATE.get(dtype, 1.0))
-        elif unit == "special":
-            compute += flops / device.special_ops
-        else:
-            compute += flops / device.vector_flops
-    moved = counts.unique_bytes_read + counts.unique_bytes_written
-    reread = counts.bytes_read + counts.bytes_written - moved
-    memory = moved / device.bandwidth + reread / (device.bandwidth * 3)  # re-reads come from the last-level cache
-    resident = 1
-    if resources is not None and resources.shared:
-        resident = max(1, device.shared_memory // resources.shared)
-    slots = device.processors * resident
-    waves = counts.programs / slots
-    tail = ceil(waves) / waves if waves > 0 else 1.0
-    busy = max(compute, memory) * min(tail, 8.0)
-    return device.launch_overhead + max(busy, device.per_program_latency)
-
-
-_model: Model = roofline
+_model: Model | None = None
+_described: DeviceSpec | None = None
 
 
 def set_duration_model(model: Model | None) -> None:
-    """Install the model that answers ``do_bench`` and autotuning; None restores the default."""
+    """Install the model that answers ``do_bench``, autotuning and the runtime; None restores the default."""
     global _model
-    _model = model or roofline
+    _model = model
 
 
-def device_of(backend: str, arch: str) -> Device:
-    return DEVICES.get((backend, str(arch)), DEVICES["cuda", "90"])
+def describe_device(device: DeviceSpec | None) -> None:
+    """Say what the current target is, in full; None: its shipped stand-in."""
+    global _described
+    _described = device
 
 
-def estimate(counts: Counts, resources: Resources | None, device: Device) -> float:
-    """Modelled duration of a launch in seconds."""
-    return _model(counts, resources, device)
+def device_of(backend: str, arch: str) -> DeviceSpec:
+    """The device that is simulated, else the shipped one of a target."""
+    return _described or resolve_device(DEVICES.get((backend, str(arch)), "h100_sxm"))
+
+
+def estimate(
+    counts: Counts, resources: Resources | None, device: DeviceSpec, *, kernel: Any = None, cold: bool = False
+) -> Estimate:
+    """Modelled duration of a launch.
+
+    Args:
+        counts: what it did.
+        resources: what the compiler says that it needs.
+        device: where it runs.
+        kernel: the compiled kernel, whose options stand in for ``resources``.
+        cold: timed alone after caches were cleared, as ``do_bench`` does.
+    """
+    if resources is None and kernel is not None:
+        options = {
+            name: value
+            for name in ("num_warps", "num_stages")
+            if (value := getattr(kernel.metadata, name, None)) is not None
+        }
+        resources = suggested_resources(counts, device, **options)
+    if _model is None:
+        return kernel_time(device, counts, resources, cold=cold)
+    found = _model(counts, resources, device)
+    return found if isinstance(found, Estimate) else Estimate(found, found, found, "model")

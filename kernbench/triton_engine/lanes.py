@@ -207,22 +207,15 @@ def _join_affine(values: list[Any], axis: int, lanes: list[tuple[int, ...]], ts:
 
 
 def _join_pointers(values: list[Any], axis: int, lanes: list[tuple[int, ...]], ty: Ty, x: Any) -> Ptr:
-    roots = {v.root for v in values}
-    index = Ty("i64", ty.shape)
-    if len(roots) == 1:
-        off = join([v.off for v in values], axis, lanes, index, x)
-        dens = [v.den for v in values]
-        if all(d is None for d in dens):
-            if type(off) is Tensor:
-                return Ptr(roots.pop(), 0, off)
-            return Ptr(roots.pop(), off)
-        zero = torch.zeros((1,) * (len(lanes[0]) + len(ty.shape)), dtype=torch.int64)
-        den = _join_tensors([zero if d is None else d for d in dens], axis, lanes, zero.dim(), torch.int64)
-        if type(off) is Tensor:
-            return Ptr(roots.pop(), 0, off + den)
-        return Ptr(roots.pop(), off, den)
-    absolute = [x.absolute(v, ln) for v, ln in zip(values, lanes, strict=True)]
-    return _join_pointers(absolute, axis, lanes, ty, x)
+    """Pointers of one root (see ``batch._common_root``)."""
+    root = values[0].root
+    off = join([v.off for v in values], axis, lanes, Ty("i64", ty.shape), x)
+    dens = [v.den for v in values]
+    if all(d is None for d in dens):
+        return Ptr(root, 0, off) if type(off) is Tensor else Ptr(root, off)
+    zero = torch.zeros((1,) * (len(lanes[0]) + len(ty.shape)), dtype=torch.int64)
+    den = _join_tensors([zero if d is None else d for d in dens], axis, lanes, zero.dim(), torch.int64)
+    return Ptr(root, 0, off + den) if type(off) is Tensor else Ptr(root, off, den)
 
 
 def _join_descriptors(values: list[Any], axis: int, lanes: list[tuple[int, ...]], x: Any) -> Desc:

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from kernbench.errors import DeadlockError
 
 from .counts import Counts
 from .machine import Execution, Launch
 from .memory import AllocationMap
+from .reuse import look_at_wave
 
 
 class LaunchSink(Protocol):
@@ -99,10 +102,16 @@ def _sample(launch: Launch, recorder: _Recorder) -> None:
     execution = Execution([launch], dry=True, only=recorder.sample)
     if not execution.programs:
         return
+    from .driver.resources import current_device
+
     execution.run()
     counts = execution.counts()
     total = launch.grid[0] * launch.grid[1] * launch.grid[2]
     counts = counts.scaled(total / max(counts.programs, 1))
+    sizes = [arg.nbytes for arg in launch.args if isinstance(arg, Tensor)]
+    counts.unique_bytes_read = min(counts.unique_bytes_read, sum(sizes))
+    counts.unique_bytes_written = min(counts.unique_bytes_written, sum(sizes))
+    look_at_wave(counts, launch, current_device())
     recorder.records.append(LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank))
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernbench.errors import KernbenchError
+from kernbench.torch_backend.modes import plain_torch  # the one import upwards: torch's privates live there (ADR 0027)
 
 from . import lanes as lane_ops
 from .batch import Batch, flat, merge, select, squeeze
@@ -53,6 +54,7 @@ class Execution(Binding):
         *,
         dry: bool = False,
         only: int | None = None,
+        wave: range | None = None,
         profile: bool = False,
     ) -> None:
         super().__init__(launches, memory)
@@ -66,6 +68,10 @@ class Execution(Binding):
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
         self.programs = prod(self.grid)
+        #: Program ids of the wave that is looked at, of which floats are not read; None: everything is run.
+        self.wave = wave
+        #: Distinct bytes that the wave has read so far.
+        self.distinct = 0
         #: Programs run when only a sample is.
         self.sampled: int | None = None
         if self.programs:
@@ -79,7 +85,8 @@ class Execution(Binding):
         if plan is None:
             if len(self.ready.plans) >= _PLANS:
                 self.ready.plans.clear()
-            plan = make_plan(program, self, env, by_rank)
+            with plain_torch():
+                plan = make_plan(program, self, env, by_rank)
             self.ready.plans[key] = plan
         for slot, numbers in by_rank:
             value = per_rank(numbers, len(plan.shape))
@@ -88,14 +95,20 @@ class Execution(Binding):
         self._env = env
         self._constant_tiles = [s for s, v in program.constants.items() if type(v) is Tensor]
         self._pending = list(plan.chunks)
+        if self.wave is not None:  # the order of lanes is not that of programs: all of them, by address only
+            self._pending = [Chunk(tuple([(0, n) for n in plan.shape]))]
         if only is not None:
-            self._pending = [_first_programs(plan, only)]
+            self._pending = [_middle_programs(plan, only)]
             self.sampled = prod(b - a for a, b in self._pending[0].ranges)
 
     # Running
 
     def run(self) -> Status:
         """Run until every program has ended, or until nothing can go on."""
+        with plain_torch():
+            return self._run()
+
+    def _run(self) -> Status:
         while True:
             if not self.batches:
                 if not self._pending:
@@ -293,8 +306,17 @@ class Execution(Binding):
                 if term.unsigned:  # type: ignore[union-attr]
                     iv, upper = iv & 0xFFFFFFFFFFFFFFFF, upper & 0xFFFFFFFFFFFFFFFF
                 b.pc = term.body if iv < upper else term.exit  # type: ignore[union-attr]
+                step = env[term.step]  # type: ignore[union-attr]
+                if b.pc == term.body and type(step) is int and step <= 0:  # type: ignore[union-attr]
+                    raise _endless(self.program.name, term, step)  # type: ignore[arg-type]
                 return None
-            going = _lanes_of(iv, b.lanes) < _lanes_of(upper, b.lanes)
+            start, end = _lanes_of(iv, b.lanes), _lanes_of(upper, b.lanes)
+            if term.unsigned:  # type: ignore[union-attr]
+                start, end = start.view(np.uint64), end.view(np.uint64)
+            going = start < end
+            stuck = going & (_lanes_of(env[term.step], b.lanes) <= 0)  # type: ignore[union-attr]
+            if stuck.any():
+                raise _endless(self.program.name, term, "of some programs")  # type: ignore[arg-type]
             return self._split(b, going, Jump(term.body), Jump(term.exit))  # type: ignore[union-attr]
         if kind is Jump:
             self._jump(b, term)  # type: ignore[arg-type]
@@ -375,15 +397,26 @@ def _bulk(v: Value) -> int:
     return 0
 
 
-def _first_programs(plan: Plan, count: int) -> Chunk:
-    """A chunk of at most ``count`` programs, for sampling."""
+def _middle_programs(plan: Plan, count: int) -> Chunk:
+    """A chunk of at most ``count`` neighbouring programs, for sampling. Those in the middle of the grid do what the
+    average does: the first ones of a causal attention do least, the last ones of a tensor have a masked tail."""
     ranges = []
     left = count
     for n in reversed(plan.shape):
         take = max(1, min(n, left))
-        ranges.append((0, take))
+        begin = (n - take) // 2
+        ranges.append((begin, begin + take))
         left //= take
     return Chunk(tuple(reversed(ranges)))
+
+
+def _endless(kernel: str, loop: ForHead, step: Any) -> KernbenchError:
+    """A counting loop is entered whose step does not lead to its end; compiled code compares ``index < end`` only."""
+    return KernbenchError(
+        f"kernel {kernel}: a loop counts up to its end, but its step, known only at run time, is not positive ({step}), so it "
+        f"would not end\n  at {loop.loop.loc}\n  A loop that counts down needs a step that is a constant (tl.constexpr), or "
+        f"count up and subtract."
+    )
 
 
 def _lanes_of(v: Any, lanes: tuple[int, ...]) -> np.ndarray:

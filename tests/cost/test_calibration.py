@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from kernbench.cli import app
 from kernbench.cost import collective_time, gemm_time
 from kernbench.cost.calibration import MOST_PARAMETERS, parameters_for
-from kernbench.cost.collective_world import resolve_system
 from kernbench.cost.reference import Table
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.topology import load_system
@@ -135,7 +134,7 @@ def test_at_most_four_figures_are_fitted():
         Table(file="", kind="gemm", device="d"),
         Table(file="", kind="memory_bound", device="d"),
     ]
-    assert len(parameters_for(resolve_system("dgx_h100"), tables)) == MOST_PARAMETERS
+    assert len(parameters_for(tables)) == MOST_PARAMETERS
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ GOOD = "size_bytes,time_us\n8,1\n"
         ("tables: []", GOOD, "at least 1 item"),
         ("tables: [", GOOD, "not YAML"),
         ("just text", GOOD, "manifest"),
-        ("- {file: t.csv, kind: collectives, system: dgx_h100}", GOOD, "kind"),
+        ("- {file: t.csv, kind: collectivity, system: dgx_h100}", GOOD, "kind"),
         ("- {file: t.csv, kind: collective, ranks: 8}", GOOD, "needs `system`"),
         ("- {file: t.csv, kind: gemm}", GOOD, "needs `device`"),
         ("- {file: t.csv, kind: collective, system: dgx_h100, rank: 8}", GOOD, "rank"),
@@ -158,10 +158,14 @@ GOOD = "size_bytes,time_us\n8,1\n"
         ("- {file: t.csv, kind: collective, system: dgx_h100, ranks: 8}", "# nothing\n", "no rows"),
         (
             "- {file: t.csv, kind: collective, system: dgx_h100, ranks: 8}",
-            "bytes,time_us\n8,1\n",
+            "weight,time_us\n8,1\n",
             "no column 'size_bytes'",
         ),
-        ("- {file: t.csv, kind: collective, system: dgx_h100, ranks: 8}", "size_bytes,us\n8,1\n", "no measured column"),
+        (
+            "- {file: t.csv, kind: collective, system: dgx_h100, ranks: 8}",
+            "size_bytes,took\n8,1\n",
+            "no measured column",
+        ),
         (
             "- {file: t.csv, kind: collective, system: dgx_h100, ranks: 8}",
             "size_bytes,time_us\n8,x\n",

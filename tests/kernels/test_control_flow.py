@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernbench.errors import KernbenchError
+
 
 @triton.jit
 def collatz_kernel(x_ptr, steps_ptr, n, LIMIT: tl.constexpr):
@@ -273,3 +275,73 @@ def test_and_or_not_on_scalars():
     short_circuit_kernel[(8,)](out, out, 5)
     expected = [[int(i < 5 and i % 2 == 0), int(i >= 5 or not (i < 5 and i % 2 == 0))] for i in range(8)]
     assert out.tolist() == expected
+
+
+@triton.jit
+def counted_kernel(out_ptr, start, end, step):
+    turns = 0
+    for _ in range(start, end, step):
+        turns += 1
+    tl.store(out_ptr, turns)
+
+
+def test_a_step_known_at_run_time():
+    out = torch.zeros(1, dtype=torch.int32)
+    for start, end, step, turns in [(2, 20, 3, 6), (2, 2, 3, 0), (20, 2, 3, 0)]:
+        counted_kernel[(1,)](out, start, end, step)
+        assert out == turns
+
+
+@pytest.mark.beyond_interpreter("counts down, as Python does and compiled code does not")
+def test_a_step_that_never_reaches_the_end_is_an_error():
+    out = torch.zeros(1, dtype=torch.int32)
+    counted_kernel[(1,)](out, 20, 2, -3)  # not entered: 20 < 2 is false
+    assert out == 0
+    with pytest.raises(KernbenchError, match=r"step.* is not positive \(-3\)(.|\n)*test_control_flow\.py"):
+        counted_kernel[(1,)](out, 2, 20, -3)
+
+
+@triton.jit
+def chosen_pointer_kernel(a_ptr, b_ptr, c_ptr, flags_ptr, out_ptr, BLOCK: tl.constexpr):
+    """A pointer chosen by program id (a select), then one by data (a branch that writes memory, so it stays one)."""
+    pid = tl.program_id(0)
+    if pid == 0:
+        source = a_ptr
+    elif pid == 1:
+        source = b_ptr
+    else:
+        source = c_ptr
+    if tl.load(flags_ptr + pid) > 0:
+        other = a_ptr
+        tl.store(flags_ptr + pid, 2)
+    else:
+        other = b_ptr + 1
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + pid * BLOCK + i, tl.load(source + i) - 100 * tl.load(other + i))
+
+
+def test_pointers_of_several_arguments_meet():
+    """Again with other tensors: what a launch learnt of addresses must not be kept for the next."""
+    kept = []
+    for _ in range(3):
+        a, b, c = (torch.randint(0, 50, (9,)) for _ in range(3))
+        kept.append((a, b, c))
+        flags, out = torch.tensor([0, 1, 0, 1]), torch.zeros(4, 8, dtype=torch.int64)
+        chosen_pointer_kernel[(4,)](a, b, c, flags, out, BLOCK=8)
+        other = torch.stack([b[1:], a[:8], b[1:], a[:8]])
+        assert torch.equal(out, torch.stack([a[:8], b[:8], c[:8], c[:8]]) - 100 * other)
+        assert flags.tolist() == [0, 2, 0, 2]
+
+
+@triton.jit
+def address_kernel(x_ptr, out_ptr):
+    tl.store(out_ptr, x_ptr.to(tl.int64))
+    tl.store(out_ptr + 1, (x_ptr + 3).to(tl.int64) % 4096)
+
+
+def test_addresses_as_numbers():
+    out = torch.zeros(2, dtype=torch.int64)
+    kept = [torch.zeros(1000) for _ in range(3)]
+    for x in kept:
+        address_kernel[(1,)](x, out)
+        assert out.tolist() == [x.data_ptr(), (x.data_ptr() + 12) % 4096]

@@ -230,3 +230,27 @@ def test_unsigned_hash():
     h *= np.uint32(0xC2B2AE35)
     h ^= h >> 16
     np.testing.assert_array_equal(out.numpy(), h)
+
+
+@triton.jit
+def boolean_kernel(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
+    """Booleans are integers of one bit: sums wrap, and dividing or shifting them is legal if odd."""
+    i = tl.arange(0, N)
+    a, b = tl.load(a_ptr + i) != 0, tl.load(b_ptr + i) != 0
+    tl.store(out_ptr + 0 * N + i, a + b)
+    tl.store(out_ptr + 1 * N + i, a - b)
+    tl.store(out_ptr + 2 * N + i, a * b)
+    tl.store(out_ptr + 3 * N + i, a // b)
+    tl.store(out_ptr + 4 * N + i, a % b)
+    tl.store(out_ptr + 5 * N + i, a << b)
+    tl.store(out_ptr + 6 * N + i, a >> b)
+
+
+@pytest.mark.beyond_interpreter("numpy's booleans do not wrap")
+def test_arithmetic_of_booleans():
+    a, b = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    out = torch.full((7, 4), 9, dtype=torch.int8)
+    boolean_kernel[(1,)](a, b, out, N=4)
+    both, one = [0, 0, 0, 1], [0, 1, 1, 0]
+    first_only = [0, 0, 1, 0]
+    assert out.tolist() == [one, one, both, both, [0] * 4, first_only, first_only]

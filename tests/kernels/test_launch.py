@@ -208,3 +208,13 @@ def test_global_constants():
     out = torch.zeros(1, dtype=torch.int32)
     global_constant_kernel[(1,)](out)
     assert out.item() == 21
+
+
+def test_a_compiled_kernel_is_called_with_or_without_its_constants():
+    out = torch.zeros(50)
+    compiled = fill_kernel[(4,)](out, 3.0, 50)
+    for arguments in [(out, 4.0, 50, 16, 1), (out, 5.0, 50)]:
+        compiled[(4, 1, 1)](*arguments)
+        assert (out == arguments[1]).all()
+    with pytest.raises(TypeError, match=r"fill_kernel takes 5 arguments \(out_ptr, value, n, BLOCK, SCALE\), or the 3"):
+        compiled[(4, 1, 1)](out, 4.0)

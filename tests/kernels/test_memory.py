@@ -277,3 +277,23 @@ def test_descriptor_reductions_clip_too():
     descriptor_reduce_kernel[(4,)](x, total, largest, 12, 8, BLOCK=16)
     assert torch.equal(total, x.sum(0)[:12, :8].int())
     assert torch.equal(largest, x.amax(0)[:12, :8])
+
+
+@triton.jit
+def strided_descriptor_kernel(x_ptr, strides_ptr, out_ptr, N: tl.constexpr):
+    """A descriptor whose row stride every program reads from memory."""
+    pid = tl.program_id(0)
+    stride = tl.load(strides_ptr + pid)
+    block = tl.make_tensor_descriptor(x_ptr, [5, N - 2], [stride, 1], [4, N]).load([2, 0])
+    i, j = tl.arange(0, 4)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out_ptr + (pid * 4 + i) * N + j, block)
+
+
+def test_descriptor_strides_of_a_program():
+    x, strides = torch.arange(400.0), torch.tensor([16, 32, 20])
+    out = torch.full((3, 4, 16), -1.0)
+    strided_descriptor_kernel[(3,)](x, strides, out, N=16)
+    for got, stride in zip(out, strides.tolist(), strict=True):
+        expected = torch.zeros(4, 16)
+        expected[:3, :14] = x.as_strided((3, 14), (stride, 1), 2 * stride)
+        assert torch.equal(got, expected)

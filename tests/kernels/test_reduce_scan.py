@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -257,3 +260,49 @@ def test_sum_widens_as_the_language_says():
     low_precision_sum_kernel[(1,)](x, out, N=256)
     torch.testing.assert_close(out[:2], x.float().sum().expand(2), rtol=1e-5, atol=1e-5)
     assert out[2] == (x > 0).sum()
+
+
+@triton.jit
+def gcd(a, b):
+    while b != 0:
+        a, b = b, a % b
+    return a
+
+
+@triton.jit
+def gcd_kernel(x_ptr, out_ptr, scan_ptr, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, N))
+    tl.store(out_ptr, tl.reduce(x, 0, gcd))
+    tl.store(scan_ptr + tl.arange(0, N), tl.associative_scan(x, 0, gcd))
+
+
+@pytest.mark.beyond_interpreter("cannot branch on a tile in a combine function")
+def test_a_combine_function_may_loop():
+    x = torch.randint(1, 5000, (32,)) * 12
+    out, scan = torch.zeros(1, dtype=torch.int64), torch.zeros_like(x)
+    gcd_kernel[(1,)](x, out, scan, N=32)
+    running = list(itertools.accumulate(x.tolist(), math.gcd))
+    assert out == running[-1]
+    assert scan.tolist() == running
+
+
+@triton.jit
+def triangle(x):
+    total = 0
+    for i in range(x & 7):
+        total += i
+    return total
+
+
+@triton.jit
+def triangle_kernel(x_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.map_elementwise(triangle, tl.load(x_ptr + i)))
+
+
+@pytest.mark.beyond_interpreter("cannot branch on a tile in a combine function")
+def test_an_elementwise_function_may_loop():
+    x = torch.arange(64, dtype=torch.int32)
+    out = torch.zeros_like(x)
+    triangle_kernel[(1,)](x, out, N=64)
+    assert out.tolist() == [sum(range(v & 7)) for v in range(64)]

@@ -182,6 +182,7 @@ def test_shipped_files_have_the_name_they_are_found_by() -> None:
 
 def test_what_a_system_says_about_ccl_reads_as_a_mapping() -> None:
     assert dict(load_system("dgx_h100").ccl) == {
+        "algorithm": "auto",
         "buffer_kind": "sram",
         "backpressure": "poll",
         "n_slots": 8,

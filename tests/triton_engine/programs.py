@@ -42,3 +42,16 @@ def barrier_kernel(flags_ptr, peers_ptr, out_ptr, rank, world):
         while tl.load(flags_ptr + peer, volatile=True) != 1:
             pass
     tl.store(out_ptr, rank)
+
+
+@triton.jit
+def either_kernel(a_ptr, b_ptr, flags_ptr, out_ptr, BLOCK: tl.constexpr):
+    """A pointer to one of two arguments, by data; the store keeps the branch from becoming a select."""
+    pid = tl.program_id(0)
+    if tl.load(flags_ptr + pid) > 0:
+        source = a_ptr
+        tl.store(flags_ptr + pid, 2)
+    else:
+        source = b_ptr
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + pid * BLOCK + i, tl.load(source + i))

@@ -9,8 +9,9 @@ import triton.language as tl
 
 from kernbench.triton_engine import record_launches, set_duration_model
 from kernbench.triton_engine.counts import Counts
-from kernbench.triton_engine.duration import DEVICES, roofline
+from kernbench.triton_engine.duration import device_of, estimate
 from kernbench.triton_engine.introspect import lines_of
+from kernbench.triton_engine.launching import sampled_launches
 
 from .programs import scale_kernel, swizzled_matmul_kernel
 
@@ -67,15 +68,39 @@ def test_profile_attributes_time_to_lines():
     assert lines[0].flops == 256
 
 
-def test_roofline_is_memory_or_compute_bound():
-    device = DEVICES["cuda", "90"]
+def test_durations_are_those_of_the_target():
+    device = device_of("cuda", "90")
     many = 132 * 1000
     copy = Counts(
         unique_bytes_read=10**9, unique_bytes_written=10**9, bytes_read=10**9, bytes_written=10**9, programs=many
     )
-    assert roofline(copy, None, device) == pytest.approx(2e9 / 3.35e12, rel=0.02)
-    product = Counts(flops={("f16", "tensor"): 10**12}, programs=many)
-    assert roofline(product, None, device) == pytest.approx(1e12 / 989e12, rel=0.02)
+    assert estimate(copy, None, device).seconds == pytest.approx(2e9 / device.hbm_copy_bandwidth, rel=0.02)
+    assert device_of("hip", "gfx942").name == "mi300x"
+
+
+def test_a_sample_counts_stores_without_doing_them():
+    n = 1 << 16
+    x, out = torch.ones(n), torch.zeros(n)
+    with sampled_launches() as records:
+        scale_kernel[(n // 256,)](x, out, n, 3.0, BLOCK=256)
+    (record,) = records
+    assert (record.counts.bytes_read, record.counts.bytes_written) == (4 * n, 4 * n)
+    assert not out.any()
+
+
+def test_programs_in_a_good_order_share_what_a_wave_reads():
+    """16 x 16 tiles, 1024 in a row of the result: a wave of whole rows reads all of B, one of groups of rows little of it."""
+    m, n, k = 1024, 16384, 64
+    a, b, c = torch.empty(m, k).half(), torch.empty(k, n).half(), torch.empty(m, n).half()
+    found = {}
+    for group in (1, 64):
+        with sampled_launches() as records:
+            swizzled_matmul_kernel[(m * n // 256,)](a, b, c, m, n, k, BM=16, BN=16, BK=64, GROUP=group)
+        nbytes, programs = records[0].counts.wave_read
+        found[group] = nbytes / (2 * 16 * k)
+        rows, columns = (programs // 1024 + 1, 1024) if group == 1 else (group, programs // group + 1)
+        assert rows + columns - 2 <= found[group] <= rows + columns + 2
+    assert found[64] < 0.2 * found[1]
 
 
 def test_benchmarks_are_answered_by_the_model_and_change_nothing():

@@ -8,7 +8,7 @@ import torch
 from kernbench.errors import DeadlockError, MemoryAccessError
 from kernbench.triton_engine import Execution, execute
 
-from .programs import barrier_kernel, scale_kernel, swizzled_matmul_kernel
+from .programs import barrier_kernel, either_kernel, scale_kernel, swizzled_matmul_kernel
 
 
 def barrier(world, collected):
@@ -89,3 +89,16 @@ def test_out_of_bounds_names_rank_program_line_and_element(collected):
     for part in ("scale_kernel", "rank 1", "program (2, 0, 0)", "element 40 of x_ptr", "shape (40,)", "programs.py:13"):
         assert part in text
     assert error.value.ranks == (1,)
+
+
+def test_pointers_of_several_arguments_meet_in_a_batch(collected):
+    """Every rank's lanes keep to the rank's own tensors when a branch picks between two arguments."""
+    tensors = []
+    for rank in range(3):
+        a, b = torch.arange(8) + 100 * rank, torch.arange(8) - 100 * rank
+        flags, out = torch.tensor([rank % 2, 1, 0]), torch.zeros(3, 8, dtype=torch.int64)
+        either_kernel[(3,)](a, b, flags, out, BLOCK=8)
+        tensors.append((a, b, out))
+    execute(collected.launches)
+    for rank, (a, b, out) in enumerate(tensors):
+        assert torch.equal(out, torch.stack([a if rank % 2 else b, a, b]))

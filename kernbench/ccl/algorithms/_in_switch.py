@@ -49,6 +49,4 @@ def multicast(builder: ScheduleBuilder, grid: IntArray, cell_of: IntArray) -> No
     for shift in range(1, local):
         owner = (number + shift) % local
         source = np.take_along_axis(grid, owner, axis=1)
-        builder.round(
-            source.reshape(-1), grid.reshape(-1), cell_of[owner].reshape(-1), reduce=False, way=Way.DOWN
-        )
+        builder.round(source.reshape(-1), grid.reshape(-1), cell_of[owner].reshape(-1), reduce=False, way=Way.DOWN)

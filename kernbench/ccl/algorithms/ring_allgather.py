@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+from kernbench.ccl.schedule import Rounds, Schedule, ScheduleBuilder
 
 COLLECTIVE = "all_gather"
 TOPOLOGIES = ("ring_1d",)
@@ -22,3 +22,8 @@ def build(members: int) -> Schedule:
     if members > 1:
         ring.round(member, (member + 1) % members, (member - step) % members, reduce=False)
     return ring.build()
+
+
+def profile(members: int) -> list[Rounds]:
+    """What a round is, for the closed form."""
+    return [Rounds(members - 1, 1 / members, False)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+from kernbench.ccl.schedule import Rounds, Schedule, ScheduleBuilder
 
 COLLECTIVE = "all_reduce"
 TOPOLOGIES = ("ring_1d",)
@@ -27,3 +27,8 @@ def build(members: int) -> Schedule:
         ring.round(member, (member + 1) % members, (member - step) % members, reduce=True)
         ring.round(member, (member + 1) % members, (member + 1 - step) % members, reduce=False)
     return ring.build()
+
+
+def profile(members: int) -> list[Rounds]:
+    """What a round is, for the closed form."""
+    return [Rounds(members - 1, 1 / members, True), Rounds(members - 1, 1 / members, False)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+from kernbench.ccl.schedule import Rounds, Schedule, ScheduleBuilder
 
 COLLECTIVE = "broadcast"
 TOPOLOGIES = ("ring_1d",)
@@ -25,3 +25,8 @@ def build(members: int, root: int) -> Schedule:
         active = hops[(cell >= 0) & (cell < CELLS)]
         chain.round((root + active) % members, (root + active + 1) % members, step - active, reduce=False)
     return chain.build()
+
+
+def profile(members: int) -> list[Rounds]:
+    """What a round is, for the closed form."""
+    return [Rounds(members - 2 + CELLS, 1 / CELLS, False)] if members > 1 else []

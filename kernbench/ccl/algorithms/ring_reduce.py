@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernbench.ccl.schedule import Schedule, ScheduleBuilder
+from kernbench.ccl.schedule import Rounds, Schedule, ScheduleBuilder
 
 COLLECTIVE = "reduce"
 TOPOLOGIES = ("ring_1d",)
@@ -24,3 +24,8 @@ def build(members: int, root: int) -> Schedule:
         active = hops[(cell >= 0) & (cell < CELLS)]
         chain.round((root + 1 + active) % members, (root + 2 + active) % members, step - active, reduce=True)
     return chain.build()
+
+
+def profile(members: int) -> list[Rounds]:
+    """What a round is, for the closed form."""
+    return [Rounds(members - 2 + CELLS, 1 / CELLS, True)] if members > 1 else []

@@ -21,7 +21,7 @@ def modelled_seconds(fn: Callable[[], Any]) -> float:
     with sampled_launches() as records:
         fn()
     device = current_device()
-    return sum(estimate(r.counts, None, device) for r in records)
+    return sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in records)
 
 
 def do_bench(
@@ -80,7 +80,8 @@ class _Event:
         if end.at[1] - self.at[1] > 1:
             return _ESTIMATE
         device = current_device()
-        return 1e3 * sum(estimate(r.counts, None, device) for r in self.records[self.at[0] : end.at[0]])
+        launches = self.records[self.at[0] : end.at[0]]
+        return 1e3 * sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in launches)
 
     def synchronize(self) -> None:
         timeline.close()

@@ -40,7 +40,10 @@ def program_of(src: Any, metadata: Any) -> Program:
             from .pipeline import values_kernel
 
             ttir = values_kernel(src, metadata).metadata.kernbench_ttir
-        program = _programs[metadata.hash] = lift(_relocated(ttir, src))
+        from kernbench.torch_backend.modes import plain_torch
+
+        with plain_torch():
+            program = _programs[metadata.hash] = lift(_relocated(ttir, src))
     return program
 
 
@@ -67,6 +70,9 @@ class Launcher:
         names = list(src.signature)
         self.paths = paths
         self.descriptors = [str(_follow(kinds, p)).startswith("tensordesc") for p in paths]
+        self.n_bound = len(kinds)
+        #: Where the arguments start that the launch was given, if it was given the run-time ones alone.
+        self.top = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
         self.flat = all(len(p) == 1 for p in paths) and not any(self.descriptors)
         self.positions = tuple(p[0] for p in paths) if self.flat else ()
         self.names: list[str] = []
@@ -92,6 +98,27 @@ class Launcher:
                 out += [*value.shape, *value.strides]
         return out
 
+    def _spread(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a compiled kernel that was called directly, each at its position in the signature.
+
+        ``kernel[grid]`` of a compiled kernel takes what the signature lists, constants included; callers written for
+        Triton before 3.3 leave the constants out, which says the same.
+
+        Raises:
+            TypeError: neither.
+        """
+        if len(given) != len(self.top):
+            names = list(self.src.signature)
+            raise TypeError(
+                f"compiled kernel {self.metadata.name} takes {self.n_bound} arguments ({', '.join(map(str, names))}), or the "
+                f"{len(self.top)} of them that are no constants ({', '.join(str(names[i]) for i in self.top)}); "
+                f"{len(given)} were given"
+            )
+        out: list[Any] = [None] * self.n_bound
+        for position, value in zip(self.top, given, strict=True):
+            out[position] = value
+        return tuple(out)
+
     def __call__(
         self,
         grid_x: int,
@@ -107,6 +134,8 @@ class Launcher:
     ) -> None:
         from kernbench.triton_engine import launching
 
+        if len(bound) != self.n_bound:
+            bound = self._spread(bound)
         args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)
         if enter_hook is not None and getattr(enter_hook, "calls", True):
             enter_hook(launch_metadata)

@@ -5,25 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
-from kernbench.triton_engine.duration import Device, device_of
+from kernbench.cost.kernel_time import Resources
+from kernbench.topology.device import DeviceSpec
+from kernbench.triton_engine.duration import device_of
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Per program: registers per thread, spilled bytes per thread, shared memory in bytes, warps, stages, CTAs."""
-
-    registers: int
-    spills: int
-    shared: int
-    num_warps: int
-    num_stages: int
-    num_ctas: int = 1
-
-
-def current_device() -> Device:
+def current_device() -> DeviceSpec:
     from .activation import get_target
 
     target = get_target()
@@ -47,12 +36,12 @@ class Utils:
     def get_device_properties(device: int) -> dict[str, int]:
         d = current_device()
         return {
-            "max_shared_mem": d.shared_memory,
-            "max_num_regs": d.registers,
-            "multiprocessor_count": d.processors,
-            "warpSize": 64 if d.name.startswith("MI") else 32,
-            "sm_clock_rate": 1_700_000,
-            "mem_clock_rate": int(d.bandwidth / 1024 / 2 * 8 / 1000),
+            "max_shared_mem": d.pe.tcm_per_block,
+            "max_num_regs": d.pe.registers // 4,
+            "multiprocessor_count": d.pes,
+            "warpSize": d.target.warp_size,
+            "sm_clock_rate": int(d.clock / 1000),
+            "mem_clock_rate": int(d.hbm.bandwidth / 1024 / 2 * 8 / 1000),
             "mem_bus_width": 8192,
         }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kernbench.triton_engine.ops.registry import OpDef, lookup
+from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
 
 from .program import Branch, Code, ForBack, ForHead, Instr, Jump, Program, Return, SubProgram
 from .types import Ty
@@ -186,6 +186,14 @@ def _definition(instr: Instr) -> OpDef:
     return found
 
 
+def _tells_addresses(instr: Instr) -> bool:
+    """The result depends on where a pointer points, so it holds for one launch only: the next one has other tensors."""
+    info = instr.info
+    if info.name == "tt.ptr_to_int":
+        return True
+    return info.name in ("arith.select", "arith.cmpi", "tt.reshape") and info.operand_types[-1].is_ptr
+
+
 def _invariants(program: Program, types: list[Ty | None]) -> tuple[list[Instr], set[int]]:
     """Pure integer and pointer instructions that depend only on the grid and on integer or pointer arguments."""
     known = set(program.constants)
@@ -194,7 +202,12 @@ def _invariants(program: Program, types: list[Ty | None]) -> tuple[list[Instr], 
     for code in program.blocks:
         for instr in code.instrs:
             info = instr.info
-            if not _definition(instr).pure or info.regions or not all(a in known for a in instr.args):
+            if (
+                not _definition(instr).pure
+                or info.regions
+                or _tells_addresses(instr)
+                or not all(a in known for a in instr.args)
+            ):
                 continue
             if not all(t.is_int or t.is_ptr for t in info.result_types):
                 continue
@@ -367,7 +380,16 @@ def _build(program: Program, invariant: list[Instr]) -> None:
         for instr in code:
             for sub in instr.info.regions:
                 build_sub(sub)
-            instr.fn = _definition(instr).build(instr.info)
+            info = instr.info
+            try:
+                instr.fn = _definition(instr).build(info)
+            except (NotImplementedError, KeyError, ValueError) as error:
+                if str(info.loc) in str(error):
+                    raise
+                raise UnsupportedOpError(
+                    f"kernel {info.kernel}: {info.name} is not supported as it is used here: {error}\n"
+                    f"  at {info.loc}\n  {info.text}"
+                ) from error
 
     def build_sub(sub: SubProgram) -> None:
         build(sub.code)

@@ -199,23 +199,44 @@ class _Lowering:
         if len(region.blocks) != 1:
             raise UnsupportedOpError(f"kernel {self.kernel.name}: a combine function with branches is not supported")
         block = region.blocks[0]
-        args = tuple(self.define(name, ty) for name, ty in block.args)
+        return self.straight_program(block, tuple(self.define(name, ty) for name, ty in block.args))
+
+    def straight_program(self, block: Block, args: tuple[int, ...]) -> SubProgram:
         code: list[Instr] = []
         results: tuple[int, ...] = ()
         first = len(self.ops)
         self.straight_line(block, code)
         for op in block.ops:
-            if op.name.endswith(".return") or op.name == "scf.yield":
+            if _ends_region(op):
                 results = tuple(self.use(o) for o in op.operands)
         return SubProgram(args, code, results, tuple(self.ops[first:]))
+
+    def loop_in_region(self, op: Op) -> Instr:
+        """A loop inside a combine function: one instruction whose regions are its parts (see ``ops/region_loops.py``)."""
+        info = self.info(op)
+        args = tuple(self.use(o) for o in op.operands)
+        if op.name == "scf.for":
+            names = [op.attrs["iv"], *op.attrs["iter_args"]]
+            slots = tuple(self.define(n, t) for n, t in zip(names, op.operand_types[2:], strict=True))
+            info.regions = [self.straight_program(op.regions[0].blocks[0], slots)]
+        else:
+            before = tuple(self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True))
+            info.regions = [self.straight_program(op.regions[0].blocks[0], before), self.sub_program(op.regions[1])]
+        results = tuple(self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True))
+        info.arg_slots, info.result_slots = args, results
+        definition = lookup(op.name)
+        assert definition is not None
+        return Instr(info, definition.build, args, results)
 
     def straight_line(self, block: Block, code: list[Instr]) -> None:
         """Lower a block that must not jump: ``scf.if`` becomes both sides and a select, calls are inlined."""
         for op in block.ops:
             if op.name == "arith.constant":
                 self.constant(op)
-            elif op.name in _NO_EFFECT or op.name.endswith(".return") or op.name == "scf.yield":
+            elif op.name in _NO_EFFECT or _ends_region(op):
                 continue
+            elif op.name in ("scf.for", "scf.while"):
+                code.append(self.loop_in_region(op))
             elif op.name == "scf.if":
                 sides = []
                 for region in op.regions:
@@ -332,6 +353,10 @@ class _Lowering:
         for name, slot in zip(op.results, results, strict=True):
             self.names[name] = slot
         return after
+
+
+def _ends_region(op: Op) -> bool:
+    return op.name.endswith(".return") or op.name in ("scf.yield", "scf.condition")
 
 
 def _rounded(value: float, ty: Ty) -> float:

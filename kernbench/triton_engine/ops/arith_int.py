@@ -28,7 +28,7 @@ from kernbench.triton_engine.values import (
     wrap,
 )
 
-from .registry import op
+from .registry import UnsupportedOpError, op
 
 NP_UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 NP_SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -356,9 +356,20 @@ def _boolean(name: str, tile: tuple[int, ...]) -> Callable[..., Value]:
             return bool(x) != bool(y)
 
         return differ
-    if name in ("divsi", "divui", "shli", "shrsi", "shrui"):
+    if name in ("divui", "divsi"):  # by 1, as by 0 gives 0; -1 // -1 wraps to -1
+        return lambda b, x, y: mask_and(b, x, y, tile)
+    if name == "shrsi":  # the sign fills
         return lambda b, x, y: x
-    raise NotImplementedError(f"{name} on i1")
+    if name in ("shli", "shrui"):  # a shift by 1 leaves nothing
+
+        def shifted(b: Any, x: Any, y: Any) -> Value:
+            y = dense_mask(y, b.lanes, tile)
+            return mask_and(b, x, ~y if type(y) is Tensor else not y, tile)
+
+        return shifted
+    if name in ("remui", "remsi"):
+        return lambda b, x, y: False
+    raise UnsupportedOpError(f"arith.{name} of booleans")
 
 
 op(*(f"arith.{n}" for n in _BINARY if n != "mulhiui"), "tt.mulhiui")(_binary)
@@ -543,10 +554,13 @@ def _select_pointers(tile: tuple[int, ...]) -> Callable[..., Value]:
             return x if c else y
         if c.dim() < len(b.lanes) + len(tile):
             c = c.reshape(c.shape + (1,) * (len(b.lanes) + len(tile) - c.dim()))
-        address = torch.where(c, b.x.addresses(b, x, tile), b.x.addresses(b, y, tile))
+        one = x.root == y.root  # offsets into one argument, else addresses
+        numbers = b.x.offsets if one else b.x.addresses
+        chosen = torch.where(c, numbers(b, x, tile), numbers(b, y, tile))
+        root = x.root if one else None
         if not tile:
-            return Ptr(None, from_lane_array(address.numpy()))
-        return Ptr(None, 0 if not tile else Aff(0, (0,) * len(b.lanes), (0,) * len(tile), 0, 0), address)
+            return Ptr(root, from_lane_array(chosen.numpy()))
+        return Ptr(root, Aff(0, (0,) * len(b.lanes), (0,) * len(tile), 0, 0), chosen)
 
     return run
 

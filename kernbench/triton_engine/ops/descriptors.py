@@ -14,6 +14,7 @@ from torch import Tensor
 from kernbench.triton_engine import access
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
+from kernbench.triton_engine.reuse import visit, wave_bytes
 from kernbench.triton_engine.values import Aff, Box, Desc, Ptr, Value, dense_int, from_lane_array, lane_array
 
 from .arith_int import aff_add, aff_scale, mask_and
@@ -64,9 +65,12 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
     lanes: tuple[int, ...] = b.lanes
     rank = len(tile)
     lead = len(d.block) - rank
+    if not lead and all(type(v) is int for v in d.shape) and all(type(v) is int for v in d.strides):
+        return _locate_fixed(lanes, d, index, tile, item)
     off: Any = _spread(d.base.off, rank)
     bounds: list[Any] = [None] * rank
     outside: Any = True
+    scattered: Tensor | None = None  # the part of the offsets along dimensions whose stride differs between programs
     for j, (start, size, stride) in enumerate(zip(index, d.shape, d.strides, strict=True)):
         start, size, stride = _as_lane_int(start), _as_lane_int(size), _as_lane_int(stride)
         off = aff_add(off, aff_scale(_spread(_scale(start, stride, lanes), rank), item))
@@ -78,7 +82,12 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
                 outside = mask_and(b, outside, bool(inside.reshape(-1)[0]) if inside.size == 1 else flags, tile)
             continue
         k = j - lead
-        step = _uniform(stride)
+        if type(stride) is Aff:
+            part = _along(stride, item, lanes, tile[k], k, rank)
+            scattered = part if scattered is None else scattered + part
+            step = 0
+        else:
+            step = int(stride)
         ts = tuple(step * item if i == k else 0 for i in range(rank))
         if any(ts):
             span = step * item * (tile[k] - 1)
@@ -87,7 +96,45 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
         if _least(high) < tile[k] or _most(low) > 0:
             bounds[k] = (low, high)
     mask: Any = True if all(p is None for p in bounds) else Box(tuple(bounds))
-    return Ptr(d.base.root, off, None), mask_and(b, mask, outside, tile)
+    if scattered is not None and type(off) is not Aff:
+        off = Aff(off, (0,) * len(lanes), (0,) * rank, off, off)
+    return Ptr(d.base.root, off, scattered), mask_and(b, mask, outside, tile)
+
+
+def _locate_fixed(
+    lanes: tuple[int, ...], d: Desc, index: list[Any], tile: tuple[int, ...], item: int
+) -> tuple[Ptr, Any]:
+    """:func:`locate` for a shape and strides that are the same everywhere: the case of almost every kernel."""
+    base: Any = d.base.off
+    none = (0,) * len(lanes)
+    c, ls, arr, low, high = _lane_parts(base, none)
+    ts = []
+    bounds: list[Any] = [None] * len(tile)
+    for j, (start, size, stride, n) in enumerate(zip(index, d.shape, d.strides, tile, strict=True)):
+        start = _as_lane_int(start)
+        step: int = stride * item  # type: ignore[operator,assignment]
+        ts.append(step if n > 1 else 0)
+        c1, ls1, arr1, lo1, hi1 = _lane_parts(start, none)
+        if lo1 < 0 or hi1 + n > size:  # type: ignore[operator]
+            at = lane_array(start, lanes) if type(start) is Aff else start
+            if _least(at) < 0 or _most(at) + n > size:  # type: ignore[operator]
+                bounds[j] = (-at, size - at)
+        c += c1 * step
+        if ls1 is not none:
+            ls = tuple([p + q * step for p, q in zip(ls, ls1, strict=True)])
+        if arr1 is not None:
+            arr = arr1 * step if arr is None else arr + arr1 * step
+        near, far = (lo1, hi1 + n - 1) if step > 0 else (hi1 + n - 1, lo1)
+        low, high = low + near * step, high + far * step
+    mask = True if all(p is None for p in bounds) else Box(tuple(bounds))
+    return Ptr(d.base.root, Aff(c, ls, tuple(ts), low, high, arr), None), mask
+
+
+def _lane_parts(v: Any, none: tuple[int, ...]) -> tuple[int, tuple[int, ...], np.ndarray | None, int, int]:
+    """Constant, lane strides, irregular part, least and greatest of a per-lane integer."""
+    if type(v) is Aff:
+        return v.c, v.ls, v.arr, v.lo, v.hi
+    return v, none, None, v, v
 
 
 def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
@@ -96,10 +143,12 @@ def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
     return arr > 0 if strict else arr <= 0
 
 
-def _uniform(stride: Any) -> int:
-    if type(stride) is Aff:
-        raise NotImplementedError("descriptor strides that differ between programs")
-    return int(stride)
+def _along(stride: Aff, item: int, lanes: tuple[int, ...], extent: int, dim: int, rank: int) -> Tensor:
+    """Byte offsets along tile dimension ``dim`` where every program has a stride of its own."""
+    shape = [1] * rank
+    shape[dim] = extent
+    per_lane = torch.from_numpy(np.ascontiguousarray(lane_array(stride, lanes))) * item
+    return per_lane.reshape(tuple(per_lane.shape) + (1,) * rank) * torch.arange(extent).reshape(shape)
 
 
 def _bound(v: Any, lanes: tuple[int, ...]) -> Any:
@@ -133,6 +182,9 @@ def _load(info: OpInfo) -> Callable[..., Value]:
         inner, reshaped = _inner(tile, d)
         p, mask = locate(b, d, list(index), inner, dtype.itemsize)
         fill = _fill(d, is_int)
+        if b.x.wave is not None and not is_int:
+            b.x.distinct += wave_bytes(b, p, inner, dtype.itemsize)
+            return fill
         value = access.load(b, info, p, inner, dtype, mask, fill)
         if value is None:
             return fill
@@ -163,11 +215,12 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     tile, dtype = value_ty.shape, value_ty.dtype
 
     def run(b: Any, d: Desc, *rest: Any) -> Value:
-        if b.x.dry:
-            return None
         *index, value = rest
         inner, reshaped = _inner(tile, d)
         p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        if b.x.dry:
+            visit(b, info, p, inner, dtype, mask)
+            return None
         if type(value) is Aff:
             value = dense_int(value, b.lanes, tile, dtype)
         if reshaped and type(value) is Tensor:
@@ -190,11 +243,12 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
     raw = torch.int16 if dtype is torch.bfloat16 else dtype
 
     def run(b: Any, d: Desc, *rest: Any) -> Value:
-        if b.x.dry:
-            return None
         *index, value = rest
         inner, _ = _inner(tile, d)
         p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        if b.x.dry:
+            visit(b, info, p, inner, dtype, mask)
+            return None
         values = _operand(b, value, value_ty, raw)
         for allocation, at, keep in _flat_elements(b, info, p, inner, dtype, mask):
             flat = allocation.flat(raw).numpy()
@@ -211,8 +265,9 @@ def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, 
     nl = len(b.lanes)
     index = materialise(rows, b, row_ty).to(torch.int64)
     column = _as_lane_int(column)
-    stride0, stride1 = _uniform(_as_lane_int(d.strides[0])), _uniform(_as_lane_int(d.strides[1]))
-    size0, size1 = (dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in d.shape)
+    stride0, stride1, size0, size1 = (
+        dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in (*d.strides, *d.shape)
+    )
     wide = lambda s: s.reshape((*s.shape, 1)) if type(s) is Tensor else s  # noqa: E731
     inside = ((index >= 0) & (index < wide(size0))).unsqueeze(-1)
     cols: Any = dense_int(
@@ -220,7 +275,7 @@ def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, 
     )
     fits = (cols >= 0) & (cols < wide(size1))
     mask = inside & fits.unsqueeze(nl)
-    den = index.unsqueeze(-1) * (stride0 * item) + cols.unsqueeze(nl) * (stride1 * item)
+    den = (index * wide(stride0)).unsqueeze(-1) * item + (cols * wide(stride1)).unsqueeze(nl) * item
     return Ptr(d.base.root, _spread(d.base.off, 2), den), True if bool(mask.all()) else mask
 
 
@@ -243,9 +298,10 @@ def _scatter(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
 
     def run(b: Any, d: Desc, rows: Any, column: Any, value: Any) -> Value:
-        if b.x.dry:
-            return None
         p, mask = _rows(b, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
+        if b.x.dry:
+            visit(b, info, p, value_ty.shape, value_ty.dtype, mask)
+            return None
         access.store(b, info, p, value_ty.shape, TORCH_DTYPE[value_ty.elem], materialise(value, b, value_ty), mask)
         b.wrote()
         return None

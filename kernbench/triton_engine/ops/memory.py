@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernbench.triton_engine import access
 from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.reuse import visit, wave_bytes
 from kernbench.triton_engine.values import Aff, Box, Ptr, Value, dense_int, dense_mask, from_lane_array
 
 from .casts import pointer_from_int
@@ -51,6 +52,9 @@ def _load(info: OpInfo) -> Callable[..., Value]:
     def run(b: Any, p: Ptr, mask: Any = True, other: Any = None) -> Value:
         if type(other) is Aff:
             other = dense_int(other, b.lanes, tile, dtype)
+        if b.x.wave is not None and not is_int:
+            b.x.distinct += wave_bytes(b, p, tile, dtype.itemsize)
+            return 0.0
         value = access.load(b, info, p, tile, dtype, mask, other)
         if value is None:
             return other if other is not None else 0 if is_int else 0.0
@@ -71,6 +75,7 @@ def _store(info: OpInfo) -> Callable[..., Value]:
 
     def run(b: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
         if b.x.dry:
+            visit(b, info, p, tile, dtype, mask)
             return None
         kind = type(value)
         if kind is Aff:

@@ -41,6 +41,7 @@ _MODULES = (
     "shape",
     "dot",
     "reduce",
+    "region_loops",
     "memory",
     "atomics",
     "descriptors",

@@ -1,0 +1,239 @@
+"""Setting the models' fitted constants again, from priors that no table has seen: what cross-validation needs (ADR 0073).
+
+A :class:`Knob` is one fitted constant: where it is, and its prior, a figure of NCCL's source or a plain guess that holds
+for every generation. ``refit`` sets the knobs of a kind to the least error on some tables; what those tables do not tell
+stays at the prior, or at what the generation before has. Constants that are not here are from sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from kernbench.cost.collective_constants import GB, GENERATIONS, LIBRARY, TRANSPORTS, US
+from kernbench.cost.fitting import robust, search
+from kernbench.cost.gemm import KERNELS
+from kernbench.cost.memory_bound import OPS
+from kernbench.cost.validation import Comparison, Measured
+
+_STEPS = (0.4, 0.15, 0.06, 0.025)
+_PULL = 0.003  # per unit of log distance from the prior: what no table tells does not move
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One fitted constant.
+
+    Attributes:
+        table: the mapping of rows that it is in.
+        row, field: of the table.
+        key: within the field, where that is a mapping or a tuple.
+        prior: where a fit starts.
+        reach: the factor beyond which it does not move from there.
+        most: a value that physics does not let it pass.
+    """
+
+    table: str
+    row: str
+    field: str
+    prior: float
+    key: Any = None
+    reach: float = 8.0
+    most: float = math.inf
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}.{self.row}.{self.field}" + ("" if self.key is None else f"[{self.key}]")
+
+
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "generation": GENERATIONS,
+    "transport": TRANSPORTS,
+    "library": LIBRARY,
+    "gemm": KERNELS,
+    "op": OPS,
+}
+
+
+def _get(knob: Knob) -> float:
+    value = getattr(TABLES[knob.table][knob.row], knob.field)
+    return float(value if knob.key is None else value[knob.key])
+
+
+def _set(knob: Knob, value: float) -> None:
+    table = cast(MutableMapping[str, Any], TABLES[knob.table])
+    row = table[knob.row]
+    new: Any = value
+    if knob.key is not None:
+        held = getattr(row, knob.field)
+        new = (
+            {**held, knob.key: value}
+            if isinstance(held, Mapping)
+            else tuple(value if index == knob.key else part for index, part in enumerate(held))
+        )
+    table[knob.row] = replace(row, **{knob.field: new})
+
+
+@contextmanager
+def constants(values: Mapping[Knob, float]) -> Iterator[None]:
+    """The models with some constants set; afterwards all are as they were."""
+    kept = {name: dict(table) for name, table in TABLES.items()}
+    try:
+        for knob, value in values.items():
+            _set(knob, value)
+        yield
+    finally:
+        for name, table in TABLES.items():
+            cast(MutableMapping[str, Any], table).update(kept[name])
+
+
+# Priors. Generations: NCCL's base and hop latencies, LL's caps and efficiencies (src/graph/tuning.cc), else round figures.
+_GENERATION: Mapping[tuple[str, Any], float] = {
+    ("base", "ll"): 6.6 * US,
+    ("base", "ll128"): 14 * US,
+    ("base", "simple"): 8.4 * US,
+    ("hop", "ll"): 0.6 * US,
+    ("hop", "ll128"): 1.9 * US,
+    ("hop", "simple"): 3.4 * US,
+    ("ring_share", None): 0.85,
+    ("tree_share", None): 0.92,
+    ("ll128_share", None): 0.92,
+    ("p2p_channel", None): 20 * GB,
+    ("all_to_all_share", None): 0.85,
+    ("pair_share", None): 0.92,
+    ("mesh_share", None): 0.95,
+    ("nvls_share", None): 0.7,
+    ("nvls_base", None): 25 * US,
+    ("direct_base", 0): 4 * US,
+    ("direct_base", 1): 0.4 * US,
+    ("direct_sync", None): 5 * US,
+    ("direct_share", None): 0.3,
+}
+_LL_CAP = {"ampere": 87.7 * GB, "hopper": 141 * GB, "blackwell": 282 * GB, "cdna": 87.7 * GB}
+_TRANSPORT: Mapping[tuple[str, Any], float] = {
+    **{("step", (algorithm, "ll")): 1 * US for algorithm in ("tree", "ring")},
+    **{("step", (algorithm, "ll128")): 4 * US for algorithm in ("tree", "ring")},
+    **{("step", (algorithm, "simple")): 10 * US for algorithm in ("tree", "ring")},
+    ("chunk", None): 0.5 * US,
+    ("chunk_trips", None): 0.5,
+    ("spread", None): 0.03,
+    ("ll_bandwidth", None): 2.5 * GB,
+    ("ll_hop_bandwidth", None): 6 * GB,
+    ("tree_share", 0): 0.95,
+    ("tree_share", 1): 0.9,
+}
+_LIBRARY = {"incast": 0.97, "across": 0.95, "peer": 1.5 * US, "launched_early": 3 * US, "host_serial": 0.4}
+_GEMM: Mapping[tuple[str, Any], float] = {
+    ("efficiency", "fp16"): 0.8,
+    ("efficiency", "tf32"): 0.8,
+    ("efficiency", "fp8"): 0.7,
+    ("operand_reuse", None): 1.5,
+    ("pe_share", None): 2.0,
+    ("resident", None): 0.5,
+    ("read_share", None): 0.9,
+    ("store_share", None): 0.8,
+    ("start", None): 1.5 * US,
+    ("block", None): 1.0 * US,
+    ("split", None): 3.0 * US,
+    ("wide", None): 0.8,
+}
+_OP: Mapping[str, float] = {"pace": 1.0, "memory": 0.9, "start": 1 * US, "hip": 0.7}
+# Shares of what hardware gives; more than all of it there is not.
+_SHARES = ("ring_share", "tree_share", "ll128_share", "all_to_all_share", "nvls_share", "direct_share", "mesh_share")
+_ALL = dict.fromkeys((*_SHARES, "efficiency", "read_share"), 1.0)
+# What a generation without tables is taken for.
+LIKE = {"blackwell": "hopper", "cdna": "ampere"}
+
+
+def knobs(kind: str) -> list[list[Knob]]:
+    """The knobs of ``collective``, ``gemm`` or ``memory_bound``, in groups that are fitted one after the other."""
+    if kind == "collective":
+        groups = [
+            [
+                Knob("generation", row, field, prior, key, most=_ALL.get(field, math.inf))
+                for (field, key), prior in _GENERATION.items()
+            ]
+            + [Knob("generation", row, "ll_bandwidth", _LL_CAP[row])]
+            for row in GENERATIONS
+        ]
+        library = [
+            Knob("library", "library", field, prior, reach=4, most=1.0 if field in ("incast", "across") else math.inf)
+            for field, prior in _LIBRARY.items()
+        ]
+        return [
+            *groups,
+            *(
+                [
+                    Knob("transport", row, field, prior, key, most=1.0 if field == "tree_share" else math.inf)
+                    for (field, key), prior in _TRANSPORT.items()
+                ]
+                for row in ("verbs", "libfabric")
+            ),
+            library,
+        ]
+    if kind == "gemm":
+        return [
+            [
+                Knob("gemm", row, field, prior, key, most=_ALL.get(field, math.inf))
+                for (field, key), prior in _GEMM.items()
+            ]
+            for row in KERNELS
+        ]
+    return [[Knob("op", row, field, prior) for field, prior in _OP.items()] for row in OPS]
+
+
+def log_error(found: Comparison) -> Any:
+    """Log of estimate over measurement, of each point."""
+    return np.log(found.seconds / found.measured)
+
+
+def refit(tables: Sequence[Measured], groups: Sequence[Sequence[Knob]]) -> dict[Knob, float]:
+    """The values of the knobs that fit some tables best, one group after the other."""
+    values = {knob: knob.prior for group in groups for knob in group}
+    for group in groups:
+        moving = [knob for knob in group if _get(knob) > 0]
+        with constants(values):
+            concerned = [table for table in tables if _concerns(table, moving)]
+        if concerned:
+            values |= _fit(concerned, moving, values)
+        for knob in moving:  # a generation that nobody measured is as the one that it follows
+            for other, like in LIKE.items():
+                twin = replace(knob, row=other)
+                if knob.row == like and twin in values:
+                    values[twin] = values[knob]
+    return values
+
+
+def _fit(tables: Sequence[Measured], moving: Sequence[Knob], values: Mapping[Knob, float]) -> dict[Knob, float]:
+    origin = [math.log(values[knob]) for knob in moving]
+    reach = [math.log(knob.reach) for knob in moving]
+    # A long table says more than a short one, but not as much more as it is longer.
+    weights = [math.sqrt(table.size.size) for table in tables]
+
+    def loss(position: Sequence[float]) -> float:
+        trial = {**values, **{knob: math.exp(at) for knob, at in zip(moving, position, strict=True)}}
+        with constants(trial):
+            errors = [robust(log_error(table.compare())) for table in tables]
+        pull = sum(abs(at - first) for at, first in zip(position, origin, strict=True))
+        return float(np.average(errors, weights=weights)) + _PULL * pull
+
+    bounds = [
+        (at - far, min(at + far, math.log(knob.most))) for at, far, knob in zip(origin, reach, moving, strict=True)
+    ]
+    found = search(loss, origin, bounds, steps=_STEPS, starts=False)
+    return {knob: math.exp(at) for knob, at in zip(moving, found, strict=True)}
+
+
+def _concerns(table: Measured, group: Sequence[Knob]) -> bool:
+    """Whether any of the knobs changes the estimates of a table."""
+    before = table.compare().seconds
+    for knob in group:
+        with constants({knob: _get(knob) * 1.3}):
+            if not np.allclose(before, table.compare().seconds, rtol=1e-9):
+                return True
+    return False

@@ -1,0 +1,86 @@
+"""Loops inside the combine function of a reduction, a scan or ``tl.map_elementwise``.
+
+A combine function runs on whole tiles in place of its scalars, so elements leave a loop one by one: every turn runs for all of
+them, and those that have left keep what they had. The body has no effects, so the turns too many are harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.values import dense_int
+
+from .reduce import run_region
+from .registry import op
+
+
+def _dense(v: Any, b: Any, ty: Ty) -> Any:
+    return dense_int(v, b.lanes, (), ty.dtype) if ty.is_int and ty.elem != "i1" else v
+
+
+def _keep(going: Any, new: Any, old: Any, ty: Ty) -> Any:
+    """``new`` where ``going``, else ``old``."""
+    if type(going) is not Tensor:
+        return new if going else old
+    return torch.where(going, *(v if type(v) is Tensor else torch.tensor(v, dtype=ty.dtype) for v in (new, old)))
+
+
+def _any(going: Any) -> bool:
+    return bool(going.any()) if type(going) is Tensor else bool(going)
+
+
+def _result(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@op("scf.for")
+def _for(info: OpInfo) -> Callable[..., Any]:
+    body = info.regions[0]
+    types = info.result_types
+    counter = info.operand_types[0]
+    if info.attrs.get("unsigned"):
+        raise NotImplementedError("an unsigned counter in a combine function")
+
+    def run(b: Any, *args: Any) -> Any:
+        at, end, step = (_dense(v, b, counter) for v in args[:3])
+        carried = list(args[3:])
+        going = at < end
+        while _any(going):
+            new = run_region(b, body, [at, *carried])
+            carried = [_keep(going, n, c, t) for n, c, t in zip(new, carried, types, strict=True)]
+            at = at + step
+            going = going & (at < end)
+        return _result(carried)
+
+    return run
+
+
+@op("scf.while")
+def _while(info: OpInfo) -> Callable[..., Any]:
+    before, body = info.regions
+    types, carried_types = info.result_types, info.operand_types
+
+    def run(b: Any, *args: Any) -> Any:
+        carried = list(args)
+        going: Any = True
+        results: list[Any] | None = None
+        while True:
+            condition, *passed = run_region(b, before, carried)
+            results = (
+                passed
+                if results is None
+                else [_keep(going, n, r, t) for n, r, t in zip(passed, results, types, strict=True)]
+            )
+            going = condition & going
+            if not _any(going):
+                return _result(results)
+            new = run_region(b, body, passed)
+            carried = [_keep(going, n, c, t) for n, c, t in zip(new, carried, carried_types, strict=True)]
+
+    return run
