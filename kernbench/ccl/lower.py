@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernbench.ccl.config import AlgorithmConfig
 from kernbench.ccl.ipcq import FloatArray, QueueCosts
@@ -122,13 +123,16 @@ def _rates(
     return np.where(np.isfinite(rate), rate, topology.device.hbm_copy_bandwidth)
 
 
-def _first_reads(schedule: Schedule) -> IntArray:
-    """``[transfers]`` whether a transfer reads what its member brought: it goes first, when the kernel has started."""
+def _first_reads(schedule: Schedule) -> NDArray[np.bool_]:
+    """``[transfers]`` whether a transfer reads what its member brought: it goes first, when the kernel has started.
+
+    A local reduction does not count: what it reduces into has come later.
+    """
     rounds = np.repeat(np.arange(len(schedule.rounds) - 1), np.diff(schedule.rounds))
     written = np.full(schedule.members * schedule.slots, len(schedule.rounds), dtype=np.int64)
     np.minimum.at(written, schedule.dst * schedule.slots + schedule.to_cell, rounds)
-    first: IntArray = written[schedule.src * schedule.slots + schedule.cell] >= rounds
-    return first
+    first: NDArray[np.bool_] = written[schedule.src * schedule.slots + schedule.cell] >= rounds
+    return first & ~((schedule.way == Way.LOCAL) & schedule.reduces)
 
 
 def _plan(

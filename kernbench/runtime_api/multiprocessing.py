@@ -167,6 +167,10 @@ class Multiprocessing:
             bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
             ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
         else:
+            from kernbench.torch_backend.leaks import LeakGuard
+
+            ctx._leaks = LeakGuard(ctx)
+            ctx._leaks.open()
             ctx.scheduler.start(bodies, isolation=isolation)
         self._daemon = daemon
         if not join:
@@ -333,6 +337,9 @@ def _close_world(ctx: RuntimeContext) -> None:
     environment, ctx._environment = ctx._environment, None
     if environment is not None:
         environment.close()
+    leaks, ctx._leaks = ctx._leaks, None
+    if leaks is not None:
+        leaks.close()
     ctx.distributed._reset()
 
 

@@ -159,7 +159,7 @@ class Baton:
             if holder.thread.ident is not None:
                 identity = ctypes.c_ulong(holder.thread.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
-            if self._home.acquire(timeout=0.1):
+            if self._home.acquire(timeout=0.1) or (holder is not None and holder.stuck):
                 return
 
 
@@ -205,12 +205,14 @@ class Carrier:
         self._baton = baton
         self._on_bound = on_bound
         self._finished = False
+        self.stuck = False
+        """Whether the thread is known to wait for ever, and cannot be unwound."""
         self._thrown: BaseException | None = None
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
 
     def front(self) -> None:
         """Body of the fronting greenlet: lend the baton to the thread until it has finished."""
-        while not self._finished:
+        while not self._finished and not self.stuck:
             if self.before_run is not None:
                 self.before_run()
             try:
@@ -221,7 +223,7 @@ class Carrier:
             else:
                 if not self._finished:
                     self._leave(self._main.switch)
-        if self.thread.ident is not None:
+        if not self.stuck and self.thread.ident is not None:
             self.thread.join()
 
     def start(self) -> None:
@@ -246,6 +248,8 @@ class Carrier:
 
         Raises whatever was thrown into the fronting greenlet meanwhile.
         """
+        if self.stuck:
+            raise SystemExit  # it was given up, and has woken up after all
         self._baton.pass_on()
         self.turn.acquire()
         if self._thrown is not None:
@@ -263,5 +267,6 @@ class Carrier:
             self._finished = True
             self.before_run = None
             del self._body, self._on_bound  # they lead to the world, which is to be forgotten
-            self._baton.ended.append(self)
-            self._baton.give_back()
+            if not self.stuck:
+                self._baton.ended.append(self)
+                self._baton.give_back()
