@@ -37,7 +37,7 @@ from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
-from kernbench.sim_engine.operation import COMPUTE_STREAM, COPY_STREAM
+from kernbench.sim_engine.operation import COPY_STREAM
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RuntimeContext(Factories):
         self.sips = self.target_device.resolve(self.topology.sip_count)
         self.scheduler = RankScheduler(make_policy(self.policy, self.seed))
         self.executor = DataExecutor()
-        self.storages = StorageTable(self.engine.memory)
+        self.storages = StorageTable(self.engine.memory, self.note_memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
         self._moves_seen = 0
         self._ended_waits: list[Operation] = []
@@ -202,6 +202,9 @@ class RuntimeContext(Factories):
         if self.observing:
             raise self._beside_the_program("wait")
         op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        if at <= self.engine.now:  # a host that is behind its device
+            op.resolve(me.clock, at)
+            return op
         self.engine.at(at, lambda: self.engine.resolve_now(op))
         return op
 
@@ -247,14 +250,14 @@ class RuntimeContext(Factories):
         launch = self.topology.device.launch
         me.clock += launch.overhead
         op = Operation(
-            name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
+            name, kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
             duration=None,
         )  # fmt: skip
         if cost is not None:
             op.duration, op.spread, op.nbytes = cost.seconds, cost.spread, cost.nbytes
         self._touch(op, tensors, me)
-        self.engine.submit(op)
-        me.last = me.tails[COMPUTE_STREAM] = op
+        self.engine.submit(op, after=me.take_awaited())
+        me.last = me.tails[me.stream] = op
         return op
 
     def _touch(self, op: Operation, tensors: Iterable[Any], me: RankState) -> None:
@@ -283,6 +286,24 @@ class RuntimeContext(Factories):
             self._host_waited(self._me(), op)
         if op.error is not None:
             raise op.error
+
+    def note_memory(self, sip: int, change: int) -> None:
+        """Log that ``change`` bytes more are allocated on ``sip`` now."""
+        self.engine.op_log.note_memory(sip, self.now(), change)
+
+    def wait_on_stream(self, handle: Handle) -> None:
+        """Let this rank's current stream wait for ``handle``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).
+
+        The values must be there for what the host computes next, so the rank is blocked until all members of the collective
+        have arrived; no virtual time passes for its host. Raises what made it fail.
+        """
+        handle.observed = True
+        if not handle.executed and handle.error is None:
+            self._block_on(self.distributed.matcher.values_of(handle))
+        if handle.error is not None:
+            raise handle.error
+        me = self._me()
+        me.let_wait(me.stream, (handle,))
 
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""
@@ -485,7 +506,7 @@ class RuntimeContext(Factories):
         """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
         me = self._me()
         me.holds_tensors = True
-        self.storages.allocate(plain(tensor), me, name)
+        self.storages.allocate(plain(tensor), me, name, noted=True)
         return tensor.as_subclass(Tensor)
 
     Tensor = Tensor

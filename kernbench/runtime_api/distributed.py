@@ -17,6 +17,7 @@ from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
 from kernbench.runtime_api.handles import Work
 from kernbench.runtime_api.matching import Matcher
 from kernbench.runtime_api.reports import deadlock_report
+from kernbench.sim_engine.operation import COMM_STREAM
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -134,7 +135,7 @@ class Distributed:
         made = self._groups.setdefault(members, [])
         if nth == len(made):
             number = sum(map(len, self._groups.values()))
-            made.append(ProcessGroup(f"group {number} {list(members)}", members))
+            made.append(ProcessGroup(f"group {number} {list(members)}", members, f"{COMM_STREAM} {number}"))
         return made[nth]
 
     def _rank(self) -> int:

@@ -74,9 +74,20 @@ class RankDevice:
             self.ctx.wait(op)
 
     def finish(self) -> None:
-        """Wait for what the rank has enqueued on its stream (not for collectives that others have yet to join)."""
-        if self.state.last is not None:
-            self.ctx.wait(self.state.last)
+        """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
+        self.finish_stream(self.state.stream)
+
+    def finish_stream(self, name: str) -> None:
+        """Wait for one of the rank's streams."""
+        for op in self.state.before(name):
+            self.ctx.wait(op)
+        self.state.awaited.pop(name, None)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the rank, those of its groups too: ``cudaDeviceSynchronize``."""
+        for op in list(self.state.tails.values()):
+            self.ctx.wait(op)
+        self.state.awaited.clear()
 
 
 _allocating: list[Devices] = []
@@ -123,7 +134,8 @@ class Devices:
         """Memory of a SIP."""
         found = self._memories.get(sip)
         if found is None:
-            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size)
+            noting = functools.partial(self.ctx.note_memory, sip)
+            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size, noting)
         return found
 
     def of(self, rank: int) -> RankDevice:
@@ -188,6 +200,8 @@ class Devices:
             library._destroy()
             _allocating.remove(self)
         self._ranks.clear()
+        for memory in self._memories.values():
+            memory.changed = None
 
     # -- allocating --------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.sim_engine.operation import COMM_STREAM
 from kernbench.torch_backend import clocks, profiling
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
@@ -184,8 +185,10 @@ class Environment:
         self._calls[me] = nth + 1
         made = self._communicators.setdefault(key, [])
         if nth == len(made):
-            title = "the default group" if name == "0" and everybody else f"group {name} {list(members)}"
-            made.append(Communicator(title, members))
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            made.append(Communicator(title, members, stream))
         return made[nth]
 
 
