@@ -37,3 +37,9 @@ def band_interval(group: str, axis: Floats, seconds: Floats) -> tuple[Floats, Fl
     below = np.asarray([band[1] for band in bands])[row]
     above = np.asarray([band[2] for band in bands])[row]
     return interval(seconds, below, above)
+
+
+def collective_spread(nodes: int, nbytes: int) -> tuple[float, float]:
+    """Shares below and above a collective's time on ``nodes`` nodes, for one that is simulated step by step."""
+    _, below, above = next(band for band in BANDS[collective_group(nodes, "host")] if nbytes <= band[0])
+    return below, above
