@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "precompile": ("precompile", "Compile kernels ahead of time, side by side, into Triton's cache."),
     "tune": ("tune", "Rank the configs of autotuned kernels for a device, and seed autotuners with them."),
     "sweep": ("sweep", "Run a program over a grid of systems and parameters, on one machine or many."),
+    "ccl": ("ccl", "List collective algorithms, show their order of reduction, check your own."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
     "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),
     "doctor": ("doctor", "Check this installation, and say what to do."),

@@ -36,6 +36,7 @@ from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
+from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.sim_engine.operation import COPY_STREAM
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
@@ -87,6 +88,9 @@ class RuntimeContext(Factories):
         self.executor = DataExecutor()
         self.storages = StorageTable(self.engine.memory, self.note_memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
+        self._moves_seen = 0
+        self._ended_waits: list[Operation] = []
+        """Operations that somebody waits for and whose end has become known since the waits were last looked at."""
         self._pending_collectives: list[Collective] = []
         self.deadlines = Deadlines()
         self._environment: Environment | None = None
@@ -148,6 +152,7 @@ class RuntimeContext(Factories):
 
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
+        self._ended_waits.clear()
         self._pending_collectives.clear()
         self.deadlines.clear()
         self._polls.clear()
@@ -303,7 +308,7 @@ class RuntimeContext(Factories):
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
-            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
+            self.engine.op_log.add_wait((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
@@ -319,6 +324,7 @@ class RuntimeContext(Factories):
             if self.scheduler.before_switch is not None:
                 self.scheduler.before_switch()
             self._pending_worker_waits.append((op, self.scheduler.waitable()))
+            op.when_resolved(partial(self._ended_waits.append, op))
             self.scheduler.switch_to_main()
             if not op.done:
                 raise KernbenchError(
@@ -528,6 +534,7 @@ def simulate(
     ccl: CclConfig | str | None = None,
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
+    log_limit: int | None = DEFAULT_LIMIT,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -544,6 +551,7 @@ def simulate(
         plugins: objects, modules or references (as ``--plugin`` takes them) that take part in this simulation, besides
             those that are installed (:mod:`kernbench.plugins`).
         options: values of the plugins' options.
+        log_limit: operations that the op log keeps, the last ones; None: all.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -557,7 +565,7 @@ def simulate(
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     ctx = RuntimeContext(
-        engine=GraphEngine(handle.topology_obj, enable_data=enable_data),
+        engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
         target_device=DeviceSelector(devices),
         correlation_id=correlation_id,
         seed=seed,

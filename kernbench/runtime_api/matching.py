@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Request, Splits, library_environ
+from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.cost.uncertainty import collective_spread
@@ -353,20 +353,11 @@ class Matcher:
     ) -> Request:
         """Plan a matched collective, and move its values."""
         ctx = self._ctx
-        dtype = collective.signature.dtype or torch.int32
-        request = self._runner.request(
-            op=collective.signature.op,
-            config=ctx.ccl_config.select(algorithm),
-            sips=tuple(arrival.op.sip for arrival in arrivals),
-            root=root,
-            count=count,
-            itemsize=dtype.itemsize,
-            dtype=short_dtype(dtype),
-            splits=splits,
-            environ=collective.group.environ or (),
-            fidelity=ctx.ccl_config.fidelity,
-            reduction=collective.signature.reduction,
-        )
+        signature = collective.signature
+        request = self._request(
+            signature.op, algorithm, tuple(arrival.op.sip for arrival in arrivals), root, count,
+            signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
+        )  # fmt: skip
         if ctx.enable_data:
             inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
             outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
@@ -378,6 +369,34 @@ class Matcher:
             else:
                 self._runner.move(request, inputs, outputs, reduction)
         return request
+
+    def _request(
+        self,
+        op: str,
+        algorithm: str,
+        sips: tuple[int, ...],
+        root: int | None,
+        count: int,
+        dtype: torch.dtype,
+        splits: Splits | None,
+        environ: Environ,
+        reduction: str | None,
+    ) -> Request:
+        config = self._ctx.ccl_config
+        return self._runner.request(
+            op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
+            dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
+        )  # fmt: skip
+
+    def request_for(
+        self, op: str, count: int, dtype: torch.dtype, group: ProcessGroup, root: int | None = None
+    ) -> Request:
+        """What a collective of ``group`` would be, with the algorithm that is set for it."""
+        ctx = self._ctx
+        sips = tuple(ctx._ranks[rank].sip for rank in group.ranks)
+        return self._request(
+            op, ctx.ccl_config.algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
+        )
 
     # -- messages ----------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,28 @@ class RankDevice:
         self.state.awaited.clear()
 
 
+_allocating: list[Devices] = []
+"""Whose the tensors are that torch makes on ``cuda`` now. A kernel that torch has once been given is kept for ever, so it must
+not be a method."""
+
+
+def _empty(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    memory_format: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    tensor = torch.ops.aten.empty.memory_format(
+        size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format
+    )
+    return _allocating[-1].on_device(tensor, device)
+
+
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> torch.Tensor:
+    tensor = torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
+    return _allocating[-1].on_device(tensor, device)
+
+
 class Devices:
     """The simulated GPUs of one spawn."""
 
@@ -163,9 +185,10 @@ class Devices:
         from kernbench.torch_backend import cuda_names
 
         torch._C._ensureCUDADeviceGuardSet()
+        _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")
-        self._library.impl("empty.memory_format", self._empty, "CUDA")
-        self._library.impl("empty_strided", self._empty_strided, "CUDA")
+        self._library.impl("empty.memory_format", _empty, "CUDA")
+        self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._wrap_functions(patches)
         self._wrap_tensor(patches)
         cuda_names.install(patches, self)
@@ -175,30 +198,15 @@ class Devices:
         library, self._library = self._library, None
         if library is not None:
             library._destroy()
+            _allocating.remove(self)
         self._ranks.clear()
         for memory in self._memories.values():
             memory.changed = None
 
     # -- allocating --------------------------------------------------------------------------------------------------
 
-    def _empty(
-        self, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        tensor = torch.ops.aten.empty.memory_format(
-            size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format
-        )
-        return self._on_device(tensor, device)
-
-    def _empty_strided(
-        self, size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
-        pin_memory: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        return self._on_device(
-            torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu"), device
-        )
-
-    def _on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """Put a fresh tensor of the rank that runs on a GPU, by default on its own."""
         mine = self.mine()
         mine.used = True
         place(tensor, self.memory_at(device))
@@ -228,7 +236,7 @@ class Devices:
             tensor = stock(*args, **kwargs)
             if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
                 tensor = tensor.clone()
-            return self._on_device(tensor, device)
+            return self.on_device(tensor, device)
 
         return wrapped
 

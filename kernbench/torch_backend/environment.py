@@ -56,6 +56,7 @@ class Environment:
     Attributes:
         ctx: the simulation.
         world_size: number of ranks.
+        everybody: its ranks.
         renumbered: whether a rank has given itself another number than spawn did.
     """
 
@@ -63,6 +64,7 @@ class Environment:
         self.ctx = ctx
         self.world_size = world_size
         self.renumbered = False
+        self.everybody = tuple(range(world_size))
         self._communicators: dict[Any, list[Communicator]] = {}
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
@@ -176,13 +178,13 @@ class Environment:
 
     def _communicator(self, name: str, members: tuple[int, ...]) -> Communicator:
         """What the members share: the k-th group of this name and these members that each of them makes."""
-        key = (name, members)
+        everybody = members is self.everybody or members == self.everybody
+        key = (name, None if everybody else members)
         me = (self.ctx.distributed._rank(), key)
         nth = self._calls.get(me, 0)
         self._calls[me] = nth + 1
         made = self._communicators.setdefault(key, [])
         if nth == len(made):
-            everybody = members == tuple(range(self.world_size))
             default = name == "0" and everybody
             title = "the default group" if default else f"group {name} {list(members)}"
             stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")

@@ -59,6 +59,9 @@ def classify(func: Any) -> int:
     return MATH
 
 
+_kinds: dict[Any, int] = {}
+
+
 class Recorder(TorchDispatchMode):
     """Records the operations of one rank.
 
@@ -69,7 +72,6 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: RankDevice) -> None:
         super().__init__()
         self._device = device
-        self._kinds: dict[Any, int] = {}
         self._costs = device.ctx.op_costs
 
     supports_higher_order_operators = True
@@ -96,9 +98,9 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._steps_aside():
             return result
-        kind = self._kinds.get(func)
+        kind = _kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = classify(func)
+            kind = _kinds[func] = classify(func)
         if kind > VIEW:
             self._record(func, kind, args, kwargs, result)
         return result
@@ -197,7 +199,7 @@ def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
             op.duration = seconds = engine.cost_model(op, seconds)
         op.start, op.end = start, start + seconds
         stream.tail = op
-        engine.op_log.operations.append(op)
+        engine.op_log.add(op)
         if op.end > engine.latest_end:
             engine.latest_end = op.end
     else:

@@ -95,6 +95,7 @@ class Timeline:
         steps_left_out: chunk steps of those that do not.
         collectives_left_out: number of the latter.
         unfinished: operations that have not ended.
+        dropped: what the log has not kept, in a sentence.
         memory: SIP, moment, and bytes allocated on it from then on.
     """
 
@@ -105,6 +106,7 @@ class Timeline:
     steps_left_out: int
     collectives_left_out: int
     unfinished: int
+    dropped: str = ""
     memory: tuple[MemoryChange, ...] = ()
 
     @classmethod
@@ -133,6 +135,7 @@ class Timeline:
             steps_left_out=left_out,
             collectives_left_out=collectives_left_out,
             unfinished=sum(op.end is None for op in log.operations),
+            dropped=log.note,
             memory=tuple(log.memory),
         )
 
@@ -150,7 +153,7 @@ class Timeline:
     @property
     def note(self) -> str:
         """What is missing from it, in a sentence; empty if nothing is."""
-        parts = []
+        parts = [self.dropped] if self.dropped else []
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
