@@ -145,10 +145,10 @@ def print_summary(ctx: RuntimeContext) -> None:
         cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
         click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
     report = report_of(Timeline.of(ctx, max_steps=0).spans)
-    shares = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
+    path = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
     click.echo(
         f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
-        f"critical path: {shares or 'empty'}"
+        f"critical path: {path or 'empty'}"
     )
     for item in traffic(ctx):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
