@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernbench.commands.torchrun_options import Nodes, RanksPerNode, torchrun_options
 from kernbench.errors import ConfigError
 from kernbench.plugins.command import PluginCommand
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=PluginCommand, context_settings={"allow_interspersed_args": False})
-@click.option("--nproc-per-node", "--nproc_per_node", type=click.IntRange(1), help="Ranks per node. Without it the "
-              "program runs once, as with python, and its own torch.multiprocessing.spawn makes the ranks.")  # fmt: skip
-@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes.")
+@click.option("--nproc-per-node", "--nproc_per_node", type=RanksPerNode(), help="Ranks per node; gpu: one per SIP. Without "
+              "it the program runs once, as with python, and its own torch.multiprocessing.spawn makes the ranks.")  # fmt: skip
+@click.option("--nnodes", type=Nodes(), default=1, show_default=True, help="Nodes.")
 @click.option("--system", metavar="NAME|FILE", help="System to run on (see `kernbench systems`).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the ranks' random generators.")
 @click.option("--trace", metavar="FILE", help="Write the timeline here, for chrome://tracing or ui.perfetto.dev.")
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
               "the script always are.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
-@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module.")
+@click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
+@torchrun_options
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
-    nproc_per_node: int | None,
+    nproc_per_node: int | str | None,
     nnodes: int,
     system: str | None,
     seed: int,
@@ -49,11 +51,12 @@ def command(
     module: bool,
     program: str,
     args: tuple[str, ...],
+    variables: dict[str, str],
 ) -> None:
     """Run PROGRAM, a script for torchrun, on simulated ranks.
 
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
-    rank succeeds, 1 if one fails.
+    rank succeeds, 1 if one fails. The other options of torchrun are accepted, too.
     """
     from kernbench.runtime_api.context import simulate
     from kernbench.runtime_api.multiprocessing import SpawnException
@@ -73,9 +76,10 @@ def command(
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
             else:
+                per_node = len(ctx.sips) // nnodes if isinstance(nproc_per_node, str) else nproc_per_node
                 launcher.run_ranks(
-                    ctx, compiled, nproc_per_node=nproc_per_node, nnodes=nnodes, prefix=prefix,
-                    per_rank_modules=per_rank_modules,
+                    ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
+                    per_rank_modules=per_rank_modules, variables=variables,
                 )  # fmt: skip
         except SpawnException as error:
             click.echo(str(error).strip(), err=True)

@@ -167,6 +167,10 @@ class Multiprocessing:
             bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
             ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
         else:
+            from kernbench.torch_backend.leaks import LeakGuard
+
+            ctx._leaks = LeakGuard(ctx)
+            ctx._leaks.open()
             ctx.scheduler.start(bodies, isolation=isolation)
         self._daemon = daemon
         if not join:
@@ -241,15 +245,17 @@ def _resume_done(ctx: RuntimeContext) -> bool:
     """
     scheduler = ctx.scheduler
     waits = ctx._pending_worker_waits
-    still = []
-    for item in waits:
-        op, target = item
-        if op.done:
-            scheduler.make_ready(target, op.error)
-        else:
-            still.append(item)
-    if len(still) < len(waits):
-        waits[:] = still
+    if waits and ctx.executor.moves != ctx._moves_seen:
+        ctx._moves_seen = ctx.executor.moves
+        done = {op for op, _ in waits if op.done}
+    else:  # in a large world few of many waits end at a time
+        done = {op for op in ctx._ended_waits if op.done}
+    ctx._ended_waits.clear()
+    if done:
+        for op, target in waits:
+            if op in done:
+                scheduler.make_ready(target, op.error)
+        waits[:] = [item for item in waits if item[0] not in done]
     return scheduler.run_ready() > 0
 
 
@@ -331,6 +337,9 @@ def _close_world(ctx: RuntimeContext) -> None:
     environment, ctx._environment = ctx._environment, None
     if environment is not None:
         environment.close()
+    leaks, ctx._leaks = ctx._leaks, None
+    if leaks is not None:
+        leaks.close()
     ctx.distributed._reset()
 
 

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from kernbench.errors import KernbenchError
-from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, quick_thread_end
+from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, quick_thread_end, settled_heap
 from kernbench.scheduler.policy import Entry, Policy, RoundRobin
+from kernbench.scheduler.watchdog import Watchdog
 
 _UNWIND_ATTEMPTS = 100
 
@@ -98,6 +99,11 @@ class RankScheduler:
         self.interrupted = False
         self.observer: RankObserver | None = None
         self._refusals = 0
+        self.handles_interrupts = False
+        self.stuck: BaseException | None = None
+        """Why main was interrupted, if not by Ctrl-C."""
+        self.before_switch: Callable[[], None] | None = None
+        """Called in a rank that is about to wait; it may raise. None, nearly always: then a switch pays for nothing."""
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
 
@@ -184,6 +190,11 @@ class RankScheduler:
         if rank.carrier is not None:
             self.rank_by_greenlet.pop(rank.carrier.root, None)
 
+    def holder(self) -> Rank | None:
+        """The rank whose carrier has the baton, whoever asks."""
+        carrier = self._baton.holder
+        return None if carrier is None else next((rank for rank in self.ranks if rank.carrier is carrier), None)
+
     def current_rank(self) -> int | None:
         """Index of the rank that is running, or None in main (and in a kernel)."""
         return self.rank_by_greenlet.get(getcurrent())
@@ -202,12 +213,17 @@ class RankScheduler:
 
         def interrupt(signum: int, frame: Any) -> None:
             self.interrupted = True
+            stuck, self.stuck = self.stuck, None
+            if stuck is not None:
+                raise stuck
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGINT, interrupt)
+        self.handles_interrupts = True
         try:
             yield
         finally:
+            self.handles_interrupts = False
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.interrupted = False
 
@@ -235,6 +251,8 @@ class RankScheduler:
 
     def pause(self) -> None:
         """Let the other runnable ranks go first."""
+        if self.before_switch is not None:
+            self.before_switch()
         if self.aborting or self._carried:
             self.ready.append((self.waitable(), None))
             self.switch_to_main()
@@ -248,8 +266,10 @@ class RankScheduler:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.interruptible())
             if self._carried:
+                stack.enter_context(Watchdog(self).watching())
                 stack.enter_context(one_core())
                 stack.enter_context(quick_thread_end())
+                stack.enter_context(settled_heap())
             yield
 
     def make_ready(self, target: Any, error: BaseException | None = None) -> None:
@@ -366,6 +386,9 @@ class RankScheduler:
             self._refusals = 0
             target.throw(SystemExit)
             if target.dead:
+                if rank.carrier is not None and rank.carrier.stuck:  # its body did not end
+                    rank.state = RankState.ABORTED
+                    self._unbind(rank)
                 return True
             _keep_for_ever(target)
         # else never started: nothing to unwind

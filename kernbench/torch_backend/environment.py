@@ -19,8 +19,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.sim_engine.operation import COMM_STREAM
 from kernbench.torch_backend import clocks, profiling
 from kernbench.torch_backend.devices import Devices
+from kernbench.torch_backend.futures import Futures
 from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.patches import Patches
@@ -54,6 +56,7 @@ class Environment:
     Attributes:
         ctx: the simulation.
         world_size: number of ranks.
+        everybody: its ranks.
         renumbered: whether a rank has given itself another number than spawn did.
     """
 
@@ -61,6 +64,7 @@ class Environment:
         self.ctx = ctx
         self.world_size = world_size
         self.renumbered = False
+        self.everybody = tuple(range(world_size))
         self._communicators: dict[Any, list[Communicator]] = {}
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
@@ -68,6 +72,7 @@ class Environment:
         self._product_threads: int | None = None
         self._isolated = False
         self.devices = Devices(ctx)
+        self.futures = Futures(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
         self._imports = StockImports(self._patches, self.state.modules)
 
@@ -83,6 +88,7 @@ class Environment:
             self._isolated = True
             self._replace_distributed()
             clocks.install(self._patches, self.ctx)
+            self.futures.install(self._patches)
             self.devices.open(self._patches)
             profiling.install(self._patches, self.ctx)
             self.state.open(self._patches)
@@ -97,6 +103,7 @@ class Environment:
         self.state.close()
         self._patches.undo()
         self.devices.close()
+        self.futures.outstanding.clear()
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
@@ -114,7 +121,9 @@ class Environment:
         recorder = self.devices.of(rank).recorder
         recorder.open()
         try:
-            return body()
+            result = body()
+            self.futures.finish()
+            return result
         finally:
             recorder.close()
             # the C++ registry of group names belongs to this thread, which is about to end
@@ -141,6 +150,8 @@ class Environment:
         patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
         ddp: Any = torch.nn.parallel.DistributedDataParallel
         patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
+        reducer: Any = dist.Reducer
+        patch(reducer, "_set_forward_pass_work_handle", _waits_at_once(reducer._set_forward_pass_work_handle))
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)
@@ -167,20 +178,38 @@ class Environment:
 
     def _communicator(self, name: str, members: tuple[int, ...]) -> Communicator:
         """What the members share: the k-th group of this name and these members that each of them makes."""
-        key = (name, members)
+        everybody = members is self.everybody or members == self.everybody
+        key = (name, None if everybody else members)
         me = (self.ctx.distributed._rank(), key)
         nth = self._calls.get(me, 0)
         self._calls[me] = nth + 1
         made = self._communicators.setdefault(key, [])
         if nth == len(made):
-            everybody = members == tuple(range(self.world_size))
-            title = "the default group" if name == "0" and everybody else f"group {name} {list(members)}"
-            made.append(Communicator(title, members))
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            made.append(Communicator(title, members, stream))
         return made[nth]
 
 
 def _always() -> bool:
     return True
+
+
+def _waits_at_once(stock: Callable[..., None]) -> Callable[..., None]:
+    """The reducer waits for this work, and looks at its future, inside backward in C++ (joining with uneven inputs).
+
+    C++ does not keep the Python part of the work alive, without which its ``wait`` would be another one.
+    """
+    kept: dict[int, Any] = {}
+
+    @functools.wraps(stock)
+    def set_forward_pass_work_handle(reducer: Any, work: Any, *args: Any) -> None:
+        kept[id(reducer)] = work
+        work.future_waits = True
+        stock(reducer, work, *args)
+
+    return set_forward_pass_work_handle
 
 
 def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -190,7 +219,8 @@ def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., di
     def data(module: Any) -> dict[str, Any]:
         backend = module.process_group.name()
         variables = {name.lower(): os.environ.get(name, "N/A") for name in _LOGGED_VARIABLES.get(backend, ())}
-        return {**stock(module), "backend_name": backend, **variables}
+        threads = {"gloo_num_threads": 2} if backend == "gloo" else {}  # which gloo has, whoever asks
+        return {**stock(module), "backend_name": backend, **threads, **variables}
 
     return data
 

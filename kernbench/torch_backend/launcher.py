@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,17 +103,21 @@ def run_ranks(
     nnodes: int = 1,
     prefix: bool = True,
     per_rank_modules: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run ``program`` as ``__main__`` in ``nproc_per_node * nnodes`` ranks.
 
-    Raises :class:`kernbench.SpawnException` if a rank fails.
+    ``variables`` are environment variables of every rank. Raises :class:`kernbench.SpawnException` if a rank fails.
     """
     world = nproc_per_node * nnodes
     mains = {rank: program.fresh_main() for rank in range(world)}
 
     def configure(environment: Any) -> None:
         environment.state.main_modules.update(mains)
-        environment.state.variables = lambda rank: rank_variables(rank, world, nproc_per_node)
+        environment.state.variables = lambda rank: {
+            **rank_variables(rank, world, nproc_per_node),
+            **(variables or {}),
+        }
 
     def body(rank: int) -> None:
         exec(program.code, vars(mains[rank]))

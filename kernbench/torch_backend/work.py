@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,12 @@ class SimWork(dist.Work):
         operations: what must be done.
         tensors: what they write on this rank.
         source: asked by ``source_rank`` once it is done.
+        on_stream: :meth:`wait` lets the current stream wait and the host go on, as NCCL's does; else the host waits too.
     """
+
+    _future: Any = None
+    future_waits = False
+    """Whether :meth:`get_future` waits: C++ code would look at the future before this rank can complete it."""
 
     def __init__(
         self,
@@ -31,21 +37,31 @@ class SimWork(dist.Work):
         operations: Sequence[Operation],
         tensors: Sequence[torch.Tensor] = (),
         source: Callable[[], int] | None = None,
+        on_stream: bool = False,
     ) -> None:
         super().__init__()
         self._ctx = ctx
         self._operations = operations
         self._tensors = tensors
         self._source = source
+        self.on_stream = on_stream
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block this rank until it is done. Raises what made it fail."""
+        """What this rank does next happens after it. Raises what made it fail.
+
+        Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT asks for the host too (ADR 0070).
+        """
+        on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
+        wait = self._ctx.wait_on_stream if on_stream else self._ctx.wait
         for op in self._operations:
-            self._ctx.wait(op)
+            wait(op)
+        environment = self._ctx._environment
+        if environment is not None and environment.futures.outstanding:
+            environment.futures.settle()
         return True
 
     def synchronize(self) -> None:
-        """As :meth:`wait`: a stream that waits and a host that waits are not told apart."""
+        """As :meth:`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -75,14 +91,17 @@ class SimWork(dist.Work):
         return self._source()
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` that is complete.
+        """A ``torch.futures.Future`` of the tensors that it writes; the same one every time (ADR 0044)."""
+        if self._future is None:
+            if self.future_waits:
+                self.wait()
+            assert self._ctx._environment is not None
+            self._future = self._ctx._environment.futures.make(self._operations, self._tensors)
+        return self._future
 
-        Code in C++ waits for futures without letting other ranks run, so this waits first (ADR 0042).
-        """
-        self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(list(self._tensors))
-        return future
+    def get_future_result(self) -> Any:
+        """A future of 0, NCCL's word for success; fails as the work does."""
+        return self.get_future().then(lambda future: future.value() and 0)
 
     _source_rank = source_rank
     getFuture = get_future

@@ -96,11 +96,15 @@ def values_only(base: type) -> type:
     return Compiler
 
 
+def options_of(metadata: Any) -> dict[str, Any]:
+    """The options that a kernel was compiled with, as ``triton.compile`` takes them."""
+    names = ("num_warps", "num_stages", "num_ctas", "debug", "sanitize_overflow", "maxnreg")
+    return {n: getattr(metadata, n) for n in names if getattr(metadata, n, None) is not None}
+
+
 def values_kernel(src: Any, metadata: Any) -> Any:
     """The same source compiled for values, for a kernel that was compiled in full."""
     from triton.compiler import compile as compile_
 
-    names = ("num_warps", "num_stages", "num_ctas", "debug", "sanitize_overflow", "maxnreg")
-    options = {n: getattr(metadata, n) for n in names if getattr(metadata, n, None) is not None}
     with compile_for("values"):
-        return compile_(src, target=metadata.target, options=options)
+        return compile_(src, target=metadata.target, options=options_of(metadata))

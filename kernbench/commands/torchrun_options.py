@@ -1,0 +1,120 @@
+"""torchrun's options, so that a torchrun command line works with the word exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from kernbench.errors import ConfigError
+
+_WITHOUT_EFFECT = {
+    "--rdzv-backend": "Ranks meet in the simulation",
+    "--rdzv-endpoint": "Ranks meet in the simulation",
+    "--rdzv-conf": "Ranks meet in the simulation",
+    "--node-rank": "All nodes are simulated here",
+    "--local-addr": "All nodes are simulated here",
+    "--monitor-interval": "A failure is seen at once",
+    "--shutdown-timeout": "A failure is seen at once",
+    "--start-method": "Ranks are no processes",
+    "--event-log-handler": "There is no agent",
+    "--log-dir": "Output is not redirected",
+    "--redirects": "Output is not redirected",
+    "--tee": "Output is not redirected",
+    "--local-ranks-filter": "Output is not redirected",
+    "--logs-specs": "Output is not redirected",
+    "--duplicate-stdout-filters": "Output is not redirected",
+    "--duplicate-stderr-filters": "Output is not redirected",
+    "--numa-binding": "Ranks are not bound to processors",
+    "--signals-to-handle": "Signals are Python's",
+}
+"""Options with a value that are accepted and mean nothing here, by the reason."""
+
+_FLAGS_WITHOUT_EFFECT = {"--standalone": "Ranks meet in the simulation"}
+
+_VARIABLES = {
+    "--master-addr": ("MASTER_ADDR", "localhost"),
+    "--master-port": ("MASTER_PORT", "29500"),
+    "--rdzv-id": ("TORCHELASTIC_RUN_ID", "kernbench"),
+    "--max-restarts": ("TORCHELASTIC_MAX_RESTARTS", "0"),
+    "--role": ("ROLE_NAME", "default"),
+}
+"""Options whose value a rank finds in its environment: variable, default."""
+
+_UNSUPPORTED = ("--no-python", "--run-path", "--virtual-local-rank")
+
+Command = Callable[..., Any]
+
+
+def torchrun_options(command: Command) -> Command:
+    """Add torchrun's options to a command, which receives ``variables``: environment variables for the ranks."""
+
+    def with_variables(**kwargs: Any) -> Any:
+        for option in _UNSUPPORTED:
+            if kwargs.pop(_key(option)):
+                raise ConfigError(f"{option} is torchrun's, and not supported: a rank runs a Python script or a module")
+        for option in (*_WITHOUT_EFFECT, *_FLAGS_WITHOUT_EFFECT):
+            kwargs.pop(_key(option))
+        variables = {variable: kwargs.pop(_key(option)) for option, (variable, _) in _VARIABLES.items()}
+        return command(variables=variables, **kwargs)
+
+    with_variables.__name__, with_variables.__doc__ = command.__name__, command.__doc__
+    wrapped: Command = with_variables
+    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option, (variable, default) in _VARIABLES.items():
+        wrapped = click.option(
+            *_spellings(option), default=default, show_default=True, help=f"As torchrun's: {variable}."
+        )(wrapped)
+    for option, reason in _WITHOUT_EFFECT.items():
+        wrapped = click.option(*_spellings(option), hidden=True, help=f"As torchrun's, without effect. {reason}.")(
+            wrapped
+        )
+    for option in (*_FLAGS_WITHOUT_EFFECT, *_UNSUPPORTED):
+        wrapped = click.option(*_spellings(option), is_flag=True, hidden=True)(wrapped)
+    return wrapped
+
+
+def _spellings(option: str) -> tuple[str, ...]:
+    """torchrun takes dashes and underscores."""
+    return tuple(dict.fromkeys((option, "--" + option[2:].replace("-", "_"), _key(option))))
+
+
+def _key(option: str) -> str:
+    return option[2:].replace("-", "_")
+
+
+class RanksPerNode(click.ParamType):
+    """A number, or ``gpu`` / ``auto``: as many as the system has SIPs per node (None stands for that)."""
+
+    name = "N|gpu|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        if value in ("gpu", "auto") or isinstance(value, int):
+            return value
+        if value == "cpu":
+            self.fail("'cpu' would depend on this machine: give a number, or 'gpu' for one rank per SIP", param, ctx)
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r}: expected a number, 'gpu' or 'auto'", param, ctx)
+        if number < 1:
+            self.fail(f"{value}: expected at least 1", param, ctx)
+        return number
+
+
+class Nodes(click.ParamType):
+    """A number of nodes, or ``MIN:MAX``, of which the simulation has the larger."""
+
+    name = "N|MIN:MAX"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            number = max(int(part) for part in value.split(":"))
+        except ValueError:
+            self.fail(f"{value!r}: expected a number or MIN:MAX", param, ctx)
+        if number < 1:
+            self.fail(f"{value}: expected at least 1", param, ctx)
+        return number

@@ -1,0 +1,123 @@
+"""Says so when a rank blocks its thread instead of waiting in the simulation.
+
+A rank that waits for a lock, a queue, a thread of its own or a socket holds the baton meanwhile: nobody else runs, and if
+what it waits for is another rank's business, nobody ever will. From the outside that is a hang, so this is the one place that
+looks at the wall clock. It changes no result: it reports on ``stderr``, and it stops the run only where nothing in the process
+can wake the rank, which means that the run would hang for ever (ADR 0045).
+
+A rank counts as blocked if, between two looks, its thread has used no processor time and is at the same instruction.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernbench.errors import KernbenchError
+
+if TYPE_CHECKING:
+    from kernbench.scheduler.ranks import Rank, RankScheduler
+
+PERIOD = 1.0
+"""Seconds of wall-clock time between two looks."""
+
+PATIENCE = 10
+"""Looks in a row that find a rank blocked, before that is said."""
+
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
+"""Number of the system call by which a thread waits for a lock, by machine."""
+
+
+class HiddenBlockingError(KernbenchError):
+    """A rank blocks its thread, and nothing in the process can wake it."""
+
+
+class Watchdog:
+    """Looks at the rank that holds the baton now and then."""
+
+    def __init__(self, scheduler: RankScheduler) -> None:
+        self._scheduler = scheduler
+        self._stop = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look for the length of a block."""
+        thread = threading.Thread(target=self._run, name="kernbench-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _run(self) -> None:
+        seen: Any = None
+        looks = 0
+        while not self._stop.wait(PERIOD):
+            rank = self._scheduler.holder()
+            place = None if rank is None else _place(rank)
+            looks = looks + 1 if place is not None and place == seen else 0
+            seen = place
+            if rank is not None and looks == PATIENCE:
+                self._report(rank)
+
+    def _report(self, rank: Rank) -> None:
+        assert rank.carrier is not None
+        frame = sys._current_frames().get(rank.carrier.thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        for_ever = self._for_ever(rank)
+        report = (
+            f"rank {rank.index} has been blocking its thread for {PERIOD * PATIENCE:g} s of wall-clock time, and no other rank "
+            "can run meanwhile: it waits for something outside the simulation (a lock, a queue, a thread, a process, a socket)."
+            f"\n{stack.rstrip()}\n"
+        )
+        if for_ever:
+            report += (
+                "It waits for a lock, and no other thread or process is there that could release it: a rank that holds it "
+                "waits in the simulation. Do not hold a lock, or wait for a queue, across a collective: ranks take turns."
+            )
+        sys.stderr.write(f"kernbench: {report}\n")
+        sys.stderr.flush()
+        if for_ever and self._scheduler.handles_interrupts:
+            self._scheduler.stuck = HiddenBlockingError(report)
+            rank.carrier.stuck = True
+            signal.pthread_kill(
+                threading.main_thread().ident or 0, signal.SIGINT
+            )  # wakes main, which waits for a lock, too
+
+    def _for_ever(self, rank: Rank) -> bool:
+        """Whether the rank waits for a lock that only another rank, none of which can run, could release."""
+        carriers = {each.carrier.thread for each in self._scheduler.ranks if each.carrier is not None}
+        own = {threading.current_thread(), threading.main_thread()}
+        helpers = {thread for thread in threading.enumerate() if thread.name == "kernbench-watchdog"}
+        if set(threading.enumerate()) - carriers - own - helpers:
+            return False
+        assert rank.carrier is not None
+        task = Path("/proc/self/task", str(rank.carrier.thread.native_id))
+        try:
+            call = (task / "syscall").read_text().split()[0]
+            children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+        except OSError:
+            return False
+        return call == _FUTEX.get(os.uname().machine) and not children.strip()
+
+
+def _place(rank: Rank) -> Any:
+    """Where a rank's thread is and what processor time it has used; None if that cannot be told."""
+    assert rank.carrier is not None
+    thread = rank.carrier.thread
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return None
+    try:
+        used = Path("/proc/self/task", str(thread.native_id), "schedstat").read_text().split()[0]
+    except OSError:
+        return None
+    return thread.ident, id(frame), frame.f_lasti, used

@@ -1,0 +1,177 @@
+"""Futures of collectives: complete when their operation is, without blocking the host before.
+
+``Work.get_future()`` hands out a stock ``torch.futures.Future``; ``then`` and callbacks are torch's own. Completing it is this
+rank's business: whenever it waits for, or looks at, any future or handle, and at the end of a backward pass, those whose
+operations are done get their values, and their callbacks run, on this rank's thread.
+
+C++ waits for futures without letting other ranks run. The one place that does so with ours is DDP's reducer, in a callback at
+the end of backward; a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044).
+
+Relies on: the methods of ``torch._C.Future`` can be replaced, and Python's futures call them; callbacks of a backward pass run
+in the order in which they were queued; ``torch._C._current_graph_task_id`` is negative outside backward, and
+``torch._C._current_autograd_node`` is None in its callbacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.patches import Patches
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+
+_C: Any = torch._C
+_C_ENGINE: Any = torch.autograd.Variable._execution_engine
+_Future: Any = torch._C.Future
+_stock_wait, _stock_done, _stock_value = _Future.wait, _Future.done, _Future.value
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A future whose operations may not be done.
+
+    Attributes:
+        operations: all must be done.
+        future: torch's.
+        tensors: its value.
+    """
+
+    operations: Sequence[Operation]
+    future: Any
+    tensors: list[torch.Tensor]
+
+    @property
+    def done(self) -> bool:
+        return all(op.done for op in self.operations)
+
+    def complete(self) -> None:
+        for op in self.operations:
+            op.observed = True
+        error = next((op.error for op in self.operations if op.error is not None), None)
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.tensors)
+
+
+class Futures:
+    """The futures of one spawn that are not complete.
+
+    Attributes:
+        outstanding: by rank, in the order in which they were handed out; ranks that have none are not in it.
+    """
+
+    def __init__(self, ctx: RuntimeContext) -> None:
+        self._ctx = ctx
+        self.outstanding: dict[int, list[_Pending]] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Let waits for futures, and looks at them, complete what can be completed."""
+
+        def wait(future: Any) -> Any:
+            """As torch's, while the other ranks go on."""
+            self._until_done(future)
+            return _stock_wait(future)
+
+        def value(future: Any) -> Any:
+            """As torch's; as with NCCL, the value of a collective's future may be asked for at once."""
+            self._until_done(future)
+            return _stock_value(future)
+
+        def done(future: Any) -> bool:
+            """Whether it is complete. Asking lets the others go on, so a loop of this ends."""
+            rank = self._ctx.scheduler.current_rank()
+            pending = self.outstanding.get(rank) if rank is not None else None
+            if pending and not _stock_done(future):
+                if not any(each.done for each in pending):
+                    self._ctx._poll(next(op for op in pending[0].operations if not op.done))
+                self.settle()
+            return bool(_stock_done(future))
+
+        for name, function in (("wait", wait), ("value", value), ("done", done)):
+            patches.set(_Future, name, function)
+
+    def make(self, operations: Sequence[Operation], tensors: Sequence[torch.Tensor]) -> Any:
+        """A future of this rank that completes with ``tensors`` when ``operations`` are done."""
+        future: Any = torch.futures.Future()
+        pending = _Pending(operations, future, list(tensors))
+        if pending.done:
+            pending.complete()
+            return future
+        rank = self._ctx.distributed._rank()
+        self.outstanding.setdefault(rank, []).append(pending)
+        if torch._C._current_graph_task_id() >= 0:
+            if _C._current_autograd_node() is None:  # backward itself is over: the reducer waits next (static graphs)
+                self._finish(pending)
+            else:
+                _C_ENGINE.queue_callback(lambda: self._finish(pending))
+        return future
+
+    def settle(self) -> None:
+        """Complete this rank's futures whose operations are done; their callbacks run."""
+        rank = self._ctx.distributed._rank()
+        pending = self.outstanding.get(rank, ())
+        ready = [each for each in pending if each.done]
+        for each in ready:
+            self._remove(rank, each)
+        for each in ready:
+            each.complete()
+
+    def finish(self) -> None:
+        """At the end of this rank's program: wait for what its futures promise, so that their callbacks run."""
+        rank = self._ctx.distributed._rank()
+        while rank in self.outstanding:
+            self._finish(self.outstanding[rank][0])
+
+    def _remove(self, rank: int, pending: _Pending) -> None:
+        rest = self.outstanding.get(rank, [])
+        if pending in rest:
+            rest.remove(pending)
+        if not rest:
+            self.outstanding.pop(rank, None)
+
+    def _finish(self, pending: _Pending) -> None:
+        """Wait for one; what made it fail is raised here, where Python can still say so."""
+        try:
+            for op in pending.operations:
+                self._ctx.wait(op)
+        finally:
+            self.settle()
+
+    def _until_done(self, future: Any) -> None:
+        """Complete this rank's futures, as their operations end, until ``future`` is complete or none is left."""
+        rank = self._ctx.scheduler.current_rank()
+        while rank in self.outstanding and not _stock_done(future):
+            pending = self.outstanding[rank]
+            if not any(each.done for each in pending):
+                own = next((each for each in pending if each.future is future), None)
+                self._wait_for_one([own] if own is not None else pending)
+            self.settle()
+
+    def _wait_for_one(self, pending: Sequence[_Pending]) -> None:
+        """Block this rank until one more of their operations is done."""
+        waiting = [op for each in pending for op in each.operations if not op.done]
+        ctx = self._ctx
+        if len(waiting) == 1:
+            first = waiting[0]
+        else:
+            me = ctx._me()
+            first = Operation(
+                f"one of {len(waiting)} futures", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
+            )
+
+            def one_has_ended() -> None:
+                if first.end is None:
+                    first.resolve(first.enqueue, max(op.end for op in waiting if op.end is not None))
+
+            for op in waiting:
+                op.when_resolved(one_has_ended)
+        if not first.done:
+            ctx._block_on(first)
+        ctx._host_waited(ctx._me(), first)

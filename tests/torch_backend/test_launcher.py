@@ -1,0 +1,226 @@
+"""``kernbench run``: what torchrun does, without processes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernbench.commands.run import command
+
+Run = Callable[..., Result]
+
+PRINTS_ITSELF = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME")
+print(json.dumps([__name__, sys.argv[1:], {name: os.environ[name] for name in names}]))
+"""
+
+REDUCES = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+x = torch.randn(64, 64, device="cuda")
+dist.all_reduce(x @ x)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """``run(source, *options, args=())``: ``kernbench run options script args``."""
+
+    def run(source: str, *options: str, args: tuple[str, ...] = ()) -> Result:
+        script = tmp_path / "program.py"
+        script.write_text(source)
+        return CliRunner().invoke(command, [*options, str(script), *args])
+
+    return run
+
+
+def told(result: Result) -> dict[int, list[object]]:
+    """What each rank has printed, as JSON."""
+    lines = [line.partition("] ") for line in result.stdout.splitlines() if line.startswith("[rank")]
+    return {int(head.removeprefix("[rank")): json.loads(rest) for head, _, rest in lines}
+
+
+def test_environment_and_arguments(run: Run) -> None:
+    result = run(PRINTS_ITSELF, "--nproc-per-node", "2", "--nnodes", "2", args=("--lr", "0.1", "--nnodes"))
+    assert result.exit_code == 0, result.output
+    for rank, (name, args, variables) in told(result).items():
+        assert (name, args) == ("__main__", ["--lr", "0.1", "--nnodes"])
+        assert variables == {
+            "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": str(rank // 2), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": "kernbench", "TORCHELASTIC_MAX_RESTARTS": "0", "ROLE_NAME": "default",
+        }  # fmt: skip
+    assert sorted(told(result)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (("--standalone", "--nnodes=1", "--nproc_per_node=2"), {}),
+        (
+            ("--nnodes=1:1", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv_endpoint=host:29400", "--rdzv-id=7"),
+            {"TORCHELASTIC_RUN_ID": "7"},
+        ),
+        (
+            ("--nproc-per-node=2", "--node_rank", "0", "--master_addr", "10.0.0.1", "--master-port", "1234"),
+            {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"},
+        ),
+        (
+            ("--nproc-per-node=2", "--max-restarts=3", "--role", "trainer", "--log_dir", "logs", "--tee=3"),
+            {"TORCHELASTIC_MAX_RESTARTS": "3", "ROLE_NAME": "trainer"},
+        ),
+        (("--nproc-per-node=gpu", "--system", "dgx_h100"), {"WORLD_SIZE": "8"}),
+    ],
+)
+def test_torchruns_options(run: Run, options: tuple[str, ...], variables: dict[str, str]) -> None:
+    result = run(PRINTS_ITSELF, *options)
+    assert result.exit_code == 0, result.output
+    ranks = told(result)
+    assert len(ranks) == int(variables.get("WORLD_SIZE", 2))
+    for _, _, found in ranks.values():
+        assert isinstance(found, dict)
+        assert variables.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--nproc-per-node", "0"), "at least 1"),
+        (("--nproc-per-node", "many"), "expected a number"),
+        (("--nproc-per-node", "cpu"), "depend on this machine"),
+        (("--nnodes", "two"), "MIN:MAX"),
+    ],
+)
+def test_bad_options(run: Run, options: tuple[str, ...], message: str) -> None:
+    result = run(PRINTS_ITSELF, *options)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 1),
+        ("raise ValueError('broken')", 1),
+        ("os._exit if False else sys.exit('why')", 1),
+    ],
+)
+def test_exit_codes(run: Run, ending: str, code: int) -> None:
+    result = run(f"import os, sys\nif os.environ['RANK'] == '1':\n    {ending}\n", "--nproc-per-node", "2")
+    assert result.exit_code == code, result.output
+    if code:
+        assert "kernbench: failed: rank 1" in result.output
+    if "broken" in ending:
+        assert "program.py" in result.output
+        assert "ValueError: broken" in result.output
+
+
+def test_a_rank_that_fails_takes_the_others_with_it(run: Run) -> None:
+    result = run(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n    raise RuntimeError('first')\ndist.barrier()\n",
+        "--nproc-per-node", "4",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "kernbench: failed: rank 0 (RuntimeError)\n" in result.output
+
+
+def test_modules_and_what_lies_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "launched_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "state.py").write_text("SEEN = []\n")
+    (package / "__main__.py").write_text(
+        "import json, os, sys\nimport torch.distributed as dist\nfrom . import state\ndist.init_process_group('gloo')\n"
+        "state.SEEN.append(os.environ['RANK'])\ndist.barrier()\nprint(json.dumps([__package__, state.SEEN, sys.argv[1:]]))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = CliRunner().invoke(command, ["--nproc-per-node", "2", "-m", "launched_package", "x"])
+    assert result.exit_code == 0, result.output
+    assert told(result) == {rank: ["launched_package", [str(rank)], ["x"]] for rank in range(2)}
+
+
+def test_a_script_that_spawns_itself(run: Run) -> None:
+    result = run(
+        "import sys, torch.multiprocessing as mp, torch.distributed as dist\n"
+        "def main(rank, world):\n"
+        "    dist.init_process_group('gloo', init_method='tcp://127.0.0.1:29511', rank=rank, world_size=world)\n"
+        "    print(json.dumps([dist.get_world_size(), sys.argv[1:]]))\n"
+        "import json\n"
+        "if __name__ == '__main__':\n    mp.spawn(main, args=(3,), nprocs=3)\n",
+        args=("a",),
+    )
+    assert result.exit_code == 0, result.output
+    assert told(result) == {rank: [3, ["a"]] for rank in range(3)}
+
+
+def test_prefix_and_summary_can_be_left_out(run: Run) -> None:
+    result = run("print('hello')", "--nproc-per-node", "2", "--no-prefix", "--no-summary")
+    assert result.stdout == "hello\nhello\n"
+
+
+def test_summary(run: Run) -> None:
+    result = run(REDUCES, "--nproc-per-node", "2", "--system", "dgx_h100")
+    lines = result.stdout.splitlines()
+    assert "modelled on dgx_h100, 2 ranks" in lines
+    ranks = [line.split() for line in lines if line.strip()[:1] in "01" and line.strip().endswith("%")]
+    assert [rank[0] for rank in ranks] == ["0", "1"]
+    for rank in ranks:
+        assert sum(float(share.rstrip("%")) for share in rank[3:]) == pytest.approx(100, abs=0.3)
+    assert "all_reduce: 2 calls, 32,768 bytes over all ranks" in lines
+
+
+def test_the_seed_is_the_runs(run: Run) -> None:
+    source = "import json, torch\nprint(json.dumps(torch.rand(2).tolist()))"
+    drawn = [told(run(source, "--nproc-per-node", "2", "--seed", seed)) for seed in ("1", "1", "2")]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][0] != drawn[0][1]
+
+
+def test_trace(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "trace.json"
+    assert run(REDUCES, "--nproc-per-node", "2", "--trace", str(target)).exit_code == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    names = {event["name"] for event in events if event.get("ph") == "X"}
+    assert any("mm" in name for name in names)
+    assert any("all_reduce" in name for name in names)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_flight_recorder_files_are_read_by_torchs_tool(run: Run, tmp_path: Path, hangs: bool) -> None:
+    source = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "for _ in range(3):\n    dist.all_reduce(torch.ones(4, device='cuda'))\n"
+        + ("if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(4, device='cuda'))\n" if hangs else "")
+    )
+    target = tmp_path / "recorder"
+    result = run(source, "--nproc-per-node", "2", "--flight-recorder", str(target))
+    assert result.exit_code == int(hangs)
+    first = pickle.loads((target / "kernbench_rank_0").read_bytes())
+    assert [entry["collective_seq_id"] for entry in first["entries"]] == [0, 1, 2, 3][: 3 + hangs]
+    tool = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(target), "-p", "kernbench_rank_"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    said = tool.stdout + tool.stderr
+    assert tool.returncode == 0, said
+    found = "Not all ranks joining collective, sequence number: 3" in said
+    assert found == hangs, said
+    if hangs:
+        assert "collective: nccl:all_reduce" in said
+        assert "missing ranks: {1}" in said
+        assert "program.py:6" in said
