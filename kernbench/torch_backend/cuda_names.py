@@ -115,6 +115,10 @@ class _Streams:
         self.Stream, self.Event = Stream, Event
 
 
+NCCL_VERSION = (2, 27, 3)
+"""What programs, and torch's own error messages, are told of NCCL: what it offers torch 2.13 is there."""
+
+
 def _properties(devices: Devices) -> Any:
     topology = devices.ctx.topology
     spec = topology.device
@@ -280,6 +284,7 @@ def install(patches: Patches, devices: Devices) -> None:
     for name in UNAVAILABLE:
         if hasattr(torch.cuda, name):
             patches.set(torch.cuda, name, _unavailable(name))
+    patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
     patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
