@@ -25,14 +25,19 @@ bench: install  ## run python -m benches.ccl_allreduce
 test: lint types suite  ## lint, types and the whole test suite
 
 lint: install
-	$(BIN)/ruff check kernbench benches tests
-	$(BIN)/ruff format --check kernbench benches tests
+	$(BIN)/ruff check kernbench benches examples tests
+	$(BIN)/ruff format --check kernbench benches examples tests
 
 types: install
 	$(BIN)/mypy
 
+# Every run records the Triton kernels that it launches; the next one compiles them first, side by side.
+KERNELS := .pytest_cache/kernels.yaml
+AHEAD    = $(if $(wildcard $(KERNELS)),--kernbench-precompile $(KERNELS) --kernbench-precompile-values)
+
 suite: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	mkdir -p $(dir $(KERNELS))
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --kernbench-record $(KERNELS) $(AHEAD) $(ARGS)
 
 docs: install  ## run the examples of README and docs, and rewrite the output that they show
 	KERNBENCH_UPDATE_DOCS=1 $(BIN)/python -m pytest tests/docs

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from benches.harness.elements import ELEMENT_TYPES, ElementType, Inputs, Scratch
 from benches.harness.oracle import AllReduceOracle, count_wrong
-from kernbench.ccl.registry import build_schedule
+from kernbench.ccl.schedule import Schedule
 
 PLACES = ("out_of_place", "in_place")
 
@@ -156,7 +158,7 @@ class Session:
     on_row: Callable[[Row], None] | None = None
     _reports: dict[tuple[int, str], dict[int, tuple[float, int | None]]] = field(default_factory=dict)
     _inputs: dict[tuple[str, str], Inputs] = field(default_factory=dict)
-    _oracles: dict[tuple[str, str], AllReduceOracle] = field(default_factory=dict)
+    _oracles: dict[tuple[str, str, Schedule], AllReduceOracle] = field(default_factory=dict)
     _told: set[int] = field(default_factory=set)
     _scratch: Scratch = field(default_factory=Scratch)
 
@@ -209,10 +211,11 @@ class Session:
         return self._inputs[key]
 
     def _oracle(self, case: Case) -> AllReduceOracle:
-        key = (case.element.name, case.op)
+        # which algorithm runs may depend on the size
+        schedule = self.ctx.distributed.schedule_of("all_reduce", case.count, getattr(torch, case.element.torch_name))
+        key = (case.element.name, case.op, schedule)
         if key not in self._oracles:
             self._oracles.clear()  # rows come type by type: one at a time is enough, and its results are large
-            schedule = build_schedule(self.ctx.ccl_config.select().module, self.world_size, None)
             self._oracles[key] = AllReduceOracle(schedule, self._inputs_of(case), case.element, case.op)
         return self._oracles[key]
 

@@ -37,6 +37,16 @@ class ElementType:
     def is_float(self) -> bool:
         return self.numpy.kind == "f"
 
+    def widened(self, values: Array) -> Array:
+        """``values`` in the type that wide sums are kept in: 16-bit floats in float32. The caller must not write to it."""
+        return values.astype(np.float32) if self.numpy == np.float16 else values
+
+    def narrowed(self, values: Array) -> Array:
+        """A wide sum, rounded to the element type; may be ``values`` itself, rounded in place."""
+        if self.torch_name == "bfloat16":
+            return self.rounded(values)
+        return values.astype(self.numpy) if values.dtype != self.numpy else values
+
 
 def round_to_bfloat16(values: Array) -> Array:
     """Round float32 ``values`` in place to the nearest bfloat16, ties to even; infinities stay."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benches.harness.elements import COMBINE, Array, ElementType, Inputs, finish
-from kernbench.ccl.schedule import Schedule
+from kernbench.ccl.schedule import Schedule, Way
 
 IntArray = NDArray[np.int64]
 
@@ -23,32 +23,44 @@ class Expressions:
     """The expression that each (member, cell) of a schedule ends with.
 
     Node ``n < members`` is that member's input; any other is the combination of two earlier nodes, the smaller number
-    first: the reductions commute, though in floating point they do not associate.
+    first: the reductions commute, though in floating point they do not associate. A node whose second part is -1 is its
+    first part, rounded.
 
     Attributes:
         final: ``[members, cells]`` node that each member ends with.
         parts: ``[nodes, 2]`` the two nodes that a node combines.
+        wide: ``[nodes]`` whether a node is a sum that is kept wide: inside a member, or a switch.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        members, cells = schedule.members, schedule.cells
+        members, slots = schedule.members, schedule.slots
         parts = [np.full((members, 2), -1, dtype=np.int64)]
-        held = np.repeat(np.arange(members, dtype=np.int64), cells)
+        wide = np.zeros(members + 2 * len(schedule), dtype=bool)
+        held = np.repeat(np.arange(members, dtype=np.int64), slots)
         nodes = members
         for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
             rows = slice(begin, end)
-            target = schedule.dst[rows] * cells + schedule.cell[rows]
-            arriving = held[schedule.src[rows] * cells + schedule.cell[rows]]
+            target = schedule.dst[rows] * slots + schedule.to_cell[rows]
+            arriving = held[schedule.src[rows] * slots + schedule.cell[rows]]
+            local = schedule.way[rows] == Way.LOCAL
+            leaves = wide[arriving] & ~local
+            fresh, which = np.unique(arriving[leaves], return_inverse=True)
+            parts.append(np.stack([fresh, np.full_like(fresh, -1)], axis=1))
+            arriving[leaves] = nodes + which.reshape(-1)
+            nodes += len(fresh)
             reduces = schedule.reduces[rows]
             pairs = np.sort(np.stack([arriving, held[target]], axis=1)[reduces], axis=1)
-            fresh, which = np.unique(pairs, axis=0, return_inverse=True)
-            parts.append(fresh)
+            keyed = np.concatenate([pairs, local[reduces, None]], axis=1)
+            fresh, which = np.unique(keyed, axis=0, return_inverse=True)
+            parts.append(fresh[:, :2])
+            wide[nodes : nodes + len(fresh)] = fresh[:, 2]
             arriving[reduces] = nodes + which.reshape(-1)
             nodes += len(fresh)
             held[target] = arriving
         self.members = members
-        self.final = held.reshape(members, cells)
+        self.final = held.reshape(members, slots)[:, : schedule.cells]
         self.parts: IntArray = np.concatenate(parts)
+        self.wide = wide[:nodes]
 
     def needed(self, node: int) -> list[int]:
         """The nodes that ``node`` is made of and itself, each after its parts."""
@@ -58,7 +70,7 @@ class Expressions:
             here = frontier.pop()
             if here >= self.members:
                 for part in self.parts[here].tolist():
-                    if part not in seen:
+                    if part >= 0 and part not in seen:
                         seen.add(part)
                         frontier.append(part)
         return sorted(seen)
@@ -74,7 +86,8 @@ class Expressions:
         for user in needed:
             if user >= self.members:
                 for part in self.parts[user].tolist():
-                    uses[part] += 1
+                    if part >= 0:
+                        uses[part] += 1
         leaves = [part for part in needed if part < self.members]
         if len(leaves) != self.members or any(count > 1 for count in uses.values()):
             raise ValueError("the schedule does not fold every member exactly once into every cell")
@@ -82,15 +95,25 @@ class Expressions:
         for here in needed:
             if here < self.members:
                 continue
-            left, right = (
-                inputs.of(part, begin, end) if part < self.members else values.pop(part)
-                for part in self.parts[here].tolist()
-            )
+            left, right = self.parts[here].tolist()
+            if right < 0:
+                values[here] = element.narrowed(values.pop(left))
+                continue
+            operands = [
+                inputs.of(part, begin, end) if part < self.members else values.pop(part) for part in (left, right)
+            ]
+            if self.wide[here]:
+                values[here] = combine(*map(element.widened, operands))
+                continue
+            for at, part in enumerate((left, right)):
+                if self.wide[part]:
+                    operands[at] = element.narrowed(operands[at])
             # a value that was computed here is not needed any more: it is the place for the result
-            own = [part for part in self.parts[here].tolist() if part >= self.members]
-            out = None if not own else left if own[0] == self.parts[here][0] else right
-            values[here] = element.rounded(combine(left, right, out=out))
+            own = [operand for part, operand in zip((left, right), operands, strict=True) if part >= self.members]
+            values[here] = element.rounded(combine(*operands, out=own[0] if own else None))
         total = values[node] if node >= self.members else inputs.of(node, begin, end).copy()
+        if self.wide[node]:
+            total = element.narrowed(total)
         return finish(op, total, self.members, element)
 
 

@@ -2,8 +2,8 @@
 
 On systems with a vendor's library the closed form is :func:`kernbench.cost.collective_time`. On others it is what
 this module says: an algorithm module may have a ``profile(members)``, which lists how often in a row everybody sends
-which share of the buffer to a neighbour; a round takes what one transfer takes on the slowest way between neighbours, in
-the queue model (ADR 0036 says where that equals the stepped time, a test shows it).
+which share of the buffer to a neighbour; a round takes what one transfer takes between neighbours, in the queue model
+(ADR 0036; a test shows where that is the stepped time).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from kernbench.ccl.registry import algorithm_module
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
 
+_GRAIN = 4
+"""Bytes that a share is rounded down to: a buffer of one element more must not send one message more in every round."""
+
 
 def closed_form_seconds(
     topology: Topology, config: AlgorithmConfig, where: Placement, nbytes: int, dtype: str
@@ -27,25 +30,23 @@ def closed_form_seconds(
         return None
     costs = QueueCosts.of(topology, config, dtype)
     members = where.members
+    # a node's neighbours stand for those of the other nodes, which are joined alike
+    senders = members if members <= 2 * topology.sips_per_node else topology.sips_per_node
+    routes = [topology.route(sip, (sip + 1) % members) for sip in range(senders)] if members > 1 else []
     total = 0.0
-    for times, share, reduces, distance in profile(members):
-        if not times:
-            continue
-        # the pattern repeats from node to node: one node's members, and those that reach into the next, meet all ways
-        senders = range(min(members, topology.sips_per_node))
-        routes = [
-            topology.route(sip, (sip + distance) % members) for sip in senders if (sip + distance) % members != sip
-        ]
-        # rings shorter than a lap close over the longest way back
-        routes.append(topology.route(members - 1, (members - 1 + distance) % members))
+    for times, share, reduces, phase in profile(members):
         serial, latency, _ = costs.transfer(
-            np.full(len(routes), share * nbytes),
+            np.full(len(routes), np.floor(share * nbytes / _GRAIN) * _GRAIN),
             np.array([route.bandwidth for route in routes]),
             np.array([route.latency for route in routes]),
             np.array([float(len(route.links)) for route in routes]),
             reduces,
         )
-        total += times * float((serial + latency).max())
+        if phase != "ring" and senders == members:
+            serial, latency = serial[:-1], latency[:-1]  # nothing goes from the last back to the first
+        passing, slowest = float((serial + latency).mean()), float(serial.max())
+        # a part passes all ways in turn, and each way passes all parts
+        total += times * {"ring": max(passing, slowest), "fill": passing, "stream": slowest}[phase]
     return total
 
 

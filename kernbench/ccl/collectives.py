@@ -18,7 +18,7 @@ from kernbench.ccl.placement import Placement
 from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
-from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule
+from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
 from kernbench.ccl.selection import ENTRIES, FALLBACK, VARIABLES, Selection, select
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
@@ -31,9 +31,6 @@ Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 Environ = tuple[tuple[str, str], ...]
 """What a rank's environment says to the library, by :data:`kernbench.ccl.selection.VARIABLES`."""
-
-DEFAULT_CHUNKS = 4
-"""Parts of a pipeline where no library says."""
 
 MOST_STEPPED = 1 << 20
 """Transfers, as a ring or an exchange of all with all would have them, up to which ``auto`` steps through them."""
@@ -141,14 +138,14 @@ class CollectiveRunner:
         notes: list[str] = []
         served, selection = self._choose(config, wanted, nbytes, where, environ, notes)
         closed = self._closed_seconds(served, selection, wanted, where, nbytes, dtype, fidelity, notes)
-        chunks = selection.chunks if selection is not None else DEFAULT_CHUNKS
+        chunks = None if selection is None else selection.chunks
 
         def build() -> Schedule:
             return build_schedule(served.module, len(sips), root, where, chunks)
 
         try:
             require_reduction(algorithm_module(served.module), reduction)
-            if closed is None or not algorithm_module(served.module).__name__.startswith("kernbench."):
+            if closed is None:
                 schedule = build()
                 if splits is not None and schedule.scratch:
                     raise CannotServeError(f"{served.name}: cells of different lengths")
@@ -169,10 +166,9 @@ class CollectiveRunner:
             plan = self._stepped(schedule, sips, served, selection, wanted, nbytes, counts, itemsize, dtype)
             bounds = schedule.cell_bounds(count) * itemsize
             offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
-        return Request(
-            op, served, plan, root, offsets, build, selection, "stepped" if closed is None else "closed_form",
-            "; ".join(notes),
-        )  # fmt: skip
+        found = "stepped" if closed is None else "closed_form"
+        costs = selection if self.has_library else None
+        return Request(op, served, plan, root, offsets, build, costs, found, "; ".join(notes))
 
     def _choose(
         self,
@@ -245,8 +241,10 @@ class CollectiveRunner:
     ) -> TransferPlan:
         if selection is None or not self.has_library or not len(schedule):
             return lower(schedule, self._topology, sips, config, counts=counts, itemsize=itemsize, dtype=dtype)
-        choice = selection.choice
-        costs = ProtocolCosts.of(selection.world, choice.algorithm, choice.protocol, wanted, nbytes)
+        algorithm, protocol = selection.choice.algorithm, selection.choice.protocol
+        if selection.world.generation.nvls_share and (schedule.way >= Way.UP).any():
+            algorithm, protocol = "nvls", "simple"  # whatever the library would run instead
+        costs = ProtocolCosts.of(selection.world, algorithm, protocol, wanted, nbytes, selection.chunks)
         plan = lower_library(schedule, self._topology, sips, costs, counts=counts, itemsize=itemsize)
         return plan if selection.seconds is None else paced(plan, selection.seconds)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernbench.ccl.config import AlgorithmConfig
 from kernbench.ccl.ipcq import FloatArray, QueueCosts
@@ -38,9 +39,9 @@ def lower(
     # transfers have few lengths and either reduce or copy: a few costs per queue
     costs = QueueCosts.of(topology, config, dtype)
     requests = np.where(queues.way == Way.PULL, queues.latency, 0.0)
-    lengths, length_of = np.unique(counts, return_inverse=True)
+    lengths, length_of = _distinct(counts)
     table = np.empty((2 * len(lengths), len(queues.links), 3))
-    for kind in np.unique(length_of + len(lengths) * schedule.reduces).tolist():
+    for kind in _distinct(length_of + len(lengths) * schedule.reduces)[0].tolist():
         reduces, length = divmod(kind, len(lengths))
         nbytes = np.full(len(queues.links), float(lengths[length] * itemsize))
         serial, wait, busy = costs.transfer(
@@ -122,13 +123,16 @@ def _rates(
     return np.where(np.isfinite(rate), rate, topology.device.hbm_copy_bandwidth)
 
 
-def _first_reads(schedule: Schedule) -> IntArray:
-    """``[transfers]`` whether a transfer reads what its member brought: it goes first, when the kernel has started."""
+def _first_reads(schedule: Schedule) -> NDArray[np.bool_]:
+    """``[transfers]`` whether a transfer reads what its member brought: it goes first, when the kernel has started.
+
+    A local reduction does not count: what it reduces into has come later.
+    """
     rounds = np.repeat(np.arange(len(schedule.rounds) - 1), np.diff(schedule.rounds))
     written = np.full(schedule.members * schedule.slots, len(schedule.rounds), dtype=np.int64)
     np.minimum.at(written, schedule.dst * schedule.slots + schedule.to_cell, rounds)
-    first: IntArray = written[schedule.src * schedule.slots + schedule.cell] >= rounds
-    return first
+    first: NDArray[np.bool_] = written[schedule.src * schedule.slots + schedule.cell] >= rounds
+    return first & ~((schedule.way == Way.LOCAL) & schedule.reduces)
 
 
 def _plan(
@@ -162,3 +166,12 @@ def _plan(
         wire=nothing if wire is None else wire,
         paced=paced,
     )
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """``np.unique(values, return_inverse=True)`` of values >= 0, without sorting where there are more of them than numbers."""
+    if not len(values) or int(values.max()) > len(values):
+        found, inverse = np.unique(values, return_inverse=True)
+        return found, inverse.reshape(-1)
+    occurs = np.bincount(values) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]

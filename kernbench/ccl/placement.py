@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from kernbench.ccl.schedule import IntArray
+from kernbench.errors import ConfigError
 from kernbench.topology import Topology
 from kernbench.topology.system import GRID_TOPOLOGIES
 
@@ -50,6 +51,19 @@ class Placement:
             spot = tuple(sip % topology.sips_per_node for sip in sips)
         return cls(node, grid, spot, described.topology == "torus_2d", described.reduces_in_switch)
 
+    @classmethod
+    def of_cubes(cls, topology: Topology, sips: Sequence[int]) -> Placement:
+        """The placement of members that are the cubes of ``sips``, SIP after SIP: a SIP is what a node is otherwise.
+
+        Raises ConfigError if the system's SIPs have no cubes.
+        """
+        mesh = topology.cube_mesh
+        if mesh is None:
+            raise ConfigError(f"system {topology.system.name}: its SIPs have no cubes")
+        count = mesh.spec.count
+        node = np.repeat(np.arange(len(sips)), count)
+        return cls(tuple(node.tolist()), (mesh.spec.w, mesh.spec.h), tuple(range(count)) * len(sips))
+
     @property
     def members(self) -> int:
         return len(self.node)
@@ -73,15 +87,18 @@ class Placement:
         return np.asarray(self.by_node, dtype=np.int64) if len(sizes) == 1 else None
 
     @cached_property
-    def plane(self) -> IntArray | None:
-        """``[rows, columns]`` members of one node that fill a whole rectangle of its grid, else None."""
-        if self.grid is None or self.nodes > 1 or len(set(self.spot)) < self.members:
+    def planes(self) -> tuple[IntArray, ...] | None:
+        """Per node ``[rows, columns]`` its members, where they fill a whole rectangle of its grid; None unless all do."""
+        if self.grid is None:
             return None
         width = self.grid[0]
-        columns = sorted({spot % width for spot in self.spot})
-        rows = sorted({spot // width for spot in self.spot})
-        at = {spot: member for member, spot in enumerate(self.spot)}
-        wanted = [[row * width + column for column in columns] for row in rows]
-        if any(spot not in at for line in wanted for spot in line):
-            return None
-        return np.asarray([[at[spot] for spot in line] for line in wanted], dtype=np.int64)
+        found = []
+        for members in self.by_node:
+            at = {self.spot[member]: member for member in members}
+            columns = sorted({spot % width for spot in at})
+            rows = sorted({spot // width for spot in at})
+            wanted = [[row * width + column for column in columns] for row in rows]
+            if len(at) < len(members) or any(spot not in at for line in wanted for spot in line):
+                return None
+            found.append(np.asarray([[at[spot] for spot in line] for line in wanted], dtype=np.int64))
+        return tuple(found)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernbench.ccl.ipcq import FloatArray
 from kernbench.cost import collective_models as models
 from kernbench.cost.collective_world import World
 
@@ -42,44 +41,47 @@ class ProtocolCosts:
     switch: float
 
     @classmethod
-    def of(cls, world: World, algorithm: str, protocol: str, collective: str, nbytes: float) -> ProtocolCosts:
-        """The costs of what :func:`kernbench.cost.selection.choose` names, for a collective of ``nbytes``.
-
-        Raises KeyError for algorithms and protocols that the library does not have.
-        """
-        generation = world.generation
+    def of(
+        cls, world: World, algorithm: str, protocol: str, collective: str, nbytes: float, chunks: int = 1
+    ) -> ProtocolCosts:
+        """The costs of what :func:`kernbench.cost.selection.choose` names, for a collective of ``nbytes`` that a pipeline
+        cuts into ``chunks``."""
+        generation, transport = world.generation, world.transport
         size = np.array([float(nbytes)])
         if protocol == "direct":
-            base, peer = generation.direct_base
             rate = world.link * generation.direct_share
-            sync = generation.direct_sync if algorithm == "two_shot" else 0.0
-            return cls(base + peer * (world.local - 1), rate, world.net or rate, sync, sync, rate)
-        inside = models.inside_bandwidth(world) if world.local > 1 else max(world.net, 1.0)
+            sync = generation.direct_sync / 2 if algorithm == "two_shot" else 0.0
+            return cls(float(models.one_shot(world, 0 * size)[0]), rate, rate, sync, sync, rate)
+        inside = models.inside_bandwidth(world) if world.local > 1 else world.net
         outside = world.net or inside
-        step = "tree" if algorithm in ("tree", "nvls_tree") else "ring"
         hop = world.hop(protocol)
+        base = generation.base[protocol]
+        if algorithm in ("p2p", "copy"):
+            start = (
+                models.all_to_all(world, 0 * size) if collective == "all_to_all" else models.send_recv(world, 0 * size)
+            )
+            hop = max(float(start[0]) - base, 0.0)
+            inside = world.link * generation.all_to_all_share / float(models.slow_start(world, size, "p2p")[0])
+            return cls(base, inside, outside, hop, hop, inside)
+        step = "tree" if algorithm in ("tree", "nvls_tree") else "ring"
         net_hop = world.net_hop(step, protocol) if world.nodes > 1 else hop
-        if algorithm == "tree":
-            share = world.transport.tree_share[world.nodes > 2] if world.nodes > 1 else 1.0
-            inside, outside = inside * generation.tree_share, outside * share
-        if protocol == "ll":
-            inside = min(inside / 2, generation.ll_bandwidth)
-            outside = min(outside / 2, world.transport.ll_bandwidth if algorithm == "ring" else outside)
-        elif protocol == "ll128":
-            inside, outside = inside * generation.ll128_share, outside * 120 / 128
-        base, switch = generation.base[protocol], inside
+        if step == "tree" and world.nodes > 1:
+            outside *= transport.tree_share[world.nodes > 2]
         if algorithm in ("nvls", "nvls_tree"):
-            base = generation.nvls_base
-            hop = world.flight / 2
-            switch = float(models.nvls_bandwidth(world)) / float(models.slow_start(world, size, "nvls")[0])
-        elif algorithm == "ring" and protocol == "simple":
+            # up and down overlap but for the first chunk up and the last one down
+            algbw = float(models.nvls_bandwidth(world)) / float(models.slow_start(world, size, "nvls")[0])
+            switch = algbw * (world.local - 1) / world.local * (1 + 1 / chunks)
+            flight = world.flight / 2
+            return cls(generation.nvls_base, inside, outside, flight, net_hop, switch)
+        if algorithm == "tree":
+            inside *= generation.tree_share
+        elif protocol == "simple":
             kind = "net" if world.nodes > 1 and outside < inside else "ring" if collective == "all_reduce" else "gather"
             slower = float(models.slow_start(world, size, kind)[0])
             inside, outside = inside / slower, outside / slower
-        elif algorithm == "p2p":
-            inside = world.link * generation.all_to_all_share / float(models.slow_start(world, size, "p2p")[0])
-        return cls(base, inside, outside, hop, net_hop, switch)
-
-    def transfer(self, nbytes: FloatArray, rate: FloatArray, latency: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """``(serial, latency)`` seconds of transfers at ``rate`` bytes/s that arrive ``latency`` seconds later."""
-        return nbytes / rate, latency
+        if protocol == "ll":
+            inside = min(inside / 2, generation.ll_bandwidth)
+            outside = min(outside / 2, transport.ll_bandwidth if step == "ring" else transport.ll_hop_bandwidth)
+        elif protocol == "ll128":
+            inside, outside = inside * generation.ll128_share, outside * 120 / 128
+        return cls(base, inside, outside, hop, net_hop, inside)

@@ -51,14 +51,14 @@ def require_reduction(module: ModuleType, reduction: str | None) -> None:
 
 
 def build_schedule(
-    module_name: str, members: int, root: int | None, where: Placement | None = None, chunks: int = 1
+    module_name: str, members: int, root: int | None, where: Placement | None = None, chunks: int | None = None
 ) -> Schedule:
     """The schedule of an algorithm for ``members`` members.
 
     Args:
         root: a member's number, for rooted collectives.
         where: how the members stand; default: on one node, joined in no particular way.
-        chunks: parts that a pipeline should cut the buffer into, for algorithms that ask.
+        chunks: parts that a pipeline should cut the buffer into, for algorithms that ask; default: as they like.
 
     Raises :class:`~kernbench.ccl.schedule.CannotServeError` if the algorithm has no schedule for these members.
     """

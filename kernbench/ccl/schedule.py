@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,13 +47,16 @@ class Way(enum.IntEnum):
 
 
 class Rounds(NamedTuple):
-    """A line of an algorithm's profile: ``times`` rounds in a row in which every member sends ``share`` of the buffer to the
-    member ``distance`` further; ``reduces``: whether that one combines it with what it has."""
+    """A line of an algorithm's profile: ``times`` rounds in a row in which ``share`` of the buffer goes to the next member.
+
+    ``reduces``: whether that one combines it with what it has. ``phase``: ``ring``, all members send at once and wait for
+    what comes; ``fill``, one part passes member after member, up to the last; ``stream``, the parts behind it follow.
+    """
 
     times: int
     share: float
     reduces: bool
-    distance: int = 1
+    phase: Literal["ring", "fill", "stream"] = "ring"
 
 
 @dataclass(frozen=True, eq=False)

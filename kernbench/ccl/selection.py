@@ -55,10 +55,11 @@ FALLBACK: Mapping[str, str] = {
 VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 """What users tell the library by."""
 
-MOST_CHUNKS = 16
-"""Cells that a pipeline is cut into at most: beyond, a chunk more changes the time by less than the model's error."""
+_FINEST = 4096
+"""Bytes below which a message is not cut."""
 
-_PIPELINES = ("tree", "nvls", "nvls_tree")
+MOST_CELLS = 1 << 14
+"""Cells of all members together that pipelines are cut into at most, for the simulation's own sake."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,26 @@ def select(
         timed = None if choice.algorithm == "copy" else f"{choice.algorithm}/{choice.protocol}"
         estimate = collective_time(system, known, nbytes, ranks=ranks, nodes=nodes, algorithm=timed, kind="kernel")
         seconds = float(estimate.seconds)
-    return Selection(entry, choice, world, _chunks(choice, nbytes), seconds, "; ".join(notes))
+    return Selection(entry, choice, world, _chunks(choice, collective, nbytes, world), seconds, "; ".join(notes))
 
 
 _RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
-def _chunks(choice: Choice, nbytes: int) -> int:
-    """Parts of the buffer that follow each other, all channels' chunks of one turn counted as one."""
-    if choice.protocol == "direct" or choice.algorithm not in _PIPELINES:
-        return 8  # what pipelined rings have
-    turns = -(-nbytes // max(1, choice.channels * choice.chunk))
-    return max(1, min(MOST_CHUNKS, turns))
+def _chunks(choice: Choice, collective: str, nbytes: int, world: World) -> int:
+    """Parts of the buffer that follow each other: how often all channels send a chunk, all of them counted as one."""
+    algorithm, protocol = choice.algorithm, choice.protocol
+    pieces, least = 1, 1
+    if algorithm == "tree":
+        if protocol == "ll" and world.nodes > 1:
+            return 1  # its messages pass a node whole (collective_models.tree)
+        pieces, least, most = 4, 16, 32
+    elif algorithm in ("nvls", "nvls_tree"):
+        most = 8
+    elif algorithm == "ring" and collective in ("broadcast", "reduce"):
+        pieces, least, most = 32, 32, 128
+    else:
+        return 1
+    turns = -(-nbytes * pieces // max(1, choice.channels * choice.chunk))
+    finest = nbytes // _FINEST
+    return int(max(1, min(max(turns, min(least, finest)), most, MOST_CELLS // world.ranks)))

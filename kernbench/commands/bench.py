@@ -99,9 +99,23 @@ def find_bench(name: str) -> Bench:
     return found[0]
 
 
-@click.group(name="bench")
+class _Benches(click.Group):
+    """``kernbench bench NAME`` is ``kernbench bench run NAME``."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["run", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(name="bench", cls=_Benches)
 def command() -> None:
-    """List and run benchmark programs, third-party ones too (entry points of the group kernbench.benches)."""
+    """List and run benchmark programs, third-party ones too (entry points of the group kernbench.benches).
+
+    `kernbench bench NAME` is short for `kernbench bench run NAME`.
+    """
 
 
 @command.command(name="list")

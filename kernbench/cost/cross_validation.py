@@ -18,9 +18,9 @@ import numpy as np
 
 from kernbench.cost.estimate import Floats
 from kernbench.cost.reference import SHIPPED_MANIFEST, Table
-from kernbench.cost.refit import constants, knobs, refit
+from kernbench.cost.refit import Knob, concerning, constants, knobs, refit
 from kernbench.cost.uncertainty import BANDS, Band, collective_group
-from kernbench.cost.validation import Comparison, load_manifest
+from kernbench.cost.validation import Comparison, Measured, load_manifest
 
 Key = Callable[[Table], str]
 KEYS: Mapping[str, Key] = {
@@ -28,6 +28,7 @@ KEYS: Mapping[str, Key] = {
     "device": lambda table: str(table.device or table.system),
     "collective": lambda table: str(table.collective),
 }
+_POINTS = 64  # of a table that a fit looks at
 TAIL = 0.08  # share of errors beyond either end of a band
 
 
@@ -53,21 +54,30 @@ def leave_one_out(
         only: names to leave out one by one; all of them without.
     """
     key = KEYS[by]
-    names = sorted({key(table.table) for table in load_manifest(manifest) if table.table.kind == kind})
-    jobs = [(kind, by, name, manifest) for name in names if not only or name in only]
+    tables = [table for table in load_manifest(manifest) if table.table.kind == kind]
+    names = sorted({key(table.table) for table in tables})
+    whole = refit(_for_fit(tables), knobs(kind))
+    jobs = [(kind, by, name, manifest, whole) for name in names if not only or name in only]
     if processes == 1:
         return [_fold(*job) for job in jobs]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return list(pool.map(_fold, *zip(*jobs, strict=True)))
 
 
-def _fold(kind: str, by: str, name: str, manifest: Path) -> Fold:
+def _for_fit(tables: Sequence[Measured]) -> list[Measured]:
+    """The tables that constants may be set by, without the rows that add only time."""
+    return [table.thinned(_POINTS) for table in tables if not table.table.held_out]
+
+
+def _fold(kind: str, by: str, name: str, manifest: Path, whole: Mapping[Knob, float]) -> Fold:
+    """Sets again the groups of constants that the tables left out would have had a say in, and estimates those."""
     key = KEYS[by]
     tables = [table for table in load_manifest(manifest) if table.table.kind == kind]
+    out = [table for table in tables if key(table.table) == name]
     rest = [table for table in tables if key(table.table) != name]
-    values = refit(rest, knobs(kind))
+    values = refit(_for_fit(rest), concerning(out, knobs(kind)), known=whole)
     with constants(values):
-        found = [table.compare() for table in tables if key(table.table) == name]
+        found = [table.compare() for table in out]
     return Fold(kind, name, found)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -37,3 +39,20 @@ class Estimate:
 def interval(seconds: Floats, below: Floats | float, above: Floats | float) -> tuple[Floats, Floats]:
     """``low`` and ``high`` of durations whose measurements lie between ``1 - below`` and ``1 + above`` of them."""
     return seconds * (1.0 - below), seconds * (1.0 + above)
+
+
+def total(parts: Iterable[tuple[Hashable, float, float, float]]) -> tuple[float, float, float]:
+    """Seconds, low and high of things that happen one after the other.
+
+    Each part is ``(model, seconds, low, high)``. What one model estimates is wrong in one direction: its errors add up.
+    Errors of different models are independent: they add up as the sides of a right angle (ADR 0038).
+    """
+    seconds = 0.0
+    errors: dict[Hashable, tuple[float, float]] = {}
+    for model, took, low, high in parts:
+        seconds += took
+        below, above = errors.get(model, (0.0, 0.0))
+        errors[model] = below + took - low, above + high - took
+    below = hypot(*(error[0] for error in errors.values()))
+    above = hypot(*(error[1] for error in errors.values()))
+    return seconds, seconds - below, seconds + above

@@ -9,7 +9,7 @@ import numpy as np
 from kernbench.cost.estimate import Floats
 
 CLIP = 0.7  # log error beyond which a point is an outlier, all the same how far
-PULL = 0.1  # weight of the log distance from the start, shared among the points: few of them move little
+PULL = 0.4  # weight of the log distance from the start, shared among the points: few of them move little
 STEPS = (0.7, 0.35, 0.18, 0.09, 0.045, 0.02, 0.01)
 
 
@@ -23,26 +23,21 @@ def search(
     loss: Callable[[Sequence[float]], float],
     origin: Sequence[float],
     bounds: Sequence[tuple[float, float]],
-    *,
-    steps: Sequence[float] = STEPS,
-    starts: bool = True,
 ) -> list[float]:
-    """The least loss found near ``origin``.
+    """The least loss found near ``origin``, and after a large step along each axis in turn: losses have ridges.
 
     Args:
         loss: of a position, one number per axis; the axes are logarithms of figures.
         bounds: least and most on each axis.
-        steps: lengths to try, in this order.
-        starts: begin again after a large step along each axis in turn, for losses that have ridges.
     """
     best, least = list(origin), loss(origin)
-    for first in range(-1, len(origin) if starts else 0):
+    for first in range(-1, len(origin)):
         position = list(best)
         if first >= 0:
             low, high = bounds[first]
             position[first] = min(max(position[first] + 1.5 * (1 if first % 2 else -1), low), high)
         here = loss(position)
-        for step in steps:
+        for step in STEPS:
             improved = True
             while improved:
                 improved = False

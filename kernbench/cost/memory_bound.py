@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import generation_of, resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
@@ -42,8 +42,10 @@ class OpKind:
 
     Attributes:
         reads, writes: elements that it must read and write per element of the result.
-        pace: most traffic that the kernel keeps up with when a cache feeds it, in units of the copy bandwidth.
-        memory: what it reaches from memory, in the same units; extra passes make it less.
+        pace: most traffic that the kernel keeps up with when a cache feeds it, in units of :data:`_LANE` for each PE and
+            clock (on AMD devices, of the copy bandwidth): what its instructions take, however fast the memory is.
+        memory: what it keeps up with when memory feeds it, in the same units: more latency to hide.
+        ceiling: most that it reaches of the copy bandwidth: more where it reads more than it writes, less by extra passes.
         hip: factor of both on AMD devices, whose kernels reach less.
         start: beyond what every kernel takes, seconds.
         least: of the whole kernel beyond the launch, seconds: the life of one block.
@@ -57,6 +59,7 @@ class OpKind:
     pace: float
     memory: float
     hip: float = 0.7
+    ceiling: float = 1.0
     start: float = 0.0
     least: float = 0.0
     row: float = 0.0
@@ -65,18 +68,18 @@ class OpKind:
 
 
 OPS: Mapping[str, OpKind] = {
-    "copy": OpKind(1, 1, pace=1.6, memory=1.0),
-    "fill": OpKind(0, 1, pace=1.6, memory=1.0),
-    "unary": OpKind(1, 1, pace=1.6, memory=1.0),
-    "binary": OpKind(2, 1, pace=1.63, memory=1.08),
-    "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=1.06, launches=2),
+    "copy": OpKind(1, 1, pace=1.6, memory=3.0),
+    "fill": OpKind(0, 1, pace=1.6, memory=3.0),
+    "unary": OpKind(1, 1, pace=1.6, memory=3.0),
+    "binary": OpKind(2, 1, pace=1.63, memory=3.0, ceiling=1.08),
+    "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=3.0, ceiling=1.06, launches=2),
     "gelu": OpKind(1, 1, pace=0.90, memory=0.83, hip=0.54, start=0.5 * US),
     "gated_activation": OpKind(2, 1, pace=0.66, memory=0.66, start=0.4 * US),
     "rope": OpKind(1, 1, pace=0.62, memory=0.535, start=0.7 * US),
-    "softmax": OpKind(1, 1, pace=1.0, memory=0.93, hip=0.51, start=0.7 * US, row=0.1 * US, whole_row=1024),
+    "softmax": OpKind(1, 1, pace=1.0, memory=2.0, ceiling=0.93, hip=0.5, start=0.7 * US, row=0.1 * US, whole_row=1024),
     "layer_norm": OpKind(1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US),
-    "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US),
-    "reduce": OpKind(1, 0, pace=1.3, memory=1.08, start=2.0 * US),
+    "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US, ceiling=0.72),
+    "reduce": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=1.08, start=2.0 * US),
 }
 
 # Names in tables and programs. A torch operation that is not listed is taken for a unary one.
@@ -119,6 +122,9 @@ NAMES: Mapping[str, str] = {
     "amax": "reduce",
 }
 
+_LANE = 10.57  # bytes that one PE of an A100 moves per clock when all of them copy
+_BY_GENERATION = {"ampere": 1.0, "hopper": 1.135, "blackwell": 1.135}  # the same of later PEs, at the same clock
+_SHARP = 6.0
 _KERNEL = 1.0 * US  # of the launch's latency passes before the device counts a kernel as running
 _COLD_START = 3.7 * US  # a launch timed alone with events
 _DIRTY = 0.25  # of the cache: lines that clearing it left to be written back
@@ -175,6 +181,7 @@ def _time(
     start = start_of(spec, False) * kind.launches + kind.start
     backend = kind.hip if spec.target.backend == "hip" else 1.0
     copy = spec.hbm_copy_bandwidth * backend
+    from_cache, from_memory = _rates(spec, kind, copy)
     moved = traffic
     if cold:
         start += _COLD_START
@@ -182,11 +189,21 @@ def _time(
     if dims and dims[-1] > kind.whole_row and spec.target.backend == "hip":
         moved += 2 * traffic * kind.reads / (kind.reads + kind.writes)
     resident = 0.0 if cold else cache_share(spec, traffic)
-    fetching = moved / copy * (resident / kind.pace + (1 - resident) / kind.memory)
+    fetching = moved * (resident / from_cache + (1 - resident) / from_memory)
     rows = (prod(dims[:-1]) if traffic else 0) * kind.row / spec.pes * (backend < 1)
     took = max(fetching, kind.least, rows)
     limit = "kernel" if took > fetching else "cache" if resident > 0.5 else "memory"
     return start + took, traffic, "launch" if took < start else limit
+
+
+def _rates(spec: DeviceSpec, kind: OpKind, copy: float) -> tuple[float, float]:
+    """Traffic that a kernel keeps up with, fed from the last cache and fed from memory, bytes/s."""
+    if spec.target.backend == "hip":
+        return kind.pace * copy, min(kind.memory, kind.ceiling) * copy
+    lanes = _LANE * _BY_GENERATION[generation_of(spec)] * spec.pes * spec.clock
+    # Instructions and memory overlap; where both take about as long, neither hides wholly behind the other.
+    both = ((kind.memory * lanes) ** -_SHARP + (kind.ceiling * copy) ** -_SHARP) ** (-1 / _SHARP)
+    return max(kind.pace * lanes, both), both
 
 
 def start_of(spec: DeviceSpec, cold: bool) -> float:

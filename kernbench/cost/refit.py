@@ -16,12 +16,13 @@ from typing import Any, cast
 import numpy as np
 
 from kernbench.cost.collective_constants import GB, GENERATIONS, LIBRARY, TRANSPORTS, US
-from kernbench.cost.fitting import robust, search
+from kernbench.cost.fitting import robust
 from kernbench.cost.gemm import KERNELS
 from kernbench.cost.memory_bound import OPS
 from kernbench.cost.validation import Comparison, Measured
 
 _STEPS = (0.4, 0.15, 0.06, 0.025)
+_SWEEPS = 4  # over all knobs with steps of one length, at most
 _PULL = 0.003  # per unit of log distance from the prior: what no table tells does not move
 
 
@@ -192,15 +193,27 @@ def log_error(found: Comparison) -> Any:
     return np.log(found.seconds / found.measured)
 
 
-def refit(tables: Sequence[Measured], groups: Sequence[Sequence[Knob]]) -> dict[Knob, float]:
-    """The values of the knobs that fit some tables best, one group after the other."""
-    values = {knob: knob.prior for group in groups for knob in group}
+def concerning(tables: Sequence[Measured], groups: Sequence[Sequence[Knob]]) -> list[Sequence[Knob]]:
+    """The groups whose knobs change the estimates of some tables."""
+    here = {knob: _get(knob) for group in groups for knob in group if _get(knob) > 0}
+    return [group for group in groups if any(_concerned(tables, here, knob) for knob in group if knob in here)]
+
+
+def refit(
+    tables: Sequence[Measured], groups: Sequence[Sequence[Knob]], known: Mapping[Knob, float] | None = None
+) -> dict[Knob, float]:
+    """The values of the knobs that fit some tables best, one group after the other.
+
+    Args:
+        tables: to fit to.
+        groups: of knobs, which start at their priors.
+        known: values of other knobs.
+    """
+    values = {**(known or {}), **{knob: knob.prior for group in groups for knob in group}}
     for group in groups:
         moving = [knob for knob in group if _get(knob) > 0]
-        with constants(values):
-            concerned = [table for table in tables if _concerns(table, moving)]
-        if concerned:
-            values |= _fit(concerned, moving, values)
+        if moving:
+            values |= _fit(tables, moving, values)
         for knob in moving:  # a generation that nobody measured is as the one that it follows
             for other, like in LIKE.items():
                 twin = replace(knob, row=other)
@@ -210,30 +223,53 @@ def refit(tables: Sequence[Measured], groups: Sequence[Sequence[Knob]]) -> dict[
 
 
 def _fit(tables: Sequence[Measured], moving: Sequence[Knob], values: Mapping[Knob, float]) -> dict[Knob, float]:
-    origin = [math.log(values[knob]) for knob in moving]
-    reach = [math.log(knob.reach) for knob in moving]
+    """Steps along one knob at a time; a trial looks only at the tables that the knob concerns."""
     # A long table says more than a short one, but not as much more as it is longer.
-    weights = [math.sqrt(table.size.size) for table in tables]
+    weights = np.sqrt([float(table.size.size) for table in tables])
+    weights /= weights.sum()
+    now = dict(values)
 
-    def loss(position: Sequence[float]) -> float:
-        trial = {**values, **{knob: math.exp(at) for knob, at in zip(moving, position, strict=True)}}
+    def losses(trial: Mapping[Knob, float], at: Sequence[int]) -> list[float]:
         with constants(trial):
-            errors = [robust(log_error(table.compare())) for table in tables]
-        pull = sum(abs(at - first) for at, first in zip(position, origin, strict=True))
-        return float(np.average(errors, weights=weights)) + _PULL * pull
+            return [float(weights[index]) * robust(log_error(tables[index].compare())) for index in at]
 
-    bounds = [
-        (at - far, min(at + far, math.log(knob.most))) for at, far, knob in zip(origin, reach, moving, strict=True)
-    ]
-    found = search(loss, origin, bounds, steps=_STEPS, starts=False)
-    return {knob: math.exp(at) for knob, at in zip(moving, found, strict=True)}
+    def pull(knob: Knob, value: float) -> float:
+        return _PULL * abs(math.log(value / knob.prior))
+
+    held = losses(now, range(len(tables)))
+    concern = {knob: range(len(tables)) for knob in moving}
+    for number, step in enumerate(_STEPS):
+        if number in (0, 2):
+            concern = {knob: _concerned(tables, now, knob) for knob in moving}
+        for _ in range(_SWEEPS):
+            before = dict(now)
+            for knob in moving:
+                at = concern[knob]
+                for factor in (math.exp(step), math.exp(-step)):
+                    value = min(now[knob] * factor, knob.prior * knob.reach, knob.most)
+                    value = max(value, knob.prior / knob.reach)
+                    trial = losses(now | {knob: value}, at)
+                    gain = sum(held[index] for index in at) - sum(trial) + pull(knob, now[knob]) - pull(knob, value)
+                    if gain > 1e-7:
+                        now[knob] = value
+                        for index, loss in zip(at, trial, strict=True):
+                            held[index] = loss
+                        break
+            if now == before:
+                break
+    return {knob: now[knob] for knob in moving}
 
 
-def _concerns(table: Measured, group: Sequence[Knob]) -> bool:
-    """Whether any of the knobs changes the estimates of a table."""
-    before = table.compare().seconds
-    for knob in group:
-        with constants({knob: _get(knob) * 1.3}):
-            if not np.allclose(before, table.compare().seconds, rtol=1e-9):
-                return True
-    return False
+def _concerned(tables: Sequence[Measured], values: Mapping[Knob, float], knob: Knob) -> Any:
+    """Indices of the tables whose estimates a knob changes."""
+    with constants(values):
+        before = [table.compare().seconds for table in tables]
+    found = set()
+    for factor in (0.6, 1.7):
+        with constants({**values, knob: values[knob] * factor}):
+            found |= {
+                index
+                for index, table in enumerate(tables)
+                if not np.allclose(before[index], table.compare().seconds, rtol=1e-9)
+            }
+    return sorted(found)

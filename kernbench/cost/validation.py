@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ class Measured:
         measured: seconds.
         given: the system or device that the table was measured on.
         estimator: seconds, low and high of the points on a system or device.
+        build: the estimator of some of the points, by their indices.
     """
 
     table: Table
@@ -73,6 +74,15 @@ class Measured:
     measured: Floats
     given: Any
     estimator: Estimator = field(repr=False)
+    build: Callable[[Any], Estimator] = field(repr=False)
+
+    def thinned(self, most: int) -> Measured:
+        """At most so many of the points, evenly spread over the table."""
+        if self.size.size <= most:
+            return self
+        kept = np.unique(np.linspace(0, self.size.size - 1, most).round().astype(int))
+        estimator = self.build(kept)
+        return replace(self, size=self.size[kept], measured=self.measured[kept], estimator=estimator)
 
     def compare(self, given: Any = None) -> Comparison:
         """The estimates beside the measurements; on another system or device, where one is given."""
@@ -117,22 +127,13 @@ def table_system(table: Table, beside: Path) -> SystemSpec:
     """The system of a table, joined by the table's fabric."""
     assert table.system is not None
     system = resolve_system(_beside(table.system, beside))
-    return system if table.fabric is None else join_nodes(system, _beside(table.fabric, beside))
+    return system if table.fabric is None else system.joined_by(load_fabric(_beside(table.fabric, beside)))
 
 
 def _beside(name: str, directory: Path) -> str:
     """A path of a manifest counts from the manifest."""
     path = directory / name
     return str(path) if name.endswith((".yaml", ".yml")) and path.is_file() else name
-
-
-def join_nodes(system: SystemSpec, fabric: str) -> SystemSpec:
-    """A system whose nodes a fabric joins, with as many NICs as its nodes have for it."""
-    found = load_fabric(fabric)
-    nics = system.nics
-    if nics is not None and found.name in nics.with_fabric:
-        nics = nics.model_copy(update={"count": nics.with_fabric[found.name]})
-    return system.model_copy(update={"fabric": found, "nics": nics})
 
 
 def load(table: Table, directory: Path) -> Measured:
@@ -208,7 +209,7 @@ def _completed(table: Table, found: TableFile) -> Table:
 def _points(
     table: Table, path: Path, points: Sequence[tuple[float, float]], given: Any, build: Callable[[Any], Estimator]
 ) -> Measured:
-    """Points that can be compared: with a time, and not below ``min_bytes``. ``build`` gets the mask of them."""
+    """Points that can be compared: with a time, and not below ``min_bytes``. ``build`` gets their indices."""
     size, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     timed = measured > 0  # below a timer's resolution there is nothing to compare with
     if not timed.any():
@@ -216,7 +217,8 @@ def _points(
     keep = (size >= table.min_bytes) & timed
     if not keep.any():
         raise ConfigError(f"table {path}: no rows of at least {table.min_bytes:g} bytes")
-    return Measured(table, size[keep], measured[keep], given, build(keep))
+    rows = np.flatnonzero(keep)
+    return Measured(table, size[rows], measured[rows], given, build(rows), lambda at: build(rows[at]))
 
 
 def _collective(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
@@ -316,7 +318,7 @@ def _memory_bound(table: Table, path: Path, rows: Sequence[Mapping[str, str]], d
         points.append((traffic_of(op, shape, dtype), seconds_of(row, path, table, elements=float(np.prod(shape)))))
 
     def build(keep: Any) -> Estimator:
-        kept = [call for call, wanted in zip(calls, keep, strict=True) if wanted]
+        kept = [calls[index] for index in keep]
 
         def estimate(device: Any) -> tuple[Floats, Floats, Floats]:
             found = [memory_bound_time(device, op, shape, dtype=dtype, cold=cold) for op, shape, dtype, cold in kept]

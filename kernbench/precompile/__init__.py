@@ -2,6 +2,7 @@
 
 from kernbench.callable_module import make_callable
 from kernbench.precompile.events import CompileCount, CompileEvent, count_compiles
+from kernbench.precompile.record import Record, record
 from kernbench.precompile.run import Report, precompile
 from kernbench.precompile.space import Space, Variant, read_spaces, space, variants
 from kernbench.precompile.worker import Outcome
@@ -10,12 +11,14 @@ __all__ = [
     "CompileCount",
     "CompileEvent",
     "Outcome",
+    "Record",
     "Report",
     "Space",
     "Variant",
     "count_compiles",
     "precompile",
     "read_spaces",
+    "record",
     "space",
     "variants",
 ]

@@ -92,6 +92,43 @@ def stand_in(value: Any, *, constexpr: bool, where: str) -> Any:
     )
 
 
+def text_of(value: Any) -> Any:
+    """A value of a ``tl.constexpr``, or one that Triton made a constant of, as a spec writes it; :func:`stand_in` reads it.
+
+    Raises:
+        ValueError: it cannot be written down.
+    """
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if type(value) is str and not value.startswith("tl."):
+        return value
+    text = f"tl.{value}" if hasattr(value, "primitive_bitwidth") else ""
+    text = _TL_NAMES.get(text, text)
+    if text and _dtype_or_text(text) == value:
+        return text
+    raise ValueError(f"a constant {value!r} cannot be written down")
+
+
+def type_text(text: Any, multiple_of_16: bool) -> str:
+    """Triton's name of an argument's type as a spec writes it. Raises ValueError for one that has no stand-in."""
+    name = str(text)
+    if name.startswith("*") and name[1:] in DTYPES:
+        return name if multiple_of_16 else f"{name}:1"
+    if (name, multiple_of_16) in _SCALARS:
+        return f"{name}:16" if multiple_of_16 else name
+    raise ValueError(f"an argument of type {name} has no stand-in")
+
+
+_TL_NAMES = {
+    "tl.fp16": "tl.float16", "tl.bf16": "tl.bfloat16", "tl.fp32": "tl.float32", "tl.fp64": "tl.float64",
+    **{f"tl.i{bits}": f"tl.int{bits}" for bits in (1, 8, 16, 32, 64)},
+    **{f"tl.u{bits}": f"tl.uint{bits}" for bits in (8, 16, 32, 64)},
+    "tl.fp8e4nv": "tl.float8e4nv", "tl.fp8e5": "tl.float8e5", "tl.fp8e4b8": "tl.float8e4b8",
+    "tl.fp8e5b16": "tl.float8e5b16", "tl.fp8e4b15": "tl.float8e4b15",
+}  # fmt: skip
+"""A dtype's own name to that of ``triton.language``."""
+
+
 def _dtype_or_text(value: str) -> Any:
     if value.startswith("tl."):
         import triton.language as tl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,27 +43,38 @@ class CompileCount:
 
 
 @contextmanager
-def count_compiles() -> Iterator[CompileCount]:
-    """Count the calls of Triton's compiler in this process, through its compilation listener.
+def listening(told: Callable[[Any, Any, bool], None]) -> Iterator[None]:
+    """Call ``told(source, metadata, cache_hit)`` at each call of Triton's compiler in this process.
 
-    A listener that was there before is called as well. Nested blocks each count.
+    A listener that was there before is called as well.
     """
     from triton import knobs
 
-    count = CompileCount()
     before = knobs.compilation.listener
 
     def listener(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
-        name = str(getattr(src, "name", ""))
-        count.events.append(CompileEvent(name, str(metadata["hash"]), bool(cache_hit), _identity(src)))
+        told(src, metadata, bool(cache_hit))
         if before is not None:
             before(src=src, metadata=metadata, metadata_group=metadata_group, times=times, cache_hit=cache_hit)
 
     knobs.compilation.listener = listener
     try:
-        yield count
+        yield
     finally:
         knobs.compilation.listener = before
+
+
+@contextmanager
+def count_compiles() -> Iterator[CompileCount]:
+    """Count the calls of Triton's compiler in this process. Nested blocks each count."""
+    count = CompileCount()
+
+    def note(src: Any, metadata: Any, cache_hit: bool) -> None:
+        name = str(getattr(src, "name", ""))
+        count.events.append(CompileEvent(name, str(metadata["hash"]), cache_hit, _identity(src)))
+
+    with listening(note):
+        yield count
 
 
 def _identity(src: Any) -> str:

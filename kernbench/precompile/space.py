@@ -105,8 +105,9 @@ class SpaceFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kernels: list[SpaceEntry] = Field(description="a list of kernels, each with its axes and arguments")
+    kernels: list[SpaceEntry] | None = Field(description="a list of kernels, each with its axes and arguments")
     targets: list[str] = []
+    recorded: bool = False  # by kernbench.precompile.record: kernels that are not there any more are left out
 
 
 _declared: dict[str, list[Space]] = {}
@@ -141,13 +142,14 @@ def read_spaces(spec: str | Path) -> list[Space]:
     if text.endswith((".yaml", ".yml")):
         path = Path(text)
         document = read_spec(path, SpaceFile)
-        return [
+        spaces = [
             Space(
                 _beside(entry.kernel, path.parent), entry.axes, entry.arguments, entry.options, entry.where,
                 entry.targets or document.targets,
             )
-            for entry in document.kernels
+            for entry in document.kernels or ()
         ]  # fmt: skip
+        return [each for each in spaces if _is_there(each)] if document.recorded else spaces
     module = load_module(text)
     found = _declared.get(module.__name__, [])
     if not found:
@@ -156,6 +158,16 @@ def read_spaces(spec: str | Path) -> list[Space]:
         )
     return [Space(reference_of(each.kernel, module, text), each.axes, each.arguments, each.options, each.where,
                   each.targets) for each in found]  # fmt: skip
+
+
+def _is_there(each: Space) -> bool:
+    """Whether a recorded kernel still exists and has the parameters that it had."""
+    try:
+        kernel = load_kernel(each.kernel)
+    except ConfigError:
+        return False
+    parameters = set(triton_target.parameters(kernel))
+    return parameters == {name for name in each.axes if name in parameters or name not in OPTIONS}
 
 
 def _beside(reference: str, directory: Path) -> str:

@@ -8,11 +8,12 @@ the target, and nothing else: that driver is here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.precompile.arguments import text_of, type_text
 
 _CUDA = re.compile(r"(?:cuda:)?(?:sm_?)?(\d{2,3})")
 _HIP = re.compile(r"(?:hip:)?(gfx[0-9a-f]+)")
@@ -148,3 +149,32 @@ def configs(kernel: Any) -> list[dict[str, Any]]:
 def forget_compiled(kernel: Any) -> None:
     """Drop what this process has compiled of the kernel, so that the cache on disk is asked the next time."""
     jit_function(kernel).device_caches.clear()
+
+
+# -- what the compiler was asked for (the arguments of its listener) ----------------------------------------------------
+
+
+def specialised_arguments(src: Any) -> dict[str, Any]:
+    """Types and constants that a kernel was compiled with, as a spec writes them. Raises ValueError if that cannot be."""
+    if any(len(path) > 1 for path in src.constants):
+        raise ValueError("it takes a tuple")
+    arguments = {}
+    for index, (name, kind) in enumerate(src.signature.items()):
+        if kind == "constexpr":
+            arguments[name] = text_of(src.constants.get((index,)))
+        else:
+            arguments[name] = type_text(kind, ["tt.divisibility", 16] in src.attrs.get((index,), []))
+    return arguments
+
+
+def launch_options(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a kernel was compiled with, those apart that every target has by default."""
+    usual = {"num_ctas": 1, "maxnreg": None, "debug": False, "launch_cooperative_grid": False}
+    found = {name: metadata[name] for name in ("num_warps", "num_stages", *usual) if name in metadata}
+    return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
+
+
+def target_name(metadata: Mapping[str, Any]) -> str:
+    """The target that a kernel was compiled for, as :func:`normalise` writes it."""
+    target = metadata["target"]
+    return f"{target.backend}:{target.arch}"

@@ -36,7 +36,8 @@ from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
-from kernbench.sim_engine.operation import COMPUTE_STREAM, COPY_STREAM
+from kernbench.sim_engine.op_log import DEFAULT_LIMIT
+from kernbench.sim_engine.operation import COPY_STREAM
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 if TYPE_CHECKING:
@@ -85,8 +86,11 @@ class RuntimeContext(Factories):
         self.sips = self.target_device.resolve(self.topology.sip_count)
         self.scheduler = RankScheduler(make_policy(self.policy, self.seed))
         self.executor = DataExecutor()
-        self.storages = StorageTable(self.engine.memory)
+        self.storages = StorageTable(self.engine.memory, self.note_memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
+        self._moves_seen = 0
+        self._ended_waits: list[Operation] = []
+        """Operations that somebody waits for and whose end has become known since the waits were last looked at."""
         self._pending_collectives: list[Collective] = []
         self.deadlines = Deadlines()
         self._environment: Environment | None = None
@@ -148,6 +152,7 @@ class RuntimeContext(Factories):
 
     def _clear_queues(self) -> None:
         self._pending_worker_waits.clear()
+        self._ended_waits.clear()
         self._pending_collectives.clear()
         self.deadlines.clear()
         self._polls.clear()
@@ -197,6 +202,9 @@ class RuntimeContext(Factories):
         if self.observing:
             raise self._beside_the_program("wait")
         op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        if at <= self.engine.now:  # a host that is behind its device
+            op.resolve(me.clock, at)
+            return op
         self.engine.at(at, lambda: self.engine.resolve_now(op))
         return op
 
@@ -242,14 +250,14 @@ class RuntimeContext(Factories):
         launch = self.topology.device.launch
         me.clock += launch.overhead
         op = Operation(
-            name, kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
+            name, kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
             duration=None,
         )  # fmt: skip
         if cost is not None:
             op.duration, op.spread, op.nbytes = cost.seconds, cost.spread, cost.nbytes
         self._touch(op, tensors, me)
-        self.engine.submit(op)
-        me.last = me.tails[COMPUTE_STREAM] = op
+        self.engine.submit(op, after=me.take_awaited())
+        me.last = me.tails[me.stream] = op
         return op
 
     def _touch(self, op: Operation, tensors: Iterable[Any], me: RankState) -> None:
@@ -279,10 +287,28 @@ class RuntimeContext(Factories):
         if op.error is not None:
             raise op.error
 
+    def note_memory(self, sip: int, change: int) -> None:
+        """Log that ``change`` bytes more are allocated on ``sip`` now."""
+        self.engine.op_log.note_memory(sip, self.now(), change)
+
+    def wait_on_stream(self, handle: Handle) -> None:
+        """Let this rank's current stream wait for ``handle``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).
+
+        The values must be there for what the host computes next, so the rank is blocked until all members of the collective
+        have arrived; no virtual time passes for its host. Raises what made it fail.
+        """
+        handle.observed = True
+        if not handle.executed and handle.error is None:
+            self._block_on(self.distributed.matcher.values_of(handle))
+        if handle.error is not None:
+            raise handle.error
+        me = self._me()
+        me.let_wait(me.stream, (handle,))
+
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""
         if op.end is not None and op.end > me.clock:
-            self.engine.op_log.waits.append((me.rank, me.clock, op.end, op))
+            self.engine.op_log.add_wait((me.rank, me.clock, op.end, op))
             me.clock = op.end
 
     def _block_on(self, op: Operation) -> None:
@@ -298,6 +324,7 @@ class RuntimeContext(Factories):
             if self.scheduler.before_switch is not None:
                 self.scheduler.before_switch()
             self._pending_worker_waits.append((op, self.scheduler.waitable()))
+            op.when_resolved(partial(self._ended_waits.append, op))
             self.scheduler.switch_to_main()
             if not op.done:
                 raise KernbenchError(
@@ -479,7 +506,7 @@ class RuntimeContext(Factories):
         """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
         me = self._me()
         me.holds_tensors = True
-        self.storages.allocate(plain(tensor), me, name)
+        self.storages.allocate(plain(tensor), me, name, noted=True)
         return tensor.as_subclass(Tensor)
 
     Tensor = Tensor
@@ -507,6 +534,7 @@ def simulate(
     ccl: CclConfig | str | None = None,
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
+    log_limit: int | None = DEFAULT_LIMIT,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -523,6 +551,7 @@ def simulate(
         plugins: objects, modules or references (as ``--plugin`` takes them) that take part in this simulation, besides
             those that are installed (:mod:`kernbench.plugins`).
         options: values of the plugins' options.
+        log_limit: operations that the op log keeps, the last ones; None: all.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -536,7 +565,7 @@ def simulate(
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     ctx = RuntimeContext(
-        engine=GraphEngine(handle.topology_obj, enable_data=enable_data),
+        engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
         target_device=DeviceSelector(devices),
         correlation_id=correlation_id,
         seed=seed,

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.schedule import Schedule
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
 from kernbench.runtime_api.handles import Work
 from kernbench.runtime_api.matching import Matcher
 from kernbench.runtime_api.reports import deadlock_report
+from kernbench.sim_engine.operation import COMM_STREAM
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -133,7 +135,7 @@ class Distributed:
         made = self._groups.setdefault(members, [])
         if nth == len(made):
             number = sum(map(len, self._groups.values()))
-            made.append(ProcessGroup(f"group {number} {list(members)}", members))
+            made.append(ProcessGroup(f"group {number} {list(members)}", members, f"{COMM_STREAM} {number}"))
         return made[nth]
 
     def _rank(self) -> int:
@@ -360,6 +362,20 @@ class Distributed:
         """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
         signature = Signature("barrier", None, None, None, None, self._ctx.ccl_config.algorithm)
         return self._post(signature, (), (), group, async_op)
+
+    def schedule_of(
+        self,
+        collective: str,
+        count: int,
+        dtype: torch.dtype,
+        group: ProcessGroup | None = None,
+        root: int | None = None,
+    ) -> Schedule:
+        """The schedule that a collective over ``group`` (default: the world) runs with a work buffer of ``count`` elements.
+
+        For checks: it says in which order values are reduced.
+        """
+        return self.matcher.request_for(collective, count, dtype, group or self._require_world(), root).schedule
 
     # -- posting and matching ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.runtime_api.locations import Location
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import COMM_STREAM, Operation
 
 
 class Signature(NamedTuple):
@@ -100,11 +100,13 @@ class ProcessGroup:
         name: for messages.
         ranks: ranks of the world, in group order.
         index: rank of the world -> number in the group.
+        stream: the stream of each member's SIP that its collectives run on.
         environ: what the environment said to the collective library when a member first used the group.
     """
 
-    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, name: str, ranks: tuple[int, ...], stream: str = COMM_STREAM) -> None:
         self.name = name
+        self.stream = stream
         self.ranks = ranks
         self.index = {rank: number for number, rank in enumerate(ranks)}
         self._sequence = dict.fromkeys(ranks, 0)

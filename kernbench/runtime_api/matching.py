@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Request, Splits, library_environ
+from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, library_environ
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
+from kernbench.cost.uncertainty import collective_spread
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
@@ -29,7 +30,7 @@ from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.tensor import plain, storage_of
 from kernbench.runtime_api.types import short_dtype
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -82,6 +83,7 @@ class Matcher:
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
         self._paired: list[tuple[Collective, list[Arrival], int]] = []
+        self._markers: dict[Operation, Operation] = {}
         self.history = History()
 
     def reset(self) -> None:
@@ -90,6 +92,7 @@ class Matcher:
         self._receives.clear()
         self._any_source.clear()
         self._paired.clear()
+        self._markers.clear()
 
     @property
     def messages(self) -> list[Message]:
@@ -129,8 +132,8 @@ class Matcher:
             )
         if group.environ is None:
             group.environ = library_environ()  # as the library does, when the group is first used
-        op = self._operation(me, signature.op, COMM_STREAM, inputs or outputs)
-        after = () if me.last is None else (me.last,)
+        op = self._operation(me, signature.op, group.stream, inputs or outputs)
+        after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
         shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
@@ -149,14 +152,14 @@ class Matcher:
                     ctx.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
-        me.tails[COMM_STREAM] = op
+        me.tails[group.stream] = op
         self._touch(me, op, inputs, outputs)
         return op
 
     def _operation(self, me: RankState, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
         if self._ctx.observing:
             raise self._ctx._beside_the_program("communicate")
-        if stream is COMM_STREAM and me.rank is not None and me.sip != self._ctx.sips[me.rank]:
+        if me.rank is not None and me.sip != self._ctx.sips[me.rank]:
             stream = f"{stream} of rank {me.rank}"  # it drives another rank's SIP: their collectives must not queue up
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
@@ -164,7 +167,26 @@ class Matcher:
         for tensor in payload:
             nbytes += tensor.numel() * tensor.element_size()
         op.nbytes = nbytes
+        op.executed = False
         return op
+
+    def values_of(self, op: Operation) -> Operation:
+        """A timer that is done once the values of ``op``, posted here, are in place: when its members have arrived."""
+        marker = Operation(f"values of {op.name}", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
+        marker.resolve(op.enqueue, op.enqueue)
+        marker.executed = False
+        self._markers[op] = marker
+
+        def ended() -> None:
+            if op.error is not None and self._markers.pop(op, None) is not None:
+                marker.fail(op.error, op.enqueue)
+
+        op.when_resolved(ended)
+        return marker
+
+    def awaited(self, op: Operation) -> Operation:
+        """The operation whose values a timer of :meth:`values_of` stands for; else ``op`` itself."""
+        return next((posted for posted, marker in self._markers.items() if marker is op), op)
 
     def _touch(
         self, me: RankState, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
@@ -292,10 +314,16 @@ class Matcher:
             **request.described,
             "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
         }
+        nodes = len({ctx.topology.node_of(arrival.op.sip) for arrival in arrivals}) if ctx.topology.nodes > 1 else 1
+        spread = collective_spread(nodes, max((arrival.op.nbytes for arrival in arrivals), default=0))
         for arrival in arrivals:
             op = arrival.op
             op.detail = detail if op.detail is None else {**op.detail, **detail}
             op.when_resolved(collective.member_ended)
+            op.executed, op.spread = True, spread
+            marker = self._markers.pop(op, None)
+            if marker is not None:
+                marker.executed = True
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(
@@ -327,20 +355,11 @@ class Matcher:
     ) -> Request:
         """Plan a matched collective, and move its values."""
         ctx = self._ctx
-        dtype = collective.signature.dtype or torch.int32
-        request = self._runner.request(
-            op=collective.signature.op,
-            config=ctx.ccl_config.select(algorithm),
-            sips=tuple(arrival.op.sip for arrival in arrivals),
-            root=root,
-            count=count,
-            itemsize=dtype.itemsize,
-            dtype=short_dtype(dtype),
-            splits=splits,
-            environ=collective.group.environ or (),
-            fidelity=ctx.ccl_config.fidelity,
-            reduction=collective.signature.reduction,
-        )
+        signature = collective.signature
+        request = self._request(
+            signature.op, algorithm, tuple(arrival.op.sip for arrival in arrivals), root, count,
+            signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
+        )  # fmt: skip
         if ctx.enable_data:
             inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
             outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
@@ -352,6 +371,34 @@ class Matcher:
             else:
                 self._runner.move(request, inputs, outputs, reduction)
         return request
+
+    def _request(
+        self,
+        op: str,
+        algorithm: str,
+        sips: tuple[int, ...],
+        root: int | None,
+        count: int,
+        dtype: torch.dtype,
+        splits: Splits | None,
+        environ: Environ,
+        reduction: str | None,
+    ) -> Request:
+        config = self._ctx.ccl_config
+        return self._runner.request(
+            op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
+            dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
+        )  # fmt: skip
+
+    def request_for(
+        self, op: str, count: int, dtype: torch.dtype, group: ProcessGroup, root: int | None = None
+    ) -> Request:
+        """What a collective of ``group`` would be, with the algorithm that is set for it."""
+        ctx = self._ctx
+        sips = tuple(ctx._ranks[rank].sip for rank in group.ranks)
+        return self._request(
+            op, ctx.ccl_config.algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
+        )
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -368,7 +415,7 @@ class Matcher:
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
         op = self._operation(me, "send" if sends else "recv", stream, (tensor,))
-        after = () if me.last is None else (me.last,)
+        after = me.before(me.stream)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
         self._touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
         self.history.add(

@@ -245,15 +245,17 @@ def _resume_done(ctx: RuntimeContext) -> bool:
     """
     scheduler = ctx.scheduler
     waits = ctx._pending_worker_waits
-    still = []
-    for item in waits:
-        op, target = item
-        if op.done:
-            scheduler.make_ready(target, op.error)
-        else:
-            still.append(item)
-    if len(still) < len(waits):
-        waits[:] = still
+    if waits and ctx.executor.moves != ctx._moves_seen:
+        ctx._moves_seen = ctx.executor.moves
+        done = {op for op, _ in waits if op.done}
+    else:  # in a large world few of many waits end at a time
+        done = {op for op in ctx._ended_waits if op.done}
+    ctx._ended_waits.clear()
+    if done:
+        for op, target in waits:
+            if op in done:
+                scheduler.make_ready(target, op.error)
+        waits[:] = [item for item in waits if item[0] not in done]
     return scheduler.run_ready() > 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 
 
 class RankState:
@@ -14,8 +16,10 @@ class RankState:
         rank: index, None for main.
         sip: SIP that it drives.
         clock: its host clock, virtual seconds.
-        last: the last operation it enqueued on its compute stream.
+        stream: name of the stream that it enqueues on now.
+        last: the last operation it enqueued on that stream.
         tails: the last operation it enqueued on each stream, by the stream's name.
+        awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
         inside_operation: whether torch is computing an operation that the context records.
         holds_tensors: whether it has made tensors of the context.
         generator: its random generator.
@@ -25,6 +29,7 @@ class RankState:
         "__weakref__",
         "_generator",
         "_seed",
+        "awaited",
         "clock",
         "holds_tensors",
         "idle_polls",
@@ -33,6 +38,7 @@ class RankState:
         "progress_seen",
         "rank",
         "sip",
+        "stream",
         "tails",
     )
 
@@ -40,8 +46,10 @@ class RankState:
         self.rank = rank
         self.sip = sip
         self.clock = clock
+        self.stream = COMPUTE_STREAM
         self.last: Operation | None = None
         self.tails: dict[str, Operation] = {}
+        self.awaited: dict[str, list[Operation]] = {}
         self.idle_polls = 0
         self.inside_operation = False
         self.holds_tensors = False
@@ -55,6 +63,26 @@ class RankState:
         if self._generator is None:
             self._generator = torch.Generator().manual_seed(self._seed)
         return self._generator
+
+    def use_stream(self, name: str) -> None:
+        """Enqueue on the stream called ``name`` from now on."""
+        self.stream = name
+        self.last = self.tails.get(name)
+
+    def before(self, name: str) -> tuple[Operation, ...]:
+        """What a stream has to do, or to wait for, before what is enqueued next."""
+        tail = self.tails.get(name)
+        waits = self.awaited.get(name, ())
+        return (*waits,) if tail is None else (tail, *waits)
+
+    def let_wait(self, name: str, operations: Iterable[Operation]) -> None:
+        """What is enqueued next on the stream called ``name`` starts after ``operations``."""
+        waits = self.awaited.setdefault(name, [])
+        waits += [op for op in operations if op not in waits and not (op.end is not None and op.end <= self.clock)]
+
+    def take_awaited(self) -> Sequence[Operation]:
+        """What the operation that is enqueued now has to wait for."""
+        return self.awaited.pop(self.stream, ()) if self.awaited else ()
 
     @property
     def label(self) -> str:

@@ -21,7 +21,8 @@ _LAST_CALLS = 3
 def deadlock_report(ctx: RuntimeContext) -> str:
     """Describe why nobody can make progress, in full sentences and with the user's own file:line."""
     unmatched = [collective for collective in ctx._pending_collectives if not collective.matched]
-    awaited = {id(op): (op, target) for op, target in ctx._pending_worker_waits}
+    origin = ctx.distributed.matcher.awaited
+    awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in ctx._pending_worker_waits)}
     arrival_of: dict[int, tuple[Collective, Arrival]] = {}
     for collective in unmatched:
         for arrival in collective.arrivals.values():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernbench.runtime_api.rank_state import RankState
-from kernbench.runtime_api.tensor import plain, storage_of
+from kernbench.runtime_api.tensor import Tensor, plain, storage_of
 from kernbench.sim_engine.memory_store import Allocation, MemoryStore
 from kernbench.sim_engine.op_log import Operand
 from kernbench.sim_engine.operation import Operation
@@ -41,23 +42,33 @@ class StorageState:
 
 
 class StorageTable:
-    """The storages that the simulation knows. Memory is given back when a storage dies."""
+    """The storages that the simulation knows. Memory is given back when a storage dies.
 
-    def __init__(self, memory: MemoryStore) -> None:
+    Args:
+        memory: where they are.
+        noted: told, as ``noted(sip, bytes)``, of what programs allocate and give back.
+    """
+
+    def __init__(self, memory: MemoryStore, noted: Callable[[int, int], None]) -> None:
         self._memory = memory
+        self._noted = weakref.WeakMethod(noted)
+        self._programs: set[int] = set()
         self._states: dict[int, StorageState] = {}  # by identity: a storage's object lives as long as the storage
 
     def known(self, tensor: torch.Tensor) -> StorageState | None:
         """State of a tensor's storage, None if no operation has met it."""
         return self._states.get(id(storage_of(tensor)))
 
-    def allocate(self, tensor: torch.Tensor, owner: RankState, name: str = "") -> StorageState:
-        """Give ``tensor``'s storage a place in the HBM of its owner's SIP."""
+    def allocate(self, tensor: torch.Tensor, owner: RankState, name: str = "", *, noted: bool = False) -> StorageState:
+        """Give ``tensor``'s storage a place in the HBM of its owner's SIP; ``noted``: its program asked for that."""
         storage = storage_of(tensor)
         nbytes = storage.nbytes()
         backing = None if tensor.is_meta else _borrowed_bytes(storage.data_ptr(), nbytes)
         allocation = self._memory.allocate("hbm", owner.sip, nbytes, name=name, rank=owner.rank, backing=backing)
         state = self._states[id(storage)] = StorageState(allocation)
+        if noted:
+            self._programs.add(id(storage))
+            self._note(allocation.sip, nbytes)
         weakref.finalize(storage, _release, weakref.ref(self), id(storage), allocation).atexit = False
         return state
 
@@ -65,14 +76,22 @@ class StorageTable:
         """State of a tensor's storage; a tensor that comes from elsewhere gets a place now."""
         state = self.known(tensor)
         if state is None:
-            state = self.allocate(plain(tensor), owner)
+            state = self.allocate(plain(tensor), owner, noted=isinstance(tensor, Tensor))
         return state
+
+    def _note(self, sip: int, change: int) -> None:
+        noted = self._noted()
+        if noted is not None:
+            noted(sip, change)
 
     def release(self, key: int, allocation: Allocation) -> None:
         """A storage has died."""
         state = self._states.get(key)
         if state is not None and state.allocation is allocation:
             del self._states[key]
+            if key in self._programs:
+                self._programs.remove(key)
+                self._note(allocation.sip, -allocation.nbytes)
         self._memory.free(allocation)
 
 

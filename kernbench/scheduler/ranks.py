@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from kernbench.errors import KernbenchError
-from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, quick_thread_end
+from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, quick_thread_end, settled_heap
 from kernbench.scheduler.policy import Entry, Policy, RoundRobin
 from kernbench.scheduler.watchdog import Watchdog
 
@@ -269,6 +269,7 @@ class RankScheduler:
                 stack.enter_context(Watchdog(self).watching())
                 stack.enter_context(one_core())
                 stack.enter_context(quick_thread_end())
+                stack.enter_context(settled_heap())
             yield
 
     def make_ready(self, target: Any, error: BaseException | None = None) -> None:

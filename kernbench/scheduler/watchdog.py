@@ -55,6 +55,7 @@ class Watchdog:
             yield
         finally:
             self._stop.set()
+            thread.join()
 
     def _run(self) -> None:
         seen: Any = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
-from kernbench.sim_engine.op_log import OpLog
+from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
 from kernbench.sim_engine.operation import Operation, Stream
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
@@ -31,13 +31,16 @@ class GraphEngine:
     Args:
         topology_obj: the system (``resolve_topology(...).topology_obj``).
         enable_data: whether values are computed; without, only time is modelled.
+        log_limit: operations that the log keeps, the last ones; None: all.
     """
 
-    def __init__(self, topology_obj: Topology, enable_data: bool = True) -> None:
+    def __init__(
+        self, topology_obj: Topology, enable_data: bool = True, *, log_limit: int | None = DEFAULT_LIMIT
+    ) -> None:
         self.topology = topology_obj
         self.enable_data = enable_data
         self.now = 0.0
-        self.op_log = OpLog()
+        self.op_log = OpLog(log_limit)
         self.memory = MemoryStore(topology_obj)
         self.resolved_count = 0
         self.progress = 0
@@ -160,7 +163,7 @@ class GraphEngine:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
         stream = self.stream(op.sip, op.stream)
         tail, stream.tail = stream.tail, op
-        self.op_log.operations.append(op)
+        self.op_log.add(op)
         start = op.enqueue
         pending: list[Operation] = []
         for other in after if tail is None else (tail, *after):
@@ -233,19 +236,16 @@ class GraphEngine:
     ) -> PlanRun:
         """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts."""
         starts = [0.0] * plan.members
-        begun = 0.0  # when the last member started
 
         def on_member_end(member: int, time: float) -> None:
             self._count_resolved(time)
-            parts[member].duration = max(0.0, time - begun)
+            parts[member].duration = max(0.0, time - run.last_start)
             parts[member].resolve(starts[member], time)
 
         run = PlanRun(self, plan, np.zeros(plan.members), on_member_end)
         waiting: dict[int, tuple[float, list[Operation]]] = {}
 
         def start() -> None:
-            nonlocal begun
-            begun = max(starts)
             run.member_start = np.asarray(starts)
             self.at(min(starts), lambda: self._start_plan(run))
 
@@ -270,6 +270,7 @@ class GraphEngine:
     def _start_plan(self, run: PlanRun) -> None:
         # A member that came early waits: nothing moves before the present, when the others are known to have come.
         run.member_start = np.maximum(run.member_start, self.now)
+        run.last_start = float(run.member_start.max())
         plan = run.plan
         links = plan.links
         in_use = [] if self._free(links) else [

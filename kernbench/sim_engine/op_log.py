@@ -7,10 +7,12 @@ collective costs the log nothing while it runs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kernbench.errors import ConfigError
 from kernbench.sim_engine.operation import Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
@@ -81,23 +83,89 @@ class CollectiveTrace:
     detail: dict[str, Any]
 
 
+MemoryChange = tuple[int, float, int]
+"""SIP, when (s), and bytes that are allocated in its HBM from then on."""
+
 HostWait = tuple[int | None, float, float, Operation]
 """A host that waited: rank (None: main), from and until when (s), for which operation. A plain tuple: waits are many."""
 
 
+DEFAULT_LIMIT = 1_000_000
+"""Operations that a log keeps unless told otherwise: about half a gigabyte."""
+
+
 class OpLog:
-    """Every operation of one simulation, in the order of enqueueing.
+    """The operations of one simulation, in the order of enqueueing: the last ``limit`` of them (ADR 0048).
+
+    What is older is dropped, a quarter of the limit at a time, with the collectives and the waits of that time.
+
+    Args:
+        limit: how many operations to keep; None: all.
 
     Attributes:
         operations: what was enqueued.
         collectives: the collectives that were matched, with their chunk steps.
         waits: the times that a rank's host spent waiting.
+        dropped: how many operations are not kept any more.
+        begin: virtual seconds from which on the log is complete.
+        memory: what programs allocated on SIPs, and gave back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = DEFAULT_LIMIT) -> None:
+        if limit is not None and limit < 1:
+            raise ConfigError(
+                f"log_limit {limit}: expected the number of operations to keep, at least 1, or None for all"
+            )
         self.operations: list[Operation] = []
         self.collectives: list[CollectiveTrace] = []
         self.waits: list[HostWait] = []
+        self.memory: list[MemoryChange] = []
+        self._allocated: dict[int, int] = {}
+        self.dropped = 0
+        self.begin = 0.0
+        self._limit = limit or 0
+        self._most = sys.maxsize if limit is None else limit + max(1, limit // 4)
+
+    def add(self, op: Operation) -> None:
+        """Note an operation that has been enqueued."""
+        operations = self.operations
+        operations.append(op)
+        if len(operations) > self._most:
+            self._drop(len(operations) - self._limit)
+
+    def add_wait(self, wait: HostWait) -> None:
+        """Note that a host has waited."""
+        waits = self.waits
+        waits.append(wait)
+        if len(waits) > self._most:
+            del waits[: len(waits) - self._limit]
+            self.begin = max(self.begin, waits[0][2])
+
+    def note_memory(self, sip: int, at: float, change: int) -> None:
+        """``change`` bytes more (less) are allocated on ``sip`` from ``at`` on."""
+        allocated = self._allocated[sip] = self._allocated.get(sip, 0) + change
+        self.memory.append((sip, at, allocated))
+
+    def _drop(self, count: int) -> None:
+        operations = self.operations
+        self.begin = max([self.begin, *(op.enqueue if op.end is None else op.end for op in operations[:count])])
+        del operations[:count]
+        self.dropped += count
+        self.waits = [wait for wait in self.waits if wait[2] >= self.begin]
+        self.memory = [change for change in self.memory if change[1] >= self.begin]
+        self.collectives = [
+            trace for trace in self.collectives if not trace.run.finished or trace.run.last_start >= self.begin
+        ]
+
+    @property
+    def note(self) -> str:
+        """What is missing, in a sentence; empty if nothing is."""
+        if not self.dropped and not self.begin:
+            return ""
+        return (
+            f"the first {self.dropped} operations, up to {self.begin * 1e3:.6g} ms, were dropped: the log keeps the last "
+            f"{self._limit} (simulate(log_limit=...))"
+        )
 
     def __len__(self) -> int:
         return len(self.operations) + sum(len(trace.run.plan) for trace in self.collectives)
@@ -107,6 +175,8 @@ class OpLog:
         self.operations.clear()
         self.collectives.clear()
         self.waits.clear()
+        self.dropped, self.begin = 0, 0.0
+        self.memory.clear()
 
     def records(self, *, steps: bool = True) -> Iterator[OpRecord]:
         """Yield the log: operations in the order of enqueueing, then (``steps``) the chunk steps of collectives.

@@ -8,7 +8,7 @@ from typing import Any
 COMPUTE_STREAM = "compute"
 """Stream of kernels and of torch's operations."""
 COMM_STREAM = "comm"
-"""Stream of collectives."""
+"""Stream of the collectives of the world; every other group has one of its own, as communicators have."""
 COPY_STREAM = "copy"
 """Stream of copies between a SIP and its host."""
 
@@ -31,7 +31,8 @@ class Operation:
         spread: shares of ``duration`` by which measurements lie below and above it at most, 80 % of them (ADR 0031).
         start: when it started, None while unknown.
         end: when it ended, None while unknown.
-        executed: whether its values are final (true from the start for operations that have none).
+        executed: whether its values are final (true from the start for operations that have none). Those of a collective
+            are once all members have arrived, which is before it ends.
         error: what went wrong, raised in whoever waits for it.
     """
 

@@ -175,17 +175,16 @@ def evaluate(plan: TransferPlan, member_start: FloatArray) -> PlanTimes:
     return times
 
 
-def member_ends(plan: TransferPlan, member_start: FloatArray) -> list[float]:
+def member_ends(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
     """``[members]`` s at which each member of such a plan has sent and received everything.
 
     Keeps no time per transfer: a large world has more transfers than memory.
     """
     if len(plan) <= _CLASSIFIED_PLAN and plan.used_enough() and (member_start == member_start[0]).all():
-        return plan.classes.member_ends(float(member_start[0]))
+        return np.array(plan.classes.member_ends(float(member_start[0])))
     if len(plan) <= _SMALL_PLAN:
         return _run_rounds_one_by_one(plan, member_start)
-    found: list[float] = _run_rounds(plan, member_start, None).tolist()
-    return found
+    return _run_rounds(plan, member_start, None)
 
 
 def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes | None) -> FloatArray:
@@ -215,7 +214,7 @@ def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes |
     return ends
 
 
-def _run_rounds_one_by_one(plan: TransferPlan, member_start: FloatArray) -> list[float]:
+def _run_rounds_one_by_one(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
     """The same arithmetic as :func:`_run_rounds`, hence the same bits, without arrays."""
     ready = [start for start in member_start.tolist() for _ in range(plan.cells)]
     read_until = [0.0] * len(ready)
@@ -233,9 +232,7 @@ def _run_rounds_one_by_one(plan: TransferPlan, member_start: FloatArray) -> list
             if leave > read_until[at]:
                 read_until[at] = leave
             ready[to] = arrive
-    ends: list[float] = member_start.tolist()
-    for members, times in ((plan.queue_src, queue_free), (plan.queue_dst, queue_arrived)):
-        for member, time in zip(members.tolist(), times, strict=True):
-            if time > ends[member]:
-                ends[member] = time
+    ends = member_start.copy()
+    np.maximum.at(ends, plan.queue_src, queue_free)
+    np.maximum.at(ends, plan.queue_dst, queue_arrived)
     return ends

@@ -38,6 +38,8 @@ class PlanRun:
     ) -> None:
         self.plan = plan
         self.member_start = member_start
+        self.last_start = 0.0
+        """When the last member joined."""
         self._times: PlanTimes | None = None
         self._engine = engine
         self._on_member_end = on_member_end
@@ -73,7 +75,7 @@ class PlanRun:
         version = self._version
         # one event per distinct end, in time order: members that end together are told in member order
         ending: dict[float, list[int]] = {}
-        for member, end in enumerate(ends):
+        for member, end in enumerate(ends.tolist()):
             ending.setdefault(end, []).append(member)
         for end in sorted(ending):
             self._engine.at(end, partial(self._publish, ending[end], end, version))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from kernbench.testing.kernels import KernelWatch
     from kernbench.testing.pool import Grant, ResourcePool
 
 _MARKS = (
@@ -46,6 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     option("--kernbench-precompile", action="append", default=[], metavar="SPEC",
            help="compile these Triton kernels ahead of the tests (kernbench.precompile); repeatable")  # fmt: skip
+    option("--kernbench-precompile-values", action="store_true",
+           help="compile them for kernbench's own engine, not for a GPU")  # fmt: skip
+    option("--kernbench-record", metavar="FILE",
+           help="write the kernels that the tests launch to FILE, for --kernbench-precompile of the next run")  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,6 +71,7 @@ class _Session:
         self._run_id = str(worker["testrunuid"]) if worker else ""
         self._pool: ResourcePool | None = None
         self.rows: list[tuple[str, dict[str, Any]]] = []
+        self._kernels: KernelWatch | None = None
 
     # -- where the processes of this run meet ------------------------------------------------------------------------
 
@@ -92,14 +98,21 @@ class _Session:
         self._run_id = str(node.workerinput["testrunuid"])
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        specs = self.config.getoption("--kernbench-precompile")
-        if specs and not self.is_worker:
-            from kernbench.precompile import precompile
+        if self.config.getoption("--kernbench-precompile") or self.config.getoption("--kernbench-record"):
+            from kernbench.testing.kernels import KernelWatch
 
-            for spec in specs:
-                precompile(spec).raise_if_failed()
+            self._kernels = KernelWatch(self.config, compiles_ahead=not self.is_worker)
+            self._kernels.start()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Controller: a worker tells what it has compiled."""
+        if self._kernels is not None:
+            self._kernels.take_from(getattr(node, "workeroutput", {}))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._kernels is not None:
+            self._kernels.finish(self.directory, is_worker=self.is_worker)
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -180,6 +193,8 @@ class _Session:
                     self.rows.append((report.nodeid, value))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._kernels is not None:
+            self._kernels.report(terminalreporter)
         shown = self.config.getoption("--kernbench-table")
         if not self.rows or not shown:
             return

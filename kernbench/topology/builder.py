@@ -36,5 +36,5 @@ def resolve_topology(
     path = find_config("systems", DEFAULT_SYSTEM if name_or_path is None else name_or_path, plugins=plugins)
     system, plain = read_system(path)
     if fabric is not None:
-        system = system.model_copy(update={"fabric": load_fabric(fabric)})
+        system = system.joined_by(load_fabric(fabric))
     return TopologyHandle(system.name, path, Topology(system, nodes=nodes, spec=plain))

@@ -163,6 +163,13 @@ class SystemSpec(Spec):
         default=None, description="name of a shipped fabric, a path, or the fabric itself"
     )
 
+    def joined_by(self, fabric: FabricSpec) -> SystemSpec:
+        """This system with its nodes joined by a fabric, and with as many NICs as such nodes have for it."""
+        nics = self.nics
+        if nics is not None and fabric.name in nics.with_fabric:
+            nics = nics.model_copy(update={"count": nics.with_fabric[fabric.name]})
+        return self.model_copy(update={"fabric": fabric, "nics": nics})
+
     @property
     def device(self) -> DeviceSpec:
         return self.sips.device

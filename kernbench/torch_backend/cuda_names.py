@@ -6,6 +6,7 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 
 from kernbench.cost.work import stated_cost
 from kernbench.errors import KernbenchError
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.torch_backend.patches import Patches
 
 if TYPE_CHECKING:
@@ -29,29 +30,41 @@ UNAVAILABLE = (
 class _Streams:
     """Streams and events of the ranks of one spawn.
 
-    Kernels of torch operations share one stream per rank; a stream object names it.
+    A rank has one default stream and as many others as it makes; each is a stream of its SIP. What a stream waits for is
+    kept with the rank, until something is enqueued on it.
     """
 
     def __init__(self, devices: Devices) -> None:
         ctx = devices.ctx
+        made: dict[int | None, int] = {}
 
         class Stream:
-            """A stream of a simulated GPU."""
+            """A stream of a simulated GPU; without a ``name``, a new one."""
 
-            def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+            def __init__(
+                self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any
+            ) -> None:
                 self.device = torch.device("cuda", devices.number(device))
                 self.device_index = self.device.index
                 self.priority = priority
-                self.cuda_stream = self.stream_id = 0
+                if name is None:
+                    state = devices.mine().state
+                    made[state.rank] = number = made.get(state.rank, 0) + 1
+                    name = f"stream {number}"
+                self.name = name
+                self.cuda_stream = self.stream_id = 0 if name == COMPUTE_STREAM else int(name.rpartition(" ")[2])
 
             def synchronize(self) -> None:
-                devices.mine().finish()
+                devices.mine().finish_stream(self.name)
 
             def wait_stream(self, stream: Any) -> None:
-                """One stream carries everything: what was enqueued before runs before."""
+                """What is enqueued here next starts after what is on ``stream`` now."""
+                state = devices.mine().state
+                state.let_wait(self.name, state.before(stream.name))
 
             def wait_event(self, event: Any) -> None:
-                """See :meth:`wait_stream`."""
+                """What is enqueued here next starts after the event."""
+                devices.mine().state.let_wait(self.name, event._after)
 
             def record_event(self, event: Any = None) -> Any:
                 event = event or Event()
@@ -59,17 +72,41 @@ class _Streams:
                 return event
 
             def query(self) -> bool:
-                last = devices.mine().state.last
-                return last is None or (last.end is not None and last.end <= ctx.now())
+                now = ctx.now()
+                return all(op.end is not None and op.end <= now for op in devices.mine().state.before(self.name))
 
             def is_capturing(self) -> bool:
                 return False
 
+            def __eq__(self, other: object) -> bool:
+                return isinstance(other, Stream) and (other.name, other.device) == (self.name, self.device)
+
+            def __hash__(self) -> int:
+                return hash((self.name, self.device))
+
+            def __repr__(self) -> str:
+                return f"<torch.cuda.Stream device={self.device} {self.name} (simulated)>"
+
             def __enter__(self) -> Any:
+                self._context = StreamContext(self)
+                self._context.__enter__()
                 return self
 
             def __exit__(self, *exc: Any) -> None:
-                pass
+                self._context.__exit__(*exc)
+
+        class StreamContext:
+            """Another stream for the length of a block."""
+
+            def __init__(self, stream: Any) -> None:
+                self.stream = stream
+
+            def __enter__(self) -> None:
+                self._before = current(None)
+                use(self.stream)
+
+            def __exit__(self, *exc: Any) -> None:
+                use(self._before)
 
         class Event:
             """A moment on a rank's stream."""
@@ -79,32 +116,39 @@ class _Streams:
                 if interprocess:
                     raise KernbenchError("a simulated GPU has no interprocess events: ranks share a process")
                 self.enable_timing = enable_timing
-                self._after: Operation | None = None
+                self._after: Sequence[Operation] = ()
                 self._clock: float | None = None
 
             def record(self, stream: Any = None) -> None:
                 state = devices.mine().state
-                self._after, self._clock = state.last, state.clock
+                self._after = state.before(state.stream if stream is None else stream.name)
+                self._clock = state.clock
 
             def _time(self) -> float:
                 if self._clock is None:
                     raise RuntimeError("the event has not been recorded")
-                if self._after is not None:
-                    if self._after.end is None:
-                        ctx.wait(self._after)
-                    assert self._after.end is not None
-                    return max(self._clock, self._after.end)
-                return self._clock
+                moment = self._clock
+                for op in self._after:
+                    if op.end is None:
+                        ctx.wait(op)
+                    assert op.end is not None
+                    moment = max(moment, op.end)
+                return moment
 
             def synchronize(self) -> None:
-                if self._clock is not None and self._after is not None:
-                    ctx.wait(self._after)
+                for op in self._after:
+                    ctx.wait(op)
 
             def wait(self, stream: Any = None) -> None:
-                """One stream carries everything."""
+                """What is enqueued next on ``stream``, or on the current one, starts after it."""
+                state = devices.mine().state
+                state.let_wait(state.stream if stream is None else stream.name, self._after)
 
             def query(self) -> bool:
-                return self._clock is None or self._time() <= ctx.now()
+                if any(op.end is None for op in self._after):
+                    ctx._poll(next(op for op in self._after if op.end is None))
+                now = ctx.now()
+                return all(op.end is not None and op.end <= now for op in self._after)
 
             def elapsed_time(self, end: Any) -> float:
                 """Milliseconds of virtual time from this event to ``end``."""
@@ -112,7 +156,21 @@ class _Streams:
                     raise ValueError("both events must be created with enable_timing=True")
                 return (end._time() - self._time()) * 1e3
 
-        self.Stream, self.Event = Stream, Event
+        def use(stream: Any) -> None:
+            """``torch.cuda.set_stream``."""
+            if stream is not None:
+                devices.mine().state.use_stream(stream.name)
+
+        def current(device: Any = None) -> Any:
+            """``torch.cuda.current_stream``."""
+            return Stream(device, name=devices.mine().state.stream)
+
+        def default(device: Any = None) -> Any:
+            """``torch.cuda.default_stream``."""
+            return Stream(device, name=COMPUTE_STREAM)
+
+        self.Stream, self.Event, self.StreamContext = Stream, Event, StreamContext
+        self.use, self.current, self.default = use, current, default
 
 
 NCCL_VERSION = (2, 27, 3)
@@ -144,7 +202,6 @@ def names(devices: Devices) -> dict[str, Any]:
     """``torch.cuda``'s attributes."""
     streams = _Streams(devices)
     generator = torch.default_generator
-    bound: dict[str, Any] = {"stream": None}
 
     def use(device: Any) -> None:
         number = devices.number(device) if devices.current() is not None else 0
@@ -174,18 +231,6 @@ def names(devices: Devices) -> dict[str, Any]:
         def __exit__(self, *exc: Any) -> None:
             devices.mine().state.sip = self._before
 
-    class StreamContext:
-        """Another stream for the length of a block: one stream carries everything."""
-
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *exc: Any) -> None:
-            pass
-
     def reset_peak(device: Any = None) -> None:
         memory = devices.memory_at(device)
         memory.peak = memory.used
@@ -214,11 +259,6 @@ def names(devices: Devices) -> dict[str, Any]:
     def peak(device: Any = None) -> int:
         return devices.memory_at(device).peak
 
-    def current_stream(device: Any = None) -> Any:
-        if bound["stream"] is None:
-            bound["stream"] = streams.Stream()
-        return bound["stream"]
-
     def capability(device: Any = None) -> tuple[int, int]:
         properties = _properties(devices)
         return properties.major, properties.minor
@@ -241,7 +281,7 @@ def names(devices: Devices) -> dict[str, Any]:
         "_DeviceGuard": on,
         "_exchange_device": exchange,
         "_maybe_exchange_device": exchange,
-        "synchronize": lambda device=None: devices.mine().finish(),
+        "synchronize": lambda device=None: devices.mine().synchronize(),
         "ipc_collect": nothing,
         "is_current_stream_capturing": lambda: False,
         "empty_cache": nothing,
@@ -252,11 +292,11 @@ def names(devices: Devices) -> dict[str, Any]:
         "get_arch_list": list,
         "Stream": streams.Stream,
         "Event": streams.Event,
-        "stream": StreamContext,
-        "StreamContext": StreamContext,
-        "set_stream": nothing,
-        "current_stream": current_stream,
-        "default_stream": current_stream,
+        "stream": streams.StreamContext,
+        "StreamContext": streams.StreamContext,
+        "set_stream": streams.use,
+        "current_stream": streams.current,
+        "default_stream": streams.default,
         "mem_get_info": free_and_total,
         "memory_allocated": used,
         "max_memory_allocated": peak,
@@ -300,6 +340,7 @@ def install(patches: Patches, devices: Devices) -> dict[str, Any]:
         patches.set(torch.cuda.profiler, name, lambda: None)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    patches.set(torch.cuda.nccl, "version", lambda: (2, 27, 7))  # asked for when a collective fails
     patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())
     accelerator: dict[str, Any] = {
         "is_available": lambda: True,

@@ -75,9 +75,42 @@ class RankDevice:
             self.ctx.wait(op)
 
     def finish(self) -> None:
-        """Wait for what the rank has enqueued on its stream (not for collectives that others have yet to join)."""
-        if self.state.last is not None:
-            self.ctx.wait(self.state.last)
+        """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
+        self.finish_stream(self.state.stream)
+
+    def finish_stream(self, name: str) -> None:
+        """Wait for one of the rank's streams."""
+        for op in self.state.before(name):
+            self.ctx.wait(op)
+        self.state.awaited.pop(name, None)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the rank, those of its groups too: ``cudaDeviceSynchronize``."""
+        for op in list(self.state.tails.values()):
+            self.ctx.wait(op)
+        self.state.awaited.clear()
+
+
+_allocating: list[Devices] = []
+"""Whose the tensors are that torch makes on ``cuda`` now. A kernel that torch has once been given is kept for ever, so it must
+not be a method."""
+
+
+def _empty(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    memory_format: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    tensor = torch.ops.aten.empty.memory_format(
+        size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format
+    )
+    return _allocating[-1].on_device(tensor, device)
+
+
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> torch.Tensor:
+    tensor = torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
+    return _allocating[-1].on_device(tensor, device)
 
 
 class Devices:
@@ -103,7 +136,8 @@ class Devices:
         """Memory of a SIP."""
         found = self._memories.get(sip)
         if found is None:
-            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size)
+            noting = functools.partial(self.ctx.note_memory, sip)
+            found = self._memories[sip] = DeviceMemory(self._index[sip], self.ctx.topology.device.hbm.size, noting)
         return found
 
     def of(self, rank: int) -> RankDevice:
@@ -153,9 +187,10 @@ class Devices:
         from kernbench.torch_backend import cuda_names, device_classes, sync_batch_norm
 
         torch._C._ensureCUDADeviceGuardSet()
+        _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")
-        self._library.impl("empty.memory_format", self._empty, "CUDA")
-        self._library.impl("empty_strided", self._empty_strided, "CUDA")
+        self._library.impl("empty.memory_format", _empty, "CUDA")
+        self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
         device_classes.install(patches, self, cuda_names.install(patches, self))
@@ -164,32 +199,20 @@ class Devices:
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
+        if self._library is not None:
+            _allocating.remove(self)
         for library in (self._library, self._kernels):
             if library is not None:
                 library._destroy()
         self._library = self._kernels = None
         self._ranks.clear()
+        for memory in self._memories.values():
+            memory.changed = None
 
     # -- allocating --------------------------------------------------------------------------------------------------
 
-    def _empty(
-        self, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        tensor = torch.ops.aten.empty.memory_format(
-            size, dtype=dtype, layout=layout, device="cpu", memory_format=memory_format
-        )
-        return self._on_device(tensor, device)
-
-    def _empty_strided(
-        self, size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
-        pin_memory: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        return self._on_device(
-            torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu"), device
-        )
-
-    def _on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """Put a fresh tensor of the rank that runs on a GPU, by default on its own."""
         mine = self.mine()
         mine.used = True
         place(tensor, self.memory_at(device))
@@ -221,7 +244,7 @@ class Devices:
             tensor = stock(*args, **kwargs)
             if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
                 tensor = tensor.clone()
-            return self._on_device(tensor, device)
+            return self.on_device(tensor, device)
 
         return wrapped
 

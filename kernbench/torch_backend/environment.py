@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.sim_engine.operation import COMM_STREAM
 from kernbench.torch_backend import clocks, profiling
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
@@ -29,6 +30,7 @@ from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
 from kernbench.torch_backend.process_state import ProcessState
 from kernbench.torch_backend.store import StoreHost, store_classes
 from kernbench.torch_backend.world import RankWorld
+from kernbench.triton_engine.threads import set_product_threads
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -54,6 +56,7 @@ class Environment:
     Attributes:
         ctx: the simulation.
         world_size: number of ranks.
+        everybody: its ranks.
         renumbered: whether a rank has given itself another number than spawn did.
     """
 
@@ -61,10 +64,12 @@ class Environment:
         self.ctx = ctx
         self.world_size = world_size
         self.renumbered = False
+        self.everybody = tuple(range(world_size))
         self._communicators: dict[Any, list[Communicator]] = {}
         self._calls: dict[Any, int] = {}
         self._patches = Patches()
         self._threads = torch.get_num_threads()
+        self._product_threads: int | None = None
         self._isolated = False
         self.devices = Devices(ctx)
         self.futures = Futures(ctx)
@@ -77,7 +82,8 @@ class Environment:
         """Replace what is different."""
         try:
             if self._threads != 1:
-                torch.set_num_threads(1)  # ranks take turns: more threads would only wait
+                self._product_threads = set_product_threads(self._threads)
+                torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
             self._replace_distributed()
@@ -101,6 +107,9 @@ class Environment:
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
+        if self._product_threads is not None:
+            set_product_threads(self._product_threads)
+            self._product_threads = None
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
@@ -169,15 +178,17 @@ class Environment:
 
     def _communicator(self, name: str, members: tuple[int, ...]) -> Communicator:
         """What the members share: the k-th group of this name and these members that each of them makes."""
-        key = (name, members)
+        everybody = members is self.everybody or members == self.everybody
+        key = (name, None if everybody else members)
         me = (self.ctx.distributed._rank(), key)
         nth = self._calls.get(me, 0)
         self._calls[me] = nth + 1
         made = self._communicators.setdefault(key, [])
         if nth == len(made):
-            everybody = members == tuple(range(self.world_size))
-            title = "the default group" if name == "0" and everybody else f"group {name} {list(members)}"
-            made.append(Communicator(title, members))
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            made.append(Communicator(title, members, stream))
         return made[nth]
 
 

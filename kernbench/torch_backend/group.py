@@ -22,6 +22,7 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.placement import block_of
 from kernbench.torch_backend.work import SimWork
 
 if TYPE_CHECKING:
@@ -319,14 +320,16 @@ class SimProcessGroup(_ProcessGroup):
         self._ctx.deadlines.add(operation, operation.enqueue + timeout, expire, asked_for=asked_for)
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
-        work = SimWork(self._ctx, (operation,), tensors, source)
+        on_stream = any(block_of(tensor) is not None for tensor in tensors)
+        work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
     def _joined(self, works: Sequence[SimWork]) -> SimWork:
         operations = [operation for work in works for operation in work._operations]
-        return SimWork(self._ctx, operations, [tensor for work in works for tensor in work._tensors])
+        tensors = [tensor for work in works for tensor in work._tensors]
+        return SimWork(self._ctx, operations, tensors, on_stream=any(work.on_stream for work in works))
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalescing = []

@@ -8,6 +8,7 @@ Relies on: a storage's Python object living as long as the storage itself, with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,16 @@ _ATTRIBUTE = "_kernbench_block"
 
 
 class DeviceMemory:
-    """Bytes allocated on one SIP by torch tensors."""
+    """Bytes allocated on one SIP by torch tensors.
 
-    def __init__(self, index: int, capacity: int) -> None:
+    Args:
+        index: of the SIP, as torch counts devices.
+        capacity: bytes.
+        changed: told of each change, bytes; None once nobody wants to know.
+    """
+
+    def __init__(self, index: int, capacity: int, changed: Callable[[int], None] | None = None) -> None:
+        self.changed = changed
         self.index = index
         self.capacity = capacity
         self.used = 0
@@ -38,6 +46,14 @@ class DeviceMemory:
         self.used = used
         if used > self.peak:
             self.peak = used
+        if self.changed is not None:
+            self.changed(nbytes)
+
+    def release(self, nbytes: int) -> None:
+        """Count ``nbytes`` less."""
+        self.used -= nbytes
+        if self.changed is not None:
+            self.changed(-nbytes)
 
 
 class Block:
@@ -53,7 +69,7 @@ class Block:
     def __del__(self) -> None:
         memory = getattr(self, "memory", None)  # none if there was no room
         if memory is not None:
-            memory.used -= self.nbytes
+            memory.release(self.nbytes)
 
 
 def block_of(tensor: torch.Tensor) -> Block | None:

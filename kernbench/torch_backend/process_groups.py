@@ -92,7 +92,7 @@ def _default_members(environment: Environment, size: int, rank: int, store: Any)
     mine = environment.ctx.distributed._rank()
     world = environment.world_size
     if size == rank == -1:  # MPI assigns both
-        return tuple(range(world)), mine
+        return environment.everybody, mine
     if not 0 <= rank < size:
         raise KernbenchError(f"init_process_group: rank {rank} is not one of a world of {size}")
     if size > world:
@@ -100,7 +100,7 @@ def _default_members(environment: Environment, size: int, rank: int, store: Any)
             f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world has"
         )
     if size == world and rank == mine and not environment.renumbered:
-        return tuple(range(world)), rank
+        return environment.everybody, rank
     # ranks number themselves in another way than spawn does: tell each other who is who
     environment.renumbered = True
     store.set(f"kernbench/{rank}", str(mine))

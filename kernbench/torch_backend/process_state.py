@@ -58,12 +58,13 @@ _GENERATOR = torch.default_generator
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("environ", "flags", "generator", "main")
+    __slots__ = ("environ", "flags", "generator", "given", "main")
 
-    generator: torch.Tensor
+    generator: torch.Tensor | None  # None: a rank's that has not run yet
     flags: tuple[Any, ...]
     environ: dict[Any, Any]
     main: Any
+    given: dict[Any, Any]  # the variables that a rank started with
 
 
 class ProcessState:
@@ -76,6 +77,8 @@ class ProcessState:
         self._saved: dict[int | None, _Saved] = {}
         self._environ: Any = os.environ
         self._original: dict[Any, Any] = {}
+        self._encodings: dict[str, Any] = {}
+        self._told: dict[str, str] = {}
         self._open = False
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
@@ -108,6 +111,7 @@ class ProcessState:
         saved = self._saved.get(resident)
         if saved is None:
             saved = self._saved[resident] = _Saved()
+            saved.given = self._environ._data
         flags = tuple([read() for read in _READERS])
         saved.generator = _GENERATOR.get_state()
         saved.flags = flags
@@ -117,7 +121,11 @@ class ProcessState:
         if state is None:
             assert rank is not None
             state = self._saved[rank] = self._fresh(rank)
-        _GENERATOR.set_state(state.generator)
+        if state.generator is None:
+            assert rank is not None
+            _GENERATOR.manual_seed(seed_of(self._ctx.seed, rank))
+        else:
+            _GENERATOR.set_state(state.generator)
         if state.flags != flags:
             for write, value, present in zip(_WRITERS, state.flags, flags, strict=True):
                 if value != present:
@@ -130,19 +138,26 @@ class ProcessState:
 
     def _fresh(self, rank: int) -> _Saved:
         main = self._saved[None]
-        generator = torch.Generator().manual_seed(seed_of(self._ctx.seed, rank))
-        environ = dict(main.environ)
-        encode = self._environ.encodekey
-        for name, value in self.variables(rank).items():
-            environ[encode(name)] = self._environ.encodevalue(value)
-            if name in _SEEN_BY_C:
-                os.putenv(name, value)
         fresh = _Saved()
-        fresh.generator = generator.get_state()
+        fresh.generator = None
         fresh.flags = main.flags
-        fresh.environ = environ
+        fresh.environ = {**main.environ, **self._encoded(self.variables(rank))}
+        fresh.given = fresh.environ.copy()
         fresh.main = self.main_modules.get(rank, main.main)
         return fresh
+
+    def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:
+        """Variables as ``os.environ`` keeps them; those that C++ may read are told to the C library too."""
+        known = self._encodings
+        for text in (*variables, *variables.values()):
+            if text not in known:
+                known[text] = self._environ.encodekey(text)
+        seen = {name: variables[name] for name in _SEEN_BY_C if name in variables}
+        if seen != self._told:
+            self._told = seen
+            for name, value in seen.items():
+                os.putenv(name, value)
+        return {known[name]: known[value] for name, value in variables.items()}
 
     def _default_variables(self, rank: int) -> dict[str, str]:
         return rank_variables(rank, self._world_size, self._world_size)
@@ -151,12 +166,16 @@ class ProcessState:
         """``os.environ[...] = ...`` in a rank has also reached the C library's variables: put those back."""
         environ = self._environ
         current, original = environ._data, self._original
-        touched = {key for state in self._saved.values() for key in state.environ}
-        for key in touched - set(original):
-            os.unsetenv(key)
-        for key, value in original.items():
-            if any(state.environ.get(key) != value for state in self._saved.values()):
-                os.putenv(key, value)
+        touched = {environ.encodekey(name) for name in self._told}
+        for state in self._saved.values():
+            if state.environ != state.given:
+                touched |= {key for key in state.environ.keys() | state.given.keys()
+                            if state.environ.get(key) != state.given.get(key)}  # fmt: skip
+        for key in touched:
+            if key in original:
+                os.putenv(key, original[key])
+            else:
+                os.unsetenv(key)
         assert current is original or current == original
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
-from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.placement import block_of, place
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ def classify(func: Any) -> int:
     return MATH
 
 
+_kinds: dict[Any, int] = {}
+
+
 class Recorder(TorchDispatchMode):
     """Records the operations of one rank.
 
@@ -69,7 +72,6 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: RankDevice) -> None:
         super().__init__()
         self._device = device
-        self._kinds: dict[Any, int] = {}
         self._costs = device.ctx.op_costs
 
     supports_higher_order_operators = True
@@ -96,9 +98,9 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._steps_aside():
             return result
-        kind = self._kinds.get(func)
+        kind = _kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = classify(func)
+            kind = _kinds[func] = classify(func)
         if kind > VIEW:
             self._record(func, kind, args, kwargs, result)
         return result
@@ -179,30 +181,30 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
-    """Put an operation whose values are there already on the rank's compute stream."""
+    """Put an operation whose values are there already on the rank's stream."""
     me, engine = device.state, device.ctx.engine
     launch = device.ctx.topology.device.launch
     me.clock += launch.overhead
-    stream = engine.stream(me.sip, COMPUTE_STREAM)
+    stream = engine.stream(me.sip, me.stream)
     op = Operation(
-        name, cost.kind, rank=me.rank, sip=me.sip, stream=COMPUTE_STREAM, enqueue=me.clock + launch.latency,
+        name, cost.kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
         duration=cost.seconds, spread=cost.spread,
     )  # fmt: skip
     op.nbytes = cost.nbytes
     tail = stream.tail
-    if tail is None or tail.end is not None:
+    if (tail is None or tail.end is not None) and not me.awaited:
         start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
         seconds = cost.seconds
         if engine.cost_model is not None:
             op.duration = seconds = engine.cost_model(op, seconds)
         op.start, op.end = start, start + seconds
         stream.tail = op
-        engine.op_log.operations.append(op)
+        engine.op_log.add(op)
         if op.end > engine.latest_end:
             engine.latest_end = op.end
     else:
-        engine.submit(op)
-    me.last = me.tails[COMPUTE_STREAM] = op
+        engine.submit(op, after=me.take_awaited())
+    me.last = me.tails[me.stream] = op
     if device.ctx.hooks is not None:
         device.ctx.hooks.launched(op)
     return op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ class SimWork(dist.Work):
         operations: what must be done.
         tensors: what they write on this rank.
         source: asked by ``source_rank`` once it is done.
+        on_stream: :meth:`wait` lets the current stream wait and the host go on, as NCCL's does; else the host waits too.
     """
 
     _future: Any = None
@@ -35,24 +37,31 @@ class SimWork(dist.Work):
         operations: Sequence[Operation],
         tensors: Sequence[torch.Tensor] = (),
         source: Callable[[], int] | None = None,
+        on_stream: bool = False,
     ) -> None:
         super().__init__()
         self._ctx = ctx
         self._operations = operations
         self._tensors = tensors
         self._source = source
+        self.on_stream = on_stream
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block this rank until it is done. Raises what made it fail."""
+        """What this rank does next happens after it. Raises what made it fail.
+
+        Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT asks for the host too (ADR 0070).
+        """
+        on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
+        wait = self._ctx.wait_on_stream if on_stream else self._ctx.wait
         for op in self._operations:
-            self._ctx.wait(op)
+            wait(op)
         environment = self._ctx._environment
         if environment is not None and environment.futures.outstanding:
             environment.futures.settle()
         return True
 
     def synchronize(self) -> None:
-        """As :meth:`wait`: a stream that waits and a host that waits are not told apart."""
+        """As :meth:`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernbench import __version__
+from kernbench.trace.critical import critical_path
 from kernbench.trace.timeline import HOST, MAX_STEPS, Message, Span, Timeline, pack
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
     from kernbench.sim_engine.engine import GraphEngine
 
-_TRACK_ORDER = (HOST, "compute", "comm", "copy")
+_TRACK_ORDER = (HOST, "compute", "stream", "comm", "copy")
 _SEND, _RECEIVE = "send to", "receive from"
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -69,6 +70,8 @@ def _events(timeline: Timeline) -> Iterator[str]:
     }
     events: list[Event] = [*_span_events(timeline, tracks), *_message_events(timeline, tracks, link_names)]
     events += _link_events(timeline, tracks, link_names)
+    events += _memory_events(timeline, tracks)
+    events += _path_events(timeline, tracks)
     events.sort(key=lambda event: event[:2])
     yield from map(_encode, tracks.metadata())
     if timeline.note:
@@ -89,6 +92,7 @@ class _Tracks:
         self._tids: dict[int, dict[tuple[Any, ...], int]] = {}
         self._names: dict[tuple[int, int], str] = {}
         has_main = any(span.rank is None for span in timeline.spans)
+        self.path = self.links + 1
         self.pids = [*(rank + 1 for rank in self._ranks), *([self._main] if has_main else []), self.links]
         # streams are numbered before the peers, so that each rank's tracks come in the same order
         wanted = {(self.pid(span.rank), self._order(span.track), span.track, span.sip) for span in timeline.spans}
@@ -103,6 +107,10 @@ class _Tracks:
         others = {key[1] for key in self._tids.get(pid, {}) if key[0] == track and key[1] != sip}
         return self._tid(pid, (track, sip), f"{track} (SIP {sip})" if others and track != HOST else track)
 
+    def track_of_path(self) -> int:
+        """Thread of the critical path."""
+        return self._tid(self.path, ("critical path",), "critical path")
+
     def peer(self, pid: int, direction: str, peer: int, lane: int) -> int:
         """Thread of the messages to or from a peer; ``lane`` tells apart those that overlap."""
         return self._tid(pid, (direction, peer, lane), f"{direction} {peer}" + (f" ({lane + 1})" if lane else ""))
@@ -114,9 +122,14 @@ class _Tracks:
             self._names[pid, known[key]] = name
         return known[key]
 
+    def pid_of_sip(self, sip: int) -> int | None:
+        """Process of the (first) rank that drives a SIP."""
+        return next((rank + 1 for rank in self._ranks if self._sips.get(rank) == sip), None)
+
     @staticmethod
     def _order(track: str) -> int:
-        return _TRACK_ORDER.index(track) if track in _TRACK_ORDER else len(_TRACK_ORDER)
+        kind = track.partition(" ")[0]
+        return _TRACK_ORDER.index(kind) if kind in _TRACK_ORDER else len(_TRACK_ORDER)
 
     def metadata(self) -> Iterator[dict[str, Any]]:
         """Names and order of processes and threads."""
@@ -125,6 +138,8 @@ class _Tracks:
         if self._main in self.pids:
             yield from self._process(self._main, "main")
         yield from self._process(self.links, f"links of {self._topology.system.name}")
+        if self.path in self._tids:
+            yield from self._process(self.path, "critical path")
         for (pid, tid), name in sorted(self._names.items()):
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
@@ -157,7 +172,9 @@ def _span_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
 
 
 def _args(span: Span) -> dict[str, Any]:
-    args = {"bytes": span.nbytes} if span.nbytes else {}
+    args: dict[str, Any] = {"bytes": span.nbytes} if span.nbytes else {}
+    if span.interval is not None:
+        args["low us"], args["high us"] = (_ns(seconds) / 1000 for seconds in span.interval)
     return {**args, **{key: value for key, value in span.detail.items() if value is not None}}
 
 
@@ -239,3 +256,30 @@ def _link_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, str]
             if number + 1 == len(steps) or steps[number + 1][0] > at:
                 counter = f'"ph":"C","name":{name},"pid":{tracks.links},"ts":{at / 1000}'
                 yield at, 1, f'{{{counter},"args":{{"GB/s":{float(f"{rate:.6g}")}}}}}'
+
+
+def _memory_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
+    """For each rank, the bytes allocated on its SIP and the most so far, wherever they change."""
+    peaks: dict[int, int] = {}
+    latest: dict[tuple[int, int], tuple[int, int]] = {}
+    for sip, at, allocated in timeline.memory:
+        peaks[sip] = max(peaks.get(sip, 0), allocated)
+        latest[sip, _ns(at)] = allocated, peaks[sip]  # of several changes at one moment, what they come to
+    for (sip, at), (allocated, peak) in latest.items():
+        pid = tracks.pid_of_sip(sip)
+        if pid is not None:
+            args = f'{{"allocated":{allocated},"peak":{peak}}}'
+            yield at, 1, f'{{"ph":"C","name":"memory (bytes)","pid":{pid},"ts":{at / 1000},"args":{args}}}'
+
+
+def _path_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
+    """The critical path as a track."""
+    steps = [
+        step for step in critical_path(timeline.spans) if step.span is not None and _ns(step.end) > _ns(step.begin)
+    ]
+    tid = tracks.track_of_path() if steps else 0
+    for step in steps:
+        assert step.span is not None
+        name = _encode(f"rank {step.span.rank}: {step.span.name}")
+        args = _encode({"kind": step.kind, "rank": step.span.rank, "track": step.span.track})
+        yield _slice(name, '"critical path"', tracks.path, tid, _ns(step.begin), _ns(step.end), args)

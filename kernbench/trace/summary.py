@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Timeline, engine_of
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Span, Timeline, engine_of
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -81,16 +81,24 @@ def summary(source: RuntimeContext | GraphEngine, window: Interval | None = None
     engine = engine_of(source)
     timeline = Timeline.of(engine, max_steps=0)
     first, last = window or (0.0, timeline.end)
-    by_rank: dict[int, dict[str, list[Interval]]] = {rank: {} for rank in timeline.ranks}
-    for span in timeline.spans:
+    ranks = tuple(rank_summaries(timeline.spans, (first, last)))
+    return Summary(last - first, ranks, _collectives(engine.op_log.collectives))
+
+
+def rank_summaries(spans: Iterable[Span], window: Interval) -> Iterator[RankSummary]:
+    """Where the time of each rank went between two moments."""
+    first, last = window
+    by_rank: dict[int, dict[str, list[Interval]]] = {}
+    for span in spans:
+        if span.rank is None:
+            continue
+        mine = by_rank.setdefault(span.rank, {})
         share = _share_of(span.kind, span.track)
-        if span.rank is not None and share is not None:
-            begin, end = max(span.begin, first), min(span.end, last)
-            if begin < end:
-                by_rank[span.rank].setdefault(share, []).append((begin, end))
-    length = last - first
-    ranks = tuple(_rank_summary(rank, spans, length) for rank, spans in sorted(by_rank.items()))
-    return Summary(length, ranks, _collectives(engine.op_log.collectives))
+        begin, end = max(span.begin, first), min(span.end, last)
+        if share is not None and begin < end:
+            mine.setdefault(share, []).append((begin, end))
+    for rank, shares in sorted(by_rank.items()):
+        yield _rank_summary(rank, shares, last - first)
 
 
 def _share_of(kind: str, track: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernbench.sim_engine.engine import GraphEngine
-from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.sim_engine.op_log import CollectiveTrace, MemoryChange
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology
 
@@ -36,6 +36,7 @@ class Span:
         begin, end: virtual seconds.
         nbytes: payload, bytes.
         detail: whatever else is worth showing.
+        interval: seconds that it takes at least and at most, by the models' own account (80 %); None where it is not modelled.
     """
 
     rank: int | None
@@ -47,6 +48,11 @@ class Span:
     end: float
     nbytes: int = 0
     detail: dict[str, Any] = field(default_factory=dict)
+    interval: tuple[float, float] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class Timeline:
         steps_left_out: chunk steps of those that do not.
         collectives_left_out: number of the latter.
         unfinished: operations that have not ended.
+        dropped: what the log has not kept, in a sentence.
+        memory: SIP, moment, and bytes allocated on it from then on.
     """
 
     topology: Topology
@@ -98,6 +106,8 @@ class Timeline:
     steps_left_out: int
     collectives_left_out: int
     unfinished: int
+    dropped: str = ""
+    memory: tuple[MemoryChange, ...] = ()
 
     @classmethod
     def of(cls, source: RuntimeContext | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
@@ -125,6 +135,8 @@ class Timeline:
             steps_left_out=left_out,
             collectives_left_out=collectives_left_out,
             unfinished=sum(op.end is None for op in log.operations),
+            dropped=log.note,
+            memory=tuple(log.memory),
         )
 
     @property
@@ -141,7 +153,7 @@ class Timeline:
     @property
     def note(self) -> str:
         """What is missing from it, in a sentence; empty if nothing is."""
-        parts = []
+        parts = [self.dropped] if self.dropped else []
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
@@ -160,7 +172,10 @@ def engine_of(source: RuntimeContext | GraphEngine) -> GraphEngine:
 def _stream_spans(operations: Sequence[Operation]) -> Iterator[Span]:
     for op in operations:
         if op.start is not None and op.end is not None:
-            yield Span(op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}))
+            yield Span(
+                op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}),
+                op.interval,
+            )  # fmt: skip
 
 
 def _host_spans(engine: GraphEngine) -> Iterator[Span]:

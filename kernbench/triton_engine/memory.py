@@ -42,22 +42,17 @@ class Allocation:
         return f"{self.name or 'tensor'}{owner} (shape {self.shape}, {self.nbytes} bytes)"
 
 
-_by_tensor: dict[int, tuple[weakref.ref[torch.Tensor], Allocation]] = {}
+_by_tensor: dict[tuple[int, str, int | None], tuple[weakref.ref[torch.Tensor], Allocation]] = {}
 
 
 def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None) -> Allocation:
     """The allocation under a tensor, kept as long as the tensor object lives and keeps its storage."""
-    key = id(tensor)
+    key = (id(tensor), name, rank)
     found = _by_tensor.get(key)
     if found is not None and found[0]() is tensor:
         allocation = found[1]
         storage = tensor.untyped_storage()
-        if (
-            allocation.base == storage.data_ptr()
-            and allocation.nbytes == storage.nbytes()
-            and allocation.name == name
-            and allocation.rank == rank
-        ):
+        if allocation.base == storage.data_ptr() and allocation.nbytes == storage.nbytes():
             return allocation
     allocation = Allocation(tensor, name, rank)
     _by_tensor[key] = (weakref.ref(tensor, lambda _: _by_tensor.pop(key, None)), allocation)
@@ -145,10 +140,9 @@ def find_live(address: int) -> Allocation | None:
     The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of
     milliseconds: young ones are looked at first, and every tensor met is registered.
     """
+    kinds = (torch.Tensor, torch.nn.Parameter)
     for generation in range(3):
-        for obj in gc.get_objects(generation):
-            if type(obj) is not torch.Tensor and type(obj) is not torch.nn.Parameter:
-                continue
+        for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:
             if obj.device.type == "cpu" and obj.layout is torch.strided and not registry.knows(obj):
                 registry.register(obj)
         found = registry.find(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kernbench
-from kernbench.ccl.config import KEYS, load_ccl_config
+from kernbench.ccl.config import COLLECTIVES, KEYS, load_ccl_config
 from kernbench.errors import ConfigError
 
 CONTRACT = {
@@ -117,3 +117,42 @@ def test_an_algorithm_for_another_collective_or_topology_is_refused(ctx, in_dire
         pytest.raises(kernbench.SpawnException, match=r"topology torus_2d.*works on ring_1d"),
     ):
         other.multiprocessing.spawn(lambda rank: other.distributed.all_reduce(other.ones(1)), nprocs=2)
+
+
+def test_collectives_have_entries_of_their_own(tmp_path):
+    file = tmp_path / "ccl.yaml"
+    file.write_text("collectives: {broadcast: binomial_broadcast}\nfidelity: closed_form\n")
+    config = load_ccl_config(file)
+    assert config.fidelity == "closed_form"
+    assert config.algorithm_for("broadcast") == "binomial_broadcast"
+    assert config.algorithm_for("all_gather") == "ring_allgather"
+    assert config.algorithm_for("all_reduce") == config.algorithm_for("barrier") == "ring_allreduce"
+
+
+def test_auto_is_every_collective_s_until_a_file_says_otherwise(tmp_path):
+    system = kernbench.load_system("dgx_h100")
+    config = load_ccl_config(system=system)
+    assert {config.algorithm_for(name) for name in COLLECTIVES} == {"auto"}
+    assert config.select().name == "auto"
+    file = tmp_path / "ccl.yaml"
+    file.write_text("defaults: {algorithm: two_shot_pull}\n")
+    config = load_ccl_config(file, system=system)
+    assert config.algorithm_for("all_reduce") == "two_shot_pull"
+    assert config.algorithm_for("reduce_scatter") == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("collectives: {brodcast: ring_broadcast}", "did you mean 'broadcast'"),
+        ("collectives: {broadcast: ring_brodcast}", "no entry 'ring_brodcast' under `algorithms` \\(did you mean"),
+        ("fidelity: exact", "expected one of auto, stepped, closed_form, found 'exact'"),
+        ("algorithms: {auto: {module: x}}", "this name stands for the library's choice"),
+        ("algorithm: ring", "unknown key; expected one of defaults, fidelity, collectives, algorithms"),
+    ],
+)
+def test_what_is_wrong_with_the_sections_is_said(text, words, tmp_path):
+    file = tmp_path / "ccl.yaml"
+    file.write_text(text + "\n")
+    with pytest.raises(ConfigError, match=words):
+        load_ccl_config(file)

@@ -61,13 +61,13 @@ def tiled(m, n, k, bm, bn, bk, warps, stages, device="h100_sxm"):
 @pytest.mark.parametrize("device", ["a100_sxm", "h100_sxm", "b200", "mi300x"])
 @pytest.mark.parametrize("size", [1024, 2048, 4096, 8192])
 def test_good_tiles_come_near_the_library(device, size):
-    """The best of the tiles that people write is within 25 % of the library's own."""
+    """The best of the tiles that people write is within 30 % of the library's own."""
     bk = 32 if device == "mi300x" else 64
     best = min(
         tiled(size, size, size, bm, bn, bk, warps, 2 if device == "mi300x" else 3, device)
         for bm, bn, warps in ((64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8), (256, 256, 8))
     )
-    assert best / gemm_time(device, size, size, size).seconds == pytest.approx(1, abs=0.25)
+    assert best / gemm_time(device, size, size, size).seconds == pytest.approx(1, abs=0.3)
 
 
 def test_bad_tiles_are_far_from_it():

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 import triton.testing
+from triton.runtime.errors import OutOfResources
 
 pytestmark = pytest.mark.beyond_interpreter("has no launch machinery")
 
@@ -216,5 +217,39 @@ def test_a_compiled_kernel_is_called_with_or_without_its_constants():
     for arguments in [(out, 4.0, 50, 16, 1), (out, 5.0, 50)]:
         compiled[(4, 1, 1)](*arguments)
         assert (out == arguments[1]).all()
+    compiled = fill_kernel[(1,)](out, 3.0, 1)  # n is 1: a constant too, but not by declaration
+    compiled[(1, 1, 1)](out, 7.0, 1)
+    assert out[0] == 7
     with pytest.raises(TypeError, match=r"fill_kernel takes 5 arguments \(out_ptr, value, n, BLOCK, SCALE\), or the 3"):
         compiled[(4, 1, 1)](out, 4.0)
+
+
+@triton.jit
+def tile_product_kernel(a_ptr, b_ptr, c_ptr, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j, k = tl.arange(0, BM)[:, None], tl.arange(0, BN)[None, :], tl.arange(0, BK)
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        a = tl.load(a_ptr + i * K + start + k[None, :])
+        total += tl.dot(a, tl.load(b_ptr + (start + k[:, None]) * BN + j))
+    tl.store(c_ptr + i * BN + j, total)
+
+
+def test_too_much_shared_memory_is_refused_as_on_a_gpu():
+    """cuda:90 has 227 KiB for a block; 4 stages of (128 x 128 + 128 x 256) halves take 384 KiB."""
+    a, b, c = torch.ones(128, 256).half(), torch.ones(256, 256).half(), torch.zeros(128, 256)
+    with pytest.raises(OutOfResources, match="shared memory, Required: 393216, Hardware limit: 232448"):
+        tile_product_kernel[(1,)](a, b, c, 256, BM=128, BN=256, BK=128, num_stages=4)
+    assert (c == 0).all()
+    tile_product_kernel[(1,)](a, b, c, 256, BM=128, BN=256, BK=128, num_stages=2)
+    assert (c == 256).all()
+
+
+def test_autotuning_leaves_out_what_does_not_fit():
+    fits = triton.Config({"BK": 32}, num_stages=2, num_warps=8)
+    configs = [triton.Config({"BK": 128}, num_stages=4, num_warps=8), fits, triton.Config({"BK": 32}, num_warps=1)]
+    tuned = triton.autotune(configs, key=["K"])(tile_product_kernel)
+    a, b, c = torch.ones(128, 256).half(), torch.ones(256, 256).half(), torch.zeros(128, 256)
+    tuned[(1,)](a, b, c, 256, BM=128, BN=256)
+    assert (c == 256).all()
+    assert tuned.best_config is fits  # one warp has no registers for 128 x 256 sums
+    assert min(tuned.configs_timings[configs[0]]) == float("inf")

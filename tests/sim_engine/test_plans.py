@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernbench.ccl.algorithms import ring_allreduce, ring_broadcast
+from kernbench.ccl.algorithms import direct_gather, pairwise_alltoall, ring_allreduce, ring_broadcast
 from kernbench.ccl.config import load_ccl_config
 from kernbench.ccl.lower import lower
 from kernbench.sim_engine import GraphEngine, Operation, evaluate
@@ -69,6 +71,29 @@ def test_evaluation_at_once_equals_flow_by_flow(members, count, starts, broadcas
         np.testing.assert_allclose(quick.times.arrived, slow.times.arrived, rtol=1e-9)
     np.testing.assert_array_equal(member_ends(plan, starts), quick_ends)
     np.testing.assert_array_equal(_run_rounds(plan, starts, None), quick_ends)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    members=st.integers(1, 8),
+    count=st.integers(0, 40_000),
+    start=st.floats(0, 1.0),
+    algorithm=st.sampled_from([ring_allreduce, ring_broadcast, pairwise_alltoall, direct_gather]),
+)
+def test_classes_of_transfers_give_the_same_bits(members, count, start, algorithm):
+    root = {"root": members - 1} if "root" in inspect.signature(algorithm.build).parameters else {}
+    plan = plan_of(tuple(range(members)), count, algorithm.build(members, **root))
+    starts = np.full(members, start)
+    expected = _run_rounds(plan, starts, None)
+    for _ in range(3):  # the first time it is not worth it
+        np.testing.assert_array_equal(member_ends(plan, starts), expected)
+    assert "classes" in vars(plan)
+
+
+def test_a_symmetric_ring_has_one_class_per_round():
+    plan = plan_of(tuple(range(8)), 8 * 1000)
+    assert len(plan) == 14 * 8
+    assert len(plan.classes) == 14
 
 
 def test_evaluation_is_the_longest_path():

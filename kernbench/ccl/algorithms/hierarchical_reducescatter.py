@@ -1,6 +1,6 @@
 """Hierarchical reduce-scatter: a ring inside each node, then a ring over the nodes for each local number.
 
-Order of reduction: around the node's ring, then around the ring of nodes.
+Order of reduction of a cell: around the node's ring, against the numbers; then around the ring of nodes likewise.
 """
 
 from __future__ import annotations

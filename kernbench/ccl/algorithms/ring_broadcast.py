@@ -16,17 +16,19 @@ TOPOLOGIES = ("ring_1d",)
 CELLS = 8
 
 
-def build(members: int, root: int) -> Schedule:
+def build(members: int, root: int, chunks: int = CELLS) -> Schedule:
     """The schedule for ``members`` >= 1 members, numbered along the ring, from member ``root``."""
-    chain = ScheduleBuilder("ring_broadcast", members, cells=CELLS)
+    chain = ScheduleBuilder("ring_broadcast", members, cells=chunks)
     hops = np.arange(members - 1)
-    for step in range(members - 2 + CELLS if members > 1 else 0):
+    for step in range(members - 2 + chunks if members > 1 else 0):
         cell = step - hops  # hop h forwards cell k in round k + h
-        active = hops[(cell >= 0) & (cell < CELLS)]
+        active = hops[(cell >= 0) & (cell < chunks)]
         chain.round((root + active) % members, (root + active + 1) % members, step - active, reduce=False)
     return chain.build()
 
 
 def profile(members: int) -> list[Rounds]:
     """What a round is, for the closed form."""
-    return [Rounds(members - 2 + CELLS, 1 / CELLS, False)] if members > 1 else []
+    if members == 1:
+        return []
+    return [Rounds(members - 1, 1 / CELLS, False, "fill"), Rounds(CELLS - 1, 1 / CELLS, False, "stream")]

@@ -15,17 +15,19 @@ TOPOLOGIES = ("ring_1d",)
 CELLS = 8
 
 
-def build(members: int, root: int) -> Schedule:
+def build(members: int, root: int, chunks: int = CELLS) -> Schedule:
     """The schedule for ``members`` >= 1 members, numbered along the ring, towards member ``root``."""
-    chain = ScheduleBuilder("ring_reduce", members, cells=CELLS)
+    chain = ScheduleBuilder("ring_reduce", members, cells=chunks)
     hops = np.arange(members - 1)
-    for step in range(members - 2 + CELLS if members > 1 else 0):
+    for step in range(members - 2 + chunks if members > 1 else 0):
         cell = step - hops
-        active = hops[(cell >= 0) & (cell < CELLS)]
+        active = hops[(cell >= 0) & (cell < chunks)]
         chain.round((root + 1 + active) % members, (root + 2 + active) % members, step - active, reduce=True)
     return chain.build()
 
 
 def profile(members: int) -> list[Rounds]:
     """What a round is, for the closed form."""
-    return [Rounds(members - 2 + CELLS, 1 / CELLS, True)] if members > 1 else []
+    if members == 1:
+        return []
+    return [Rounds(members - 1, 1 / CELLS, True, "fill"), Rounds(CELLS - 1, 1 / CELLS, True, "stream")]

@@ -1,8 +1,8 @@
 """All-reduce by dimension on a torus: reduce-scatter along rows, along columns, and all-gather back.
 
-Each ring lies on neighbouring SIPs, so no two transfers share a link. Order of reduction: around the row's ring, then
-around the column's (Ying et al., "Image classification at supercomputer scale", 2018, section 4: 2-D all-reduce on TPU
-tori).
+Each ring lies on neighbouring SIPs, so no two transfers share a link (Ying et al., "Image classification at supercomputer
+scale", 2018, section 4: 2-D all-reduce on TPU tori). Order of reduction of a cell: around the row's ring, against the
+numbers, ending at its owner; then around the column's likewise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOPOLOGIES = ("torus_2d",)
 
 def build(members: int, where: Placement) -> Schedule:
     """The schedule for members that fill a rectangle of one node's grid."""
-    plane = where.plane
-    if plane is None:
+    planes = where.planes
+    if planes is None or len(planes) > 1:
         raise CannotServeError("torus_allreduce: the members do not fill a rectangle of a torus or a mesh of one node")
-    return all_reduce_along("torus_allreduce", plane, inner_first=(1, 0))
+    return all_reduce_along("torus_allreduce", planes[0], inner_first=(1, 0))

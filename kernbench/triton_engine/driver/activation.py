@@ -15,7 +15,7 @@ from kernbench.errors import ConfigError, KernbenchError
 
 _target: Any = None
 _fp_fusion: str | None = None
-_indices: dict[str, int] = {}
+_indices: dict[Any, int] = {}
 _before: list[tuple[Any, dict[str, Any]]] = []
 _installed: dict[str, Any] = {}
 
@@ -63,10 +63,10 @@ def get_target() -> Any:
 
 def device_index() -> int:
     """Triton caches a kernel's binder and binaries by device index: one index per target."""
-    name = str(get_target())
-    index = _indices.get(name)
+    target = get_target()
+    index = _indices.get(target)
     if index is None:
-        index = _indices[name] = len(_indices)
+        index = _indices[target] = len(_indices)
     return index
 
 
@@ -125,3 +125,8 @@ def install_compilers() -> None:
     for name, backend in list(table.items()):
         if name in ("nvidia", "amd") and not hasattr(backend.compiler, "kernbench"):
             table[name] = replace(backend, compiler=values_only(backend.compiler))
+    if "cpu" not in table:  # torch.compile asks for a driver by this name before it launches on CPU tensors
+        from .compiler import KernbenchBackend
+        from .driver import KernbenchDriver
+
+        table["cpu"] = replace(table["nvidia"], compiler=KernbenchBackend, driver=KernbenchDriver)

@@ -11,6 +11,8 @@ from kernbench.triton_engine.lift.lower import lift
 from kernbench.triton_engine.lift.program import Program
 from kernbench.triton_engine.machine import Launch
 
+from .limits import refuse_what_does_not_fit
+
 _programs: dict[str, Program] = {}
 _FILE = re.compile(r'^#loc = loc\("([^"]+)":', re.MULTILINE)
 
@@ -71,10 +73,11 @@ class Launcher:
         self.paths = paths
         self.descriptors = [str(_follow(kinds, p)).startswith("tensordesc") for p in paths]
         self.n_bound = len(kinds)
-        #: Where the arguments start that the launch was given, if it was given the run-time ones alone.
-        self.top = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
+        #: Positions of what is not declared a constant (Triton makes constants of other arguments too: 1 and None).
+        self.undeclared = _undeclared(src, kinds)
         self.flat = all(len(p) == 1 for p in paths) and not any(self.descriptors)
         self.positions = tuple(p[0] for p in paths) if self.flat else ()
+        refuse_what_does_not_fit(self)
         self.names: list[str] = []
         for path, descriptor in zip(paths, self.descriptors, strict=True):
             name = ".".join([str(names[path[0]]), *map(str, path[1:])])
@@ -107,15 +110,15 @@ class Launcher:
         Raises:
             TypeError: neither.
         """
-        if len(given) != len(self.top):
-            names = list(self.src.signature)
+        if len(given) != len(self.undeclared):
+            names = [str(n) for n in self.src.signature]
+            undeclared = ", ".join(names[i] for i in self.undeclared)
             raise TypeError(
-                f"compiled kernel {self.metadata.name} takes {self.n_bound} arguments ({', '.join(map(str, names))}), or the "
-                f"{len(self.top)} of them that are no constants ({', '.join(str(names[i]) for i in self.top)}); "
-                f"{len(given)} were given"
+                f"compiled kernel {self.metadata.name} takes {self.n_bound} arguments ({', '.join(names)}), or the "
+                f"{len(self.undeclared)} of them that are not declared constants ({undeclared}); {len(given)} were given"
             )
         out: list[Any] = [None] * self.n_bound
-        for position, value in zip(self.top, given, strict=True):
+        for position, value in zip(self.undeclared, given, strict=True):
             out[position] = value
         return tuple(out)
 
@@ -152,6 +155,13 @@ class Launcher:
         launching.submit(launch)
         if exit_hook is not None and getattr(exit_hook, "calls", True):
             exit_hook(launch_metadata)
+
+
+def _undeclared(src: Any, kinds: tuple[Any, ...]) -> list[int]:
+    params = getattr(getattr(src, "fn", None), "params", None)
+    if params is None or len(params) != len(kinds):
+        return [i for i, kind in enumerate(kinds) if kind != "constexpr"]
+    return [i for i, p in enumerate(params) if not p.is_constexpr]
 
 
 def _follow(bound: Any, path: tuple[int, ...]) -> Any:

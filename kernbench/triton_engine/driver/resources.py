@@ -86,13 +86,11 @@ def resources(kernel: Any) -> Resources:
     """
     from triton.compiler import compile as compile_
 
-    from .pipeline import compile_for
+    from .pipeline import compile_for, options_of
 
     metadata, src = kernel.metadata, kernel.src
-    names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-    options = {n: getattr(metadata, n) for n in names if getattr(metadata, n, None) is not None}
     with compile_for("full"):
-        full = compile_(src, target=metadata.target, options=options)
+        full = compile_(src, target=metadata.target, options=options_of(metadata))
     m = full.metadata
     amd = full.asm.get("amdgcn")
     if amd:

@@ -15,7 +15,7 @@ from kernbench.triton_engine import access
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
 from kernbench.triton_engine.reuse import visit, wave_bytes
-from kernbench.triton_engine.values import Aff, Box, Desc, Ptr, Value, dense_int, from_lane_array, lane_array
+from kernbench.triton_engine.values import Aff, Box, Desc, Late, Ptr, Value, dense_int, from_lane_array, lane_array
 
 from .arith_int import aff_add, aff_scale, mask_and
 from .atomics import _flat_elements, _operand, update
@@ -65,6 +65,8 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
     lanes: tuple[int, ...] = b.lanes
     rank = len(tile)
     lead = len(d.block) - rank
+    if not lead and all(type(v) is int for v in d.shape) and all(type(v) is int for v in d.strides):
+        return _locate_fixed(b, d, index, tile, item)
     off: Any = _spread(d.base.off, rank)
     bounds: list[Any] = [None] * rank
     outside: Any = True
@@ -97,6 +99,42 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
     if scattered is not None and type(off) is not Aff:
         off = Aff(off, (0,) * len(lanes), (0,) * rank, off, off)
     return Ptr(d.base.root, off, scattered), mask_and(b, mask, outside, tile)
+
+
+def _locate_fixed(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+    """:func:`locate` for a shape and strides that are the same everywhere: the case of almost every kernel."""
+    lanes: tuple[int, ...] = b.lanes
+    base: Any = d.base.off
+    none = (0,) * len(lanes)
+    c, ls, arr, low, high = _lane_parts(base, none)
+    ts = []
+    bounds: list[Any] = [None] * len(tile)
+    for j, (start, size, stride, n) in enumerate(zip(index, d.shape, d.strides, tile, strict=True)):
+        start = _as_lane_int(start)
+        step: int = stride * item  # type: ignore[operator,assignment]
+        ts.append(step if n > 1 else 0)
+        c1, ls1, arr1, lo1, hi1 = _lane_parts(start, none)
+        if lo1 < 0 or hi1 + n > size:  # type: ignore[operator]
+            at = lane_array(start, lanes) if type(start) is Aff else start
+            if _least(at) < 0 or _most(at) + n > size:  # type: ignore[operator]
+                bounds[j] = (-at, size - at)
+        c += c1 * step
+        if ls1 is not none:
+            ls = tuple([p + q * step for p, q in zip(ls, ls1, strict=True)])
+        if arr1 is not None:
+            more = b.x.scaled(arr1, step)
+            arr = more if arr is None else arr + more
+        near, far = (lo1, hi1 + n - 1) if step > 0 else (hi1 + n - 1, lo1)
+        low, high = low + near * step, high + far * step
+    mask = True if all(p is None for p in bounds) else Box(tuple(bounds))
+    return Ptr(d.base.root, Aff(c, ls, tuple(ts), low, high, arr), None), mask
+
+
+def _lane_parts(v: Any, none: tuple[int, ...]) -> tuple[int, tuple[int, ...], np.ndarray | None, int, int]:
+    """Constant, lane strides, irregular part, least and greatest of a per-lane integer."""
+    if type(v) is Aff:
+        return v.c, v.ls, v.arr, v.lo, v.hi
+    return v, none, None, v, v
 
 
 def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
@@ -185,6 +223,8 @@ def _store(info: OpInfo) -> Callable[..., Value]:
             return None
         if type(value) is Aff:
             value = dense_int(value, b.lanes, tile, dtype)
+        if reshaped and type(value) is Late:
+            value = value.value()
         if reshaped and type(value) is Tensor:
             full = materialise(value, b, value_ty)
             value = full.reshape(full.shape[: len(b.lanes)] + inner)

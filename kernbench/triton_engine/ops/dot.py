@@ -8,6 +8,7 @@ accumulation is the CPU library's, not the tensor core's. int8 products are exac
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.threads import with_threads
 from kernbench.triton_engine.values import Value
 
 from .registry import op
@@ -29,67 +31,149 @@ def _compute_type(a: Ty, out: Ty) -> torch.dtype:
     return torch.float64 if out.elem == "f64" or a.elem == "f64" else torch.float32
 
 
+class _Layout:
+    """How the operands of one pair of shapes become matrices, and the product lanes and tiles again.
+
+    ``a`` is ``[lanes, *batch, M, K]``, ``b`` ``[lanes, *batch, K, N]``. Lane axes that both sides vary with are batch
+    dimensions, like the tile's own; the others become rows (``a``) and columns (``b``) of one large product.
+    """
+
+    __slots__ = ("inverse", "lanes", "left", "left_shape", "order", "right", "right_shape", "shape", "sizes")
+
+    def __init__(self, a: torch.Size, b: torch.Size, nl: int) -> None:
+        m, k, n = a[-2], a[-1], b[-1]
+        last = len(a) - 1
+        tile_batch = range(nl, last - 1)
+        both = [i for i in range(nl) if a[i] > 1 and b[i] > 1] + list(tile_batch)
+        rows = [i for i in range(nl) if a[i] > 1 and b[i] == 1]
+        cols = [i for i in range(nl) if b[i] > 1 and a[i] == 1]
+        none = [i for i in range(nl) if a[i] == 1 and b[i] == 1]
+        batch_sizes = [a[i] for i in both]
+        row_sizes, col_sizes = [a[i] for i in rows], [b[i] for i in cols]
+        batch, height, width = prod(batch_sizes), prod(row_sizes) * m, prod(col_sizes) * n
+        lead = (batch,) if batch != 1 else ()
+        #: a -> [batch, rows..., M, K]; b -> [batch, K, cols..., N]
+        self.left = (*none, *cols, *both, *rows, last - 1, last)
+        self.right = (*none, *rows, *both, last - 1, *cols, last)
+        self.left_shape = (*lead, height, k)
+        self.right_shape = (*lead, k, width)
+        self.shape = (*lead, height, width)
+        #: the joined result: [batch, rows, M, cols, N]
+        self.order = (*none, *both, *rows, last - 1, *cols, last)
+        self.inverse = tuple([self.order.index(i) for i in range(len(self.order))])
+        self.sizes = ([1] * len(none)) + batch_sizes + row_sizes + [m] + col_sizes + [n]
+        self.lanes = tuple([max(p, q) for p, q in zip(a[:nl], b[:nl], strict=True)])
+
+
+_layout = lru_cache(maxsize=512)(_Layout)
+
+
 def contract(a: Tensor, b: Tensor, nl: int, dtype: torch.dtype, acc: Tensor | None, in_place: bool) -> Tensor:
     """``a @ b (+ acc)`` over lanes: ``a`` is ``[lanes, *batch, M, K]``, ``b`` ``[lanes, *batch, K, N]``.
 
     Returns ``[lanes, *batch, M, N]``; its storage keeps rows and columns of the joined product together, and ``acc``
     in that layout is accumulated into without a copy.
     """
-    nb = a.dim() - nl - 2
-    m, k = a.shape[-2:]
-    n = b.shape[-1]
-    a_lanes, b_lanes = a.shape[:nl], b.shape[:nl]
-    both = [i for i in range(nl) if a_lanes[i] > 1 and b_lanes[i] > 1] + [nl + i for i in range(nb)]
-    rows = [i for i in range(nl) if a_lanes[i] > 1 and b_lanes[i] == 1]
-    cols = [i for i in range(nl) if b_lanes[i] > 1 and a_lanes[i] == 1]
-    none = [i for i in range(nl) if a_lanes[i] == 1 and b_lanes[i] == 1]
-    row_dim, k_dim, col_dim = a.dim() - 2, a.dim() - 1, a.dim() - 1
-    batch_sizes = [a.shape[i] for i in both]
-    row_sizes = [a_lanes[i] for i in rows]
-    col_sizes = [b_lanes[i] for i in cols]
-    nbatch = prod(batch_sizes)
-    # a -> [batch, rows..., M, K]; b -> [batch, K, cols..., N]
-    left = a.permute(*none, *cols, *both, *rows, row_dim, k_dim)
-    right = b.permute(*none, *rows, *both, b.dim() - 2, *cols, b.dim() - 1)
-    left = _matrix(left, dtype).reshape(nbatch, prod(row_sizes) * m, k)
-    right = _matrix(right, dtype).reshape(nbatch, k, prod(col_sizes) * n)
-    # the joined result: [batch, rows, M, cols, N]
-    order = [*none, *both, *rows, row_dim, *cols, col_dim]
-    inverse = [order.index(i) for i in range(len(order))]
+    layout = _layout(a.shape, b.shape, nl)
+    if acc is not None and tuple(acc.shape[:nl]) != layout.lanes:
+        # acc varies along lanes that neither side does
+        return acc + contract(a, b, nl, dtype, None, False).to(acc.dtype)
+    left = _matrix(a.permute(layout.left), dtype, layout.left_shape)
+    right = _matrix(b.permute(layout.right), dtype, layout.right_shape)
     if acc is not None:
-        sizes = [1] * len(none) + batch_sizes + row_sizes + [m] + col_sizes + [n]
-        lanes_now = tuple([max(p, q) for p, q in zip(a_lanes, b_lanes, strict=True)])
-        if tuple(acc.shape[:nl]) != lanes_now:
-            # acc varies along lanes that neither side does
-            out = contract(a, b, nl, dtype, None, False)
-            return acc + out.to(acc.dtype)
-        joined = acc.permute(*order)
+        joined = acc.permute(layout.order)
         if in_place and acc.dtype == dtype:
             try:
-                flat = joined.view(nbatch, prod(row_sizes) * m, prod(col_sizes) * n)
+                flat = joined.view(layout.shape)
             except RuntimeError:
                 flat = None
             if flat is not None:
-                if nbatch == 1:
-                    torch.addmm(flat[0], left[0], right[0], out=flat[0])
-                else:
-                    torch.baddbmm(flat, left, right, out=flat)
+                product(left, right, flat, flat)
                 return acc
-        flat = joined.reshape(nbatch, prod(row_sizes) * m, prod(col_sizes) * n)
+        flat = joined.reshape(layout.shape)
         if acc.dtype == dtype:
-            out = torch.addmm(flat[0], left[0], right[0]) if nbatch == 1 else torch.baddbmm(flat, left, right)
+            out = product(left, right, flat)
         else:
-            out = (flat.to(dtype) + torch.bmm(left, right)).to(acc.dtype)
-        return out.view(sizes).permute(*inverse)
-    out = torch.mm(left[0], right[0]) if nbatch == 1 else torch.bmm(left, right)
-    return out.view([1] * len(none) + batch_sizes + row_sizes + [m] + col_sizes + [n]).permute(*inverse)
+            out = (flat.to(dtype) + product(left, right)).to(acc.dtype)
+    else:
+        out = product(left, right)
+    return out.view(layout.sizes).permute(layout.inverse)
 
 
-def _matrix(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` in ``dtype`` in row-major order, in one pass."""
+def _matrix(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """``x`` in ``dtype`` as ``shape``, in one pass: row by row, or column by column if it lies in memory so."""
     if x.dtype == dtype:
-        return x
-    return x.to(dtype, memory_format=torch.contiguous_format)
+        return x.reshape(shape)
+    strides = x.stride()
+    if strides[-2] == 1 and strides[-1] != 1 and _stays_a_matrix(x.shape, strides, shape):
+        return x.to(dtype).reshape(shape)
+    return x.to(dtype, memory_format=torch.contiguous_format).view(shape)
+
+
+@lru_cache(maxsize=512)
+def _stays_a_matrix(sizes: torch.Size, strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a dense copy of a tensor that keeps the order of its strides can be seen as ``shape``."""
+    dims = [i for i, n in enumerate(sizes) if n > 1]
+    if any(strides[i] <= 0 for i in dims):
+        return False
+    dense: dict[int, int] = {}
+    step = 1
+    for i in sorted(dims, key=lambda i: strides[i]):
+        dense[i] = step
+        step *= sizes[i]
+    left = iter(dims)
+    for n in shape:
+        before, covered = None, 1
+        while covered < n:
+            i = next(left)
+            if before is not None and dense[before] != dense[i] * sizes[i]:
+                return False
+            before, covered = i, covered * sizes[i]
+    return True
+
+
+#: Floating-point operations above which a product is worth several threads: about 0.1 ms.
+_LARGE = 1 << 23
+#: Least rows of a part: the library copies the right side for every part anew.
+_PART_ROWS = 256
+#: Rows of a part are a multiple of this: the library computes rows in groups, and what is left of a group in another way.
+_GROUP_ROWS = 64
+
+
+def product(left: Tensor, right: Tensor, add: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """``left @ right (+ add)`` of matrices or batches of matrices, written to ``out`` (which may be ``add``) if given.
+
+    Where torch has one thread, a large product of matrices is computed as a batch of parts of its rows, which threads share.
+    The parts depend on the shapes alone, and there are never more threads than parts.
+    """
+    rows = left.shape[-2]
+    flops = 2 * left.numel() * right.shape[-1]
+    if flops < _LARGE or torch.get_num_threads() > 1:
+        return _product(left, right, add, out)
+    if left.dim() == 3:
+        return with_threads(left.shape[0], flops, lambda: _product(left, right, add, out))
+    parts = rows // _PART_ROWS
+    if parts < 2:
+        return _product(left, right, add, out)
+    if out is None:
+        out = left.new_empty((rows, right.shape[-1]))
+    size = rows // parts // _GROUP_ROWS * _GROUP_ROWS
+    whole = parts * size
+    cut = lambda x: None if x is None else x[:whole].unflatten(0, (parts, size))  # noqa: E731
+    with_threads(
+        parts,
+        flops,
+        lambda: _product(cut(left), right.expand(parts, *right.shape), cut(add), cut(out)),  # type: ignore[arg-type]
+    )
+    if whole < rows:
+        _product(left[whole:], right, None if add is None else add[whole:], out[whole:])
+    return out
+
+
+def _product(left: Tensor, right: Tensor, add: Tensor | None, out: Tensor | None) -> Tensor:
+    if add is None:
+        return (torch.bmm if left.dim() == 3 else torch.mm)(left, right, out=out)
+    return (torch.baddbmm if left.dim() == 3 else torch.addmm)(add, left, right, out=out)
 
 
 @op("tt.dot", inplace=True)

@@ -1,0 +1,155 @@
+"""Ways to run one torch.distributed program over several ranks on this machine, all with the same signature.
+
+Each *side* calls ``body(rank, world_size, *args)`` in every rank, with the default process group made, and returns the wall
+seconds from the call to the end of the last rank. ``body`` returns a list of numbers; rank 0's comes back too.
+
+Two of the sides are torch's own means for tests, in its private modules: they are here to be compared with, and a torch
+without them makes the side raise ImportError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+import kernbench
+
+_registry: Any = torch._C._distributed_c10d
+
+Body = Callable[..., list[float] | None]
+
+clock = time.perf_counter
+"""The host's: inside simulated ranks the functions of ``time`` are virtual."""
+
+
+class Run(NamedTuple):
+    """One run: seconds from start to end, and what rank 0 returned."""
+
+    seconds: float
+    result: list[float]
+
+
+def simulated(world_size: int, body: Body, *args: Any) -> Run:
+    """kernbench: ranks of one process, in turns."""
+    result: list[float] = []
+
+    def rank_body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        found = body(rank, world_size, *args)
+        if rank == 0:
+            result.extend(found or [])
+
+    with kernbench.simulate(nodes=-(-world_size // 8) if world_size > 8 else None) as ctx:
+        begin = clock()
+        ctx.multiprocessing.spawn(rank_body, nprocs=world_size)
+        return Run(clock() - begin, result)
+
+
+def threaded(world_size: int, body: Body, *args: Any) -> Run:
+    """torch's threaded process group: one thread per rank, all at once, no model of time."""
+    from torch.testing._internal.distributed import multi_threaded_pg as of_torch
+
+    result: list[float] = []
+    errors: list[BaseException] = []
+    store = dist.HashStore()
+
+    def rank_body(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+            found = body(rank, world_size, *args)
+            if rank == 0:
+                result.extend(found or [])
+            dist.destroy_process_group()
+        except BaseException as error:
+            errors.append(error)
+            of_torch.ProcessLocalGroup.exception_handle(error)
+
+    with one_intra_op_thread():
+        begin = clock()
+        of_torch._install_threaded_pg()
+        _registry._set_thread_isolation_mode(True)
+        try:
+            threads = [threading.Thread(target=rank_body, args=(rank,)) for rank in range(world_size)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            _registry._set_thread_isolation_mode(False)
+            of_torch._uninstall_threaded_pg()
+            of_torch.ProcessLocalGroup.reset()
+        seconds = clock() - begin
+    if errors:
+        raise errors[0]
+    return Run(seconds, result)
+
+
+def local_tensors(world_size: int, body: Body, *args: Any) -> Run:
+    """torch's LocalTensorMode: the program runs once, on tensors that hold every rank's part."""
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with one_intra_op_thread():
+        begin = clock()
+        dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+        try:
+            with LocalTensorMode(world_size):
+                result = body(0, world_size, *args)
+        finally:
+            dist.destroy_process_group()
+        return Run(clock() - begin, result or [])
+
+
+def gloo(world_size: int, body: Body, *args: Any) -> Run:
+    """Real processes with gloo, one thread each."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "result")
+        begin = clock()
+        torch.multiprocessing.spawn(_gloo_rank, args=(world_size, free_port(), path, body, args), nprocs=world_size)
+        return Run(clock() - begin, torch.load(path))
+
+
+def _gloo_rank(rank: int, world_size: int, port: int, path: str, body: Body, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    found = body(rank, world_size, *args)
+    if rank == 0:
+        torch.save(list(found or []), path)
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def one_intra_op_thread() -> Iterator[None]:
+    """As ranks of a simulation and the gloo processes have it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SIDES: dict[str, Callable[..., Run]] = {
+    "kernbench": simulated,
+    "threaded": threaded,
+    "local tensors": local_tensors,
+    "gloo": gloo,
+}
+"""By the names of the table's columns."""

@@ -1,0 +1,97 @@
+"""How much shared memory a kernel needs, told from TTIR; and the refusal of what a GPU would refuse.
+
+Launches compile to TTIR only, so the compiler has not said how much shared memory a kernel takes. It is dominated by the
+operands of matrix products that wait in it, once per pipeline stage; that sum is known from TTIR. Only where it comes near what
+the device has is the kernel compiled in full, which decides (0.3-2 s once; Triton's cache keeps the answer).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernbench.triton_engine.lift.program import Instr, Program
+from kernbench.triton_engine.ops.registry import lookup
+
+from .resources import current_device
+
+_DOTS = ("tt.dot", "tt.dot_scaled")
+#: Between a load and the product that consumes it these change the form of a tile only.
+_FORM = (
+    "tt.trans",
+    "tt.reshape",
+    "tt.fp_to_fp",
+    "arith.extf",
+    "arith.truncf",
+    "arith.sitofp",
+    "tt.bitcast",
+    "arith.bitcast",
+)
+#: Share of the device's shared memory above which the bound is not trusted.
+_NEAR = 0.75
+
+
+def shared_bound(program: Program, num_stages: int) -> int:
+    """Bytes of shared memory for the operands of matrix products, in the block of the program that needs most."""
+    most = 0
+    for code in program.blocks:
+        made = {r: instr for instr in code.instrs for r in instr.results}
+        waiting: dict[int, int] = {}
+        for instr in code.instrs:
+            if instr.info.name not in _DOTS:
+                continue
+            most = max(most, 4 * instr.info.ty.numel)  # the result changes its layout before it is stored
+            for slot, ty in zip(instr.args, instr.info.operand_types, strict=True):
+                if len(ty.shape) < 2 or ty == instr.info.ty:
+                    continue
+                source, loaded = _source(slot, made)
+                size = ty.numel * ty.itemsize if loaded is None else loaded.info.ty.numel * loaded.info.ty.itemsize
+                waiting[source] = size * (1 if loaded is None else max(1, num_stages))
+        most = max(most, sum(waiting.values()))
+    return most
+
+
+def _source(slot: int, made: dict[int, Instr]) -> tuple[int, Instr | None]:
+    """The slot that an operand is a form of, and the load that made it, if one of this block did."""
+    while (instr := made.get(slot)) is not None:
+        definition = lookup(instr.info.name)
+        if definition is not None and definition.reads and not definition.writes:
+            return slot, instr
+        if instr.info.name not in _FORM:
+            break
+        slot = instr.args[0]
+    return slot, None
+
+
+def compiled_in_full(metadata: Any) -> bool:
+    return not hasattr(metadata, "kernbench_ttir")
+
+
+def refuse_what_does_not_fit(launcher: Any) -> None:
+    """Raise what Triton raises on a GPU for a kernel that needs more shared memory than a block may have.
+
+    Raises:
+        triton.runtime.errors.OutOfResources: as autotuning expects of a configuration that cannot run.
+    """
+    metadata = launcher.metadata
+    available = current_device().pe.tcm_per_block
+    if compiled_in_full(metadata) or shared_bound(launcher.program, metadata.num_stages) <= _NEAR * available:
+        return  # compiled in full: Triton has looked itself
+    shared = _compiled_shared(launcher)
+    if shared > available:
+        from triton.runtime.errors import OutOfResources
+
+        raise OutOfResources(shared, available, "shared memory")
+
+
+def _compiled_shared(launcher: Any) -> int:
+    """Bytes of shared memory by the compiler; 0 if it fails beyond TTIR, which says nothing of memory."""
+    from triton.compiler import compile as compile_
+
+    from .pipeline import compile_for, options_of
+
+    try:
+        with compile_for("full"):
+            full = compile_(launcher.src, target=launcher.metadata.target, options=options_of(launcher.metadata))
+    except Exception:
+        return 0
+    return int(full.metadata.shared)

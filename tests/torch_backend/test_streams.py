@@ -1,0 +1,142 @@
+"""Programs for GPUs: the host runs ahead of its streams, and groups communicate side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+from kernbench.errors import DeadlockError
+from kernbench.runtime_api.multiprocessing import SpawnException
+from kernbench.sim_engine.operation import Operation
+
+N = 1 << 22
+
+
+def run(body: Callable[[Any], None], world: int = 4, backend: str = "nccl", **options: Any) -> list[Operation]:
+    """What rank 0 enqueued while it ran ``body(ctx)``."""
+
+    def worker(rank: int, ctx: Any) -> None:
+        dist.init_process_group(backend)
+        body(ctx)
+
+    with kernbench.simulate("dgx_h100", **options) as ctx:
+        ctx.multiprocessing.spawn(worker, args=(ctx,), nprocs=world)
+        return [op for op in ctx.engine.op_log.operations if op.rank == 0]
+
+
+def named(operations: list[Operation], name: str) -> list[Operation]:
+    return [op for op in operations if op.name.partition(".")[0] == name]
+
+
+def test_a_collective_does_not_stop_the_host_of_a_gpu_program() -> None:
+    seen = {}
+
+    def body(ctx: Any) -> None:
+        x = torch.ones(N, device="cuda")
+        torch.cuda.synchronize()
+        before = ctx.now()
+        dist.all_reduce(x)
+        y = x + 1
+        seen["host"] = ctx.now() - before
+        seen["value"] = y[0].item()
+        seen["device"] = ctx.now() - before
+
+    operations = run(body)
+    (collective,), (add,) = named(operations, "all_reduce"), named(operations, "add")
+    assert seen["host"] < 10e-6 < collective.end - collective.start
+    assert add.start >= collective.end
+    assert seen["value"] == 5
+    assert seen["device"] >= add.end - collective.start
+
+
+@pytest.mark.parametrize("case", ["gloo", "blocking wait"])
+def test_it_does_where_the_program_asks_for_that(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(ctx: Any) -> None:
+        x = torch.ones(N, device="cpu" if case == "gloo" else "cuda")
+        before = ctx.now()
+        dist.all_reduce(x)
+        assert ctx.now() - before > 50e-6
+
+    if case == "blocking wait":
+        monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    run(body, backend="gloo" if case == "gloo" else "nccl")
+
+
+def test_groups_communicate_at_once_and_share_the_links() -> None:
+    def body(ctx: Any, groups: int) -> None:
+        made = [dist.new_group() for _ in range(groups)]
+        tensors = [torch.ones(N, device="cuda") for _ in made]
+        torch.cuda.synchronize()
+        for work in [dist.all_reduce(x, group=g, async_op=True) for x, g in zip(tensors, made, strict=True)]:
+            work.wait()
+
+    alone = named(run(lambda ctx: body(ctx, 1)), "all_reduce")
+    first, second = named(run(lambda ctx: body(ctx, 2)), "all_reduce")
+    assert first.stream != second.stream
+    assert second.start < first.end
+    took = alone[0].end - alone[0].start
+    assert took < second.end - first.start < 2.2 * took
+
+
+def test_streams_run_side_by_side_and_wait_for_what_they_are_told_to() -> None:
+    def body(ctx: Any) -> None:
+        a = torch.ones(2048, 2048, device="cuda")
+        side, event = torch.cuda.Stream(), torch.cuda.Event()
+        side.wait_stream(torch.cuda.current_stream())
+        a @ a
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side
+            b = a @ a
+            event.record()
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        event.wait()
+        b + 1
+
+    operations = run(body, 1)
+    (main, side), (add,), (made,) = named(operations, "mm"), named(operations, "add"), named(operations, "ones")
+    assert main.stream != side.stream
+    assert made.end <= side.start < main.end
+    assert add.start >= max(side.end, main.end)
+
+
+def test_asynchronous_collectives_hide_behind_computation() -> None:
+    def body(ctx: Any) -> None:
+        x, a = torch.ones(N, device="cuda"), torch.ones(4096, 4096, device="cuda")
+        work = dist.all_reduce(x, async_op=True)
+        a @ a
+        work.wait()
+        x + 1
+
+    operations = run(body)
+    (collective,), (product,), (add,) = (named(operations, name) for name in ("all_reduce", "mm", "add"))
+    assert collective.start <= product.start < collective.end < product.end
+    assert add.start >= product.end
+
+
+def test_a_wait_that_nobody_can_end_is_explained() -> None:
+    def body(ctx: Any) -> None:
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(4, device="cuda"))
+
+    with pytest.raises(SpawnException) as caught:
+        run(body, 2)
+    error = caught.value.errors[0]
+    assert isinstance(error, DeadlockError)
+    assert "rank 0: waits in all_reduce #0" in str(error)
+    assert "rank 1 must call all_reduce" in str(error)
+
+
+def test_the_timeline_is_the_same_twice() -> None:
+    def body(ctx: Any) -> None:
+        x = torch.ones(N, device="cuda")
+        for _ in range(3):
+            dist.all_reduce(x)
+            x *= 0.5
+
+    first, second = ([(op.name, op.start, op.end) for op in run(body, 8)] for _ in range(2))
+    assert first == second
