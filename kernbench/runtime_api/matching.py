@@ -159,6 +159,8 @@ class Matcher:
     def _operation(self, me: RankState, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
         if self._ctx.observing:
             raise self._ctx._beside_the_program("communicate")
+        if me.rank is not None and me.sip != self._ctx.sips[me.rank]:
+            stream = f"{stream} of rank {me.rank}"  # it drives another rank's SIP: their collectives must not queue up
         me.clock += self._ctx.topology.device.launch.overhead
         op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
         nbytes = 0

@@ -173,6 +173,17 @@ class _Streams:
         self.use, self.current, self.default = use, current, default
 
 
+NCCL_VERSION = (2, 27, 3)
+"""What programs, and torch's own error messages, are told of NCCL: what it offers torch 2.13 is there."""
+
+
+class _Stats(dict[str, int]):
+    """Statistics of an allocator: those that do not exist here are zero."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
 def _properties(devices: Devices) -> Any:
     topology = devices.ctx.topology
     spec = topology.device
@@ -193,9 +204,11 @@ def names(devices: Devices) -> dict[str, Any]:
     generator = torch.default_generator
 
     def use(device: Any) -> None:
-        number = devices.number(device)
+        number = devices.number(device) if devices.current() is not None else 0
         if device is None or (isinstance(device, int) and device < 0):
             return
+        if devices.current() is None:
+            return  # a thread of the rank's own, such as a DataLoader's that pins memory
         mine = devices.mine()
         mine.used = True
         mine.state.sip = devices.ctx.sips[number]
@@ -228,11 +241,13 @@ def names(devices: Devices) -> dict[str, Any]:
 
     def stats(device: Any = None) -> dict[str, int]:
         memory = devices.memory_at(device)
-        return {
-            f"{what}_bytes.all.{when}": value
-            for what in ("allocated", "reserved", "active")
-            for when, value in (("current", memory.used), ("peak", memory.peak))
-        }
+        return _Stats(
+            {
+                f"{what}_bytes.all.{when}": value
+                for what in ("allocated", "reserved", "active")
+                for when, value in (("current", memory.used), ("peak", memory.peak))
+            }
+        )
 
     def free_and_total(device: Any = None) -> tuple[int, int]:
         memory = devices.memory_at(device)
@@ -309,8 +324,8 @@ def names(devices: Devices) -> dict[str, Any]:
     }
 
 
-def install(patches: Patches, devices: Devices) -> None:
-    """Give ``torch.cuda``, ``torch.cuda.nvtx`` and ``torch.accelerator`` the simulated GPUs."""
+def install(patches: Patches, devices: Devices) -> dict[str, Any]:
+    """Give ``torch.cuda``, ``torch.cuda.nvtx`` and ``torch.accelerator`` the simulated GPUs. Returns the attributes."""
     table = names(devices)
     for name, value in table.items():
         patches.set(torch.cuda, name, value)
@@ -319,7 +334,10 @@ def install(patches: Patches, devices: Devices) -> None:
             patches.set(module, name, table[name])
     for name in UNAVAILABLE:
         if hasattr(torch.cuda, name):
-            patches.set(torch.cuda, name, _unavailable(name))
+            patches.set(torch.cuda, name, _unavailable(f"torch.cuda.{name}"))
+    patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
+    for name in ("start", "stop"):
+        patches.set(torch.cuda.profiler, name, lambda: None)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
     patches.set(torch.cuda.nccl, "version", lambda: (2, 27, 7))  # asked for when a collective fails
@@ -348,10 +366,14 @@ def install(patches: Patches, devices: Devices) -> None:
     for name, value in accelerator.items():
         if hasattr(torch.accelerator, name):
             patches.set(torch.accelerator, name, value)
+    symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
+    for name in ("empty_strided_p2p", "rendezvous"):
+        patches.set(symmetric, name, staticmethod(_unavailable(f"symmetric memory ({name})", "direct access to peers")))
+    return table
 
 
-def _unavailable(name: str) -> Any:
+def _unavailable(name: str, needs: str = "a CUDA runtime") -> Any:
     def raises(*args: Any, **kwargs: Any) -> Any:
-        raise KernbenchError(f"torch.cuda.{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
+        raise KernbenchError(f"{name} needs {needs}: a simulated GPU cannot pretend it")
 
     return raises

@@ -18,8 +18,9 @@ import torch
 from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.device_classes import TENSOR_TYPES, default_device
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import DeviceMemory, block_of, place
+from kernbench.torch_backend.placement import DeviceMemory, block_of, place, place_storage
 from kernbench.torch_backend.recording import Recorder, put_on_stream
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Devices:
         self._ranks: dict[int, RankDevice] = {}
         self._memories: dict[int, DeviceMemory] = {}
         self._library: Any = None
+        self._kernels: Any = None
         self._index = {sip: index for index, sip in enumerate(ctx.sips)}
 
     def index_of_sip(self, sip: int) -> int:
@@ -182,23 +184,27 @@ class Devices:
 
     def open(self, patches: Patches) -> None:
         """Give torch its simulated GPUs."""
-        from kernbench.torch_backend import cuda_names
+        from kernbench.torch_backend import cuda_names, device_classes, sync_batch_norm
 
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")
         self._library.impl("empty.memory_format", _empty, "CUDA")
         self._library.impl("empty_strided", _empty_strided, "CUDA")
+        self._kernels = torch.library.Library("aten", "IMPL", "CPU")
+        sync_batch_norm.register(self._kernels)
+        device_classes.install(patches, self, cuda_names.install(patches, self))
         self._wrap_functions(patches)
         self._wrap_tensor(patches)
-        cuda_names.install(patches, self)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
-        library, self._library = self._library, None
-        if library is not None:
-            library._destroy()
+        if self._library is not None:
             _allocating.remove(self)
+        for library in (self._library, self._kernels):
+            if library is not None:
+                library._destroy()
+        self._library = self._kernels = None
         self._ranks.clear()
         for memory in self._memories.values():
             memory.changed = None
@@ -230,6 +236,8 @@ class Devices:
         @functools.wraps(stock)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
+            if device is None and torch._C._len_torch_function_stack():
+                device = default_device()
             if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
                 return stock(*args, **kwargs)
             kwargs["device"] = "cpu"
@@ -241,11 +249,22 @@ class Devices:
         return wrapped
 
     def _loads(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.load`` whose ``map_location`` may name a simulated GPU: what is loaded is on it then."""
+
         @functools.wraps(stock)
         def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(map_location, str | torch.device) and torch.device(map_location).type == "cuda":
-                map_location = "cpu"
-            return stock(f, map_location, *args, **kwargs)
+            if self.current() is None or map_location is None or callable(map_location):
+                return stock(f, map_location, *args, **kwargs)
+
+            def put(storage: Any, location: str) -> Any:
+                wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
+                if type(wanted) is not int and torch.device(wanted).type != "cuda":
+                    return storage if torch.device(wanted).type == "cpu" else None
+                self.mine().used = True
+                place_storage(storage, self.memory_at(wanted))
+                return storage
+
+            return stock(f, put, *args, **kwargs)
 
         return load
 
@@ -269,10 +288,15 @@ class Devices:
                 return stock_to(tensor, *args, **kwargs)
             if type(tensor) not in _PLAIN:
                 return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
-            here = block_of(tensor) is not None
+            block = block_of(tensor)
+            here = block is not None
             args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
             if here == (kind == "cuda"):
-                return stock_to(tensor, *args, **kwargs)
+                if block is None or kind != "cuda" or _index_of(target) in (None, block.memory.index):
+                    return stock_to(tensor, *args, **kwargs)
+                moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
+                place(moved, self.memory_at(target))
+                return moved
             kwargs["copy"] = True
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
             if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
@@ -302,6 +326,19 @@ class Devices:
             block = block_of(tensor)
             return -1 if block is None else block.memory.index
 
+        stock_type: Any = base.type
+
+        def kind_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+            on_device = current() is not None and block_of(tensor) is not None
+            if dtype is None:
+                name: str = stock_type(tensor)
+                return name.replace("torch.", "torch.cuda.", 1) if on_device else name
+            if isinstance(dtype, type):
+                dtype = f"{dtype.__module__}.{dtype.__name__}"
+            if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+                return to(tensor, "cuda", TENSOR_TYPES[dtype.removeprefix("torch.cuda.")])
+            return stock_type(tensor, dtype, *args, **kwargs)
+
         tensor_class = torch.Tensor
         patches.set(tensor_class, "to", to)
         patches.set(tensor_class, "cuda", cuda)
@@ -309,7 +346,10 @@ class Devices:
         patches.set(tensor_class, "device", property(device_of))
         patches.set(tensor_class, "is_cuda", property(is_cuda))
         patches.set(tensor_class, "get_device", get_device)
-        patches.set(tensor_class, "pin_memory", lambda tensor, device=None: tensor)
+        patches.set(tensor_class, "pin_memory", _pin_memory)
+        patches.set(tensor_class, "is_pinned", _is_pinned)
+        patches.set(tensor_class, "record_stream", lambda tensor, stream: None)
+        patches.set(tensor_class, "type", kind_or_cast)
 
 
 _TAKE_AN_INDEX = (
@@ -324,9 +364,31 @@ def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
     def factory(*args: Any, **kwargs: Any) -> Any:
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if kwargs.get("pin_memory"):
+            return _pinned(stock(*args, **{**kwargs, "pin_memory": False}))
         return stock(*args, **kwargs)
 
     return factory
+
+
+_PINNED = "_kernbench_pinned"
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Note that a tensor is in pinned memory, which on a simulated host all memory is as good as."""
+    storage: Any = torch._C.TensorBase.untyped_storage(tensor)
+    setattr(storage, _PINNED, True)
+    return tensor
+
+
+def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    return bool(getattr(torch._C.TensorBase.untyped_storage(tensor), _PINNED, False))
+
+
+def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    if block_of(tensor) is not None:
+        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+    return tensor if _is_pinned(tensor) else _pinned(tensor.clone())
 
 
 def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -343,6 +405,11 @@ def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _index_of(target: Any) -> int | None:
+    """The number in what a program gives as a CUDA device."""
+    return target if isinstance(target, int) else torch.device(target).index
 
 
 def _with_device(args: tuple[Any, ...], device: str) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
+from kernbench.torch_backend import loss_parallel
 from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
@@ -33,6 +34,8 @@ class StockImports:
     def open(self) -> None:
         """Be asked first."""
         sys.meta_path.insert(0, self)
+        if (module := sys.modules.get(loss_parallel.MODULE)) is not None:
+            loss_parallel.install(self._patches, module)
 
     def close(self) -> None:
         """Be asked no more. Idempotent."""
@@ -63,3 +66,5 @@ class _Loader(importlib.machinery.SourceFileLoader):
             super().exec_module(module)
         if self.modules is not None:
             self.modules.loaded(module)
+        if self.patches is not None and module.__name__ == loss_parallel.MODULE:
+            loss_parallel.install(self.patches, module)

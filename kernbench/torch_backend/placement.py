@@ -95,4 +95,9 @@ def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
         setattr(storage, _ATTRIBUTE, Block(memory, nbytes))
 
 
-__all__ = ["Block", "DeviceMemory", "block_of", "place"]
+def place_storage(storage: Any, memory: DeviceMemory) -> None:
+    """Put an untyped storage on a SIP."""
+    setattr(storage, _ATTRIBUTE, Block(memory, storage.nbytes()))
+
+
+__all__ = ["Block", "DeviceMemory", "block_of", "place", "place_storage"]

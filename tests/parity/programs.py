@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.parity import training
+
 
 def data_parallel(rank: int, world_size: int) -> list[float]:
     """Losses and a weight's sum of three DDP steps."""
@@ -85,7 +87,10 @@ def pipeline(rank: int, world_size: int) -> list[float]:
     return [loss.item() for loss in losses]
 
 
-PROGRAMS = {program.__name__: program for program in (data_parallel, tensor_parallel, sharded_data_parallel, pipeline)}
+PROGRAMS = {
+    **{program.__name__: program for program in (data_parallel, tensor_parallel, sharded_data_parallel, pipeline)},
+    **training.PROGRAMS,
+}
 
 
 def run_all(rank: int, world_size: int, init_method: str) -> dict[str, list[float]]:

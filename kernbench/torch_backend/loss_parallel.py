@@ -1,0 +1,36 @@
+"""``loss_parallel`` for ranks that share a process.
+
+It adds handlers to DTensor's one dispatcher when a block is entered, and removes them when it is left: the first rank to leave
+would take them from the others. Here the last one does.
+
+Relies on: ``_enable_custom_loss_ops`` and ``_disable_custom_loss_ops`` of that module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernbench.torch_backend.patches import Patches
+
+MODULE = "torch.distributed.tensor.parallel.loss"
+
+
+def install(patches: Patches, module: Any) -> None:
+    """Count who is inside."""
+    stock_enable, stock_disable = module._enable_custom_loss_ops, module._disable_custom_loss_ops
+    inside = 0
+
+    def enable() -> None:
+        nonlocal inside
+        if inside == 0:
+            stock_enable()
+        inside += 1
+
+    def disable() -> None:
+        nonlocal inside
+        inside -= 1
+        if inside == 0:
+            stock_disable()
+
+    patches.set(module, "_enable_custom_loss_ops", enable)
+    patches.set(module, "_disable_custom_loss_ops", disable)
