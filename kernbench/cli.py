@@ -50,7 +50,11 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog='Completion in bash: eval "$(_KERNBENCH_COMPLETE=bash_source kernbench)"; zsh_source and fish_source likewise.',
+)
 @click.version_option(__version__, prog_name="kernbench")
 def app() -> None:
     """Run N-rank torch.distributed + Triton programs in one process: exact values, modelled time, no accelerator."""
