@@ -9,6 +9,8 @@ same arithmetic in one run, so their ratios hold where the seconds do not:
 - ``torch``: one process, whole weights, torch's own matrix product;
 - ``simulated``: the layers of ``kernbench.tp`` on simulated ranks, their products by the Triton gemm kernel;
 - ``gloo``: as many processes, each with its part of the weights, torch's own product and real all-reduces.
+
+The goals: the simulated ranks take at most 3 times torch's time for a step, and less than the processes.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch.nn import functional
 from kernbench import tp
 
 NAME = "tp_speed"
+GOAL_TORCH = 3.0
 _wall_clock = time.perf_counter  # while ranks run, the time module shows virtual time
 
 
@@ -195,6 +198,10 @@ def command(gloo: bool, **sizes: int) -> None:
     for row in rows:
         ratio = row.step / rows[0].step
         click.echo(f"  {row.what:<22}{row.step:>10.3f}{ratio:>10.2f}{row.total:>10.2f}{row.weights / 2**20:>14.2f}")
+    simulated = rows[1]
+    for goal, other in ((GOAL_TORCH, rows[0]), *((1.0, row) for row in rows[2:])):
+        ratio = simulated.step / other.step
+        click.echo(f"# simulated / {other.what}: {ratio:.2f}, goal <= {goal:g}: {'met' if ratio <= goal else 'missed'}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     click.echo(f"# peak memory of this process: {peak:.0f} MiB")
 

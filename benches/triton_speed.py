@@ -265,8 +265,13 @@ def first_launch() -> float:
     return _seconds(lambda: matmul(a, a))
 
 
-def ranks_in_one_batch() -> tuple[float, float]:
-    """Seconds of one rank's 128^3 gemm, and of eight ranks' launches of it executed as one batch."""
+def _each(function: Callable[[Any], Any], arguments: list[Any]) -> None:
+    for argument in arguments:
+        function(argument)
+
+
+def ranks_in_one_batch() -> tuple[float, float, float]:
+    """Seconds of one rank's 128^3 gemm, of eight ranks' launches of it executed as one batch, and one after the other."""
     from benches.kernels.matmul import matmul
     from kernbench.triton_engine import execute, set_launch_sink
 
@@ -277,7 +282,7 @@ def ranks_in_one_batch() -> tuple[float, float]:
         def submit(self, launch: Any) -> None:
             self.launches.append(launch)
 
-    def batch(ranks: int) -> float:
+    def batch(ranks: int, together: bool = True) -> float:
         operands = [
             (_randn(128, 128, dtype=torch.float16), _randn(128, 128, dtype=torch.float16)) for _ in range(ranks)
         ]
@@ -289,11 +294,13 @@ def ranks_in_one_batch() -> tuple[float, float]:
                 outs = [matmul(a, b, tile=(32, 32, 32)) for a, b in operands]
             finally:
                 set_launch_sink(before)
-            samples.append(_seconds(partial(execute, collector.launches)))
+            launches = collector.launches
+            parts = [launches] if together else [[launch] for launch in launches]
+            samples.append(_seconds(partial(_each, execute, parts)))
             del outs  # held until their launches have run
         return statistics.median(samples)
 
-    return batch(1), batch(8)
+    return batch(1), batch(8), batch(8, together=False)
 
 
 def extra_memory(mib: int) -> dict[str, float]:
@@ -323,7 +330,7 @@ TASKS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 def figures(quick: bool) -> list[tuple[str, float, float, str]]:
     """(name, value, goal, unit) of what is not a ratio to torch; lower is better."""
-    one, eight = ranks_in_one_batch()
+    one, eight, in_turn = ranks_in_one_batch()
     mib = 128 if quick else 1024
     with tempfile.TemporaryDirectory() as cache:
         first = _isolated("first-launch", TRITON_CACHE_DIR=cache)
@@ -332,6 +339,7 @@ def figures(quick: bool) -> list[tuple[str, float, float, str]]:
         ("warm launch of a small kernel", launch_overhead() * 1e6, 150, "us"),
         ("first launch, compilation included", first * 1e3, 100, "ms"),
         ("8 ranks' 128^3 gemm in one batch / one rank's", eight / one, 2.0, "x"),
+        ("8 ranks' 128^3 gemm in one batch / one after the other", eight / in_turn, 1.0, "x"),
         (f"peak extra memory, add over {mib} MiB", memory / MIB, 64, "MiB"),
     ]
 

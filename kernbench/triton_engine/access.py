@@ -8,7 +8,7 @@ of its allocation with a few integer operations.
 from __future__ import annotations
 
 from itertools import pairwise, product
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from kernbench.errors import MemoryAccessError
 from .footprint import Cell, Footprint, Piece, footprint
 from .lift.program import OpInfo
 from .memory import Allocation
-from .values import Aff, Box, Ptr, dense_int, dense_mask, lane_array
+from .values import Aff, Box, Late, Ptr, dense_int, dense_mask, lane_array
 
 #: Beyond this many pieces an access is gathered element by element.
 MAX_PIECES = 512
@@ -59,6 +59,38 @@ def _filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[An
         tuple([0 if v is None else v for v in low]),
         tuple([n if v is None else v for v, n in zip(high, tile, strict=True)]),
     )
+
+
+class _Windows:
+    """Where the lanes' tiles lie, relative to one another: ``step`` bytes or multiples of it apart."""
+
+    __slots__ = ("arr", "foot", "index", "least", "moving", "shape", "sizes", "span", "starts", "step", "steps")
+
+    def __init__(
+        self,
+        arr: np.ndarray,
+        foot: Footprint,
+        shape: tuple[int, ...],
+        moving: list[int],
+        starts: np.ndarray,
+        item: int,
+    ) -> None:
+        self.arr = arr
+        self.foot = foot
+        self.shape = shape
+        self.moving = moving
+        self.starts = starts
+        self.least = int(starts.min())
+        apart = starts - self.least
+        self.span = int(apart.max())
+        self.step = int(np.gcd.reduce(apart)) or item
+        self.index = torch.from_numpy(apart // self.step)
+        self.sizes = [self.span // self.step + 1, *foot.sizes]
+        self.steps = [self.step // item, *foot.steps]
+
+    def only(self, which: np.ndarray, item: int) -> _Windows:
+        """Some of the windows."""
+        return _Windows(self.arr, self.foot, self.shape, self.moving, self.starts[which], item)
 
 
 class Access:
@@ -238,7 +270,6 @@ class Access:
         roots = b.rank_roots(root, item)
         least, most = c + foot.least, c + foot.most
         inside = least >= roots.least and most <= roots.most and roots.aligned and not c % item
-        whole = foot.sizes[1:] == list(shape[1:])
         out = []
         rest, foot_at = cell[1:], foot.at[1:]
         begin = c + foot.shift
@@ -248,11 +279,37 @@ class Access:
                 piece = Piece(allocation, (begin + start) // item, foot, at, here)
             else:
                 piece = self._place(foot, allocation, c + start, at, here)
-            piece.whole_rank = whole
             out.append(piece)
         if inside:
             b.x.touch_alike(self.info, roots, foot.active * item, least, most)
         return out, shape
+
+    def rank_tiles(self, mask: Box | None, dtype: torch.dtype) -> Tensor | None:
+        """Load the same footprint of every rank's own allocation; None if ranks differ in more than that."""
+        b, item = self.b, self.item
+        lanes: tuple[int, ...] = b.lanes
+        root = self.pointer.root
+        c, ls, ts, arr = self._affine()
+        if root is None or arr is not None or ls[0] or b.rank_index.shape[0] != b.rank_index.size:
+            return None
+        low, high, varying = self._bounds(mask, ts)
+        layout = None if varying else self._layout(ls, ts, (1, *lanes[1:]), low, high)
+        if layout is None:
+            return None
+        foot, shape, _ = layout
+        if foot is None or tuple(foot.sizes) != shape:
+            return None
+        roots = b.rank_roots(root, item)
+        least, most = c + foot.least, c + foot.most
+        if least < roots.least or most > roots.most or not roots.aligned or c % item:
+            return None
+        b.x.touch_alike(self.info, roots, foot.active * item, least, most)
+        raw = torch.uint8 if dtype.itemsize == 1 and dtype.is_floating_point else dtype
+        begin, sizes, steps = (c + foot.shift) // item + foot.flip, foot.sizes, foot.steps
+        out = torch.cat([flat.as_strided(sizes, steps, begin + at) for flat, at in roots.memory(raw)])
+        if foot.backwards:
+            out = out.flip(foot.backwards)
+        return out if raw is dtype else out.view(dtype)
 
     def _place(
         self, foot: Footprint, allocation: Allocation | None, c: int, at: tuple[slice | None, ...], cell: Cell
@@ -281,37 +338,28 @@ class Access:
         a whole number of steps apart, so that one indexed copy fetches them. None if that is not so."""
         b = self.b
         lanes: tuple[int, ...] = b.lanes
-        nl = len(lanes)
         c, ls, ts, arr = self._affine()
         if arr is None or b.rank_index is not None:
             return None
         low, high, varying = self._bounds(mask, ts)
         if varying:
             return None
-        moving = [k for k in range(nl) if arr.shape[k] > 1]
-        layout = self._layout(
-            tuple([0 if k in moving else s for k, s in enumerate(ls)]),
-            ts,
-            tuple([1 if k in moving else n for k, n in enumerate(lanes)]),
-            low,
-            high,
-        )
-        if layout is None:
-            return None
-        foot, shape, _ = layout
-        if foot is None:
-            return None
-        if any(ls[k] for k in moving):
-            arr = lane_array(Aff(0, tuple([s if k in moving else 0 for k, s in enumerate(ls)]), (), 0, 0, arr), lanes)
-        starts = arr.reshape(-1)
-        if len(starts) > _MOST_WINDOWS and foot.active < _LARGE_WINDOW:
-            return None
+        # in a loop only ``c`` changes: what follows from the rest is kept, as long as the very same array comes
+        kept: dict[Any, Any] = self.info.layouts
+        key = ("windows", ls, ts, lanes, low, high, self.tile)
+        plan: _Windows | None = kept.get(key)
+        if plan is None or plan.arr is not arr:
+            plan = self._plan_windows(arr, ls, ts, low, high)
+            if plan is None:
+                return None
+            kept[key] = plan
+        foot, shape, moving = plan.foot, plan.shape, plan.moving
         root = self.pointer.root
         allocation: Allocation | None = None
         if root is not None:
             allocation, base = b.x.roots[root][b.rank]
             c += base
-        values = self._fetch(foot, allocation, starts + c, dtype)
+        values = self._fetch(plan, allocation, c, dtype)
         if values is None:
             return None
         rest = foot.sizes
@@ -327,42 +375,60 @@ class Access:
         out[inside].copy_(values)
         return out
 
-    def _fetch(
-        self, foot: Footprint, allocation: Allocation | None, starts: np.ndarray, dtype: torch.dtype
-    ) -> Tensor | None:
-        """Copies of a footprint at several addresses, stacked; None if they are to be looked at one by one."""
-        item = self.item
-        lo, hi = int(starts.min()), int(starts.max())
+    def _plan_windows(
+        self, arr: np.ndarray, ls: tuple[int, ...], ts: tuple[int, ...], low: tuple[Any, ...], high: tuple[Any, ...]
+    ) -> _Windows | None:
+        lanes: tuple[int, ...] = self.b.lanes
+        moving = [k for k in range(len(lanes)) if arr.shape[k] > 1]
+        layout = self._layout(
+            tuple([0 if k in moving else s for k, s in enumerate(ls)]),
+            ts,
+            tuple([1 if k in moving else n for k, n in enumerate(lanes)]),
+            low,
+            high,
+        )
+        if layout is None:
+            return None
+        foot, shape, _ = layout
+        if foot is None:
+            return None
+        full = arr
+        if any(ls[k] for k in moving):
+            full = lane_array(Aff(0, tuple([s if k in moving else 0 for k, s in enumerate(ls)]), (), 0, 0, arr), lanes)
+        if full.size > _MOST_WINDOWS and foot.active < _LARGE_WINDOW:
+            return None
+        return _Windows(arr, foot, shape, moving, full.reshape(-1), self.item)
+
+    def _fetch(self, plan: _Windows, allocation: Allocation | None, c: int, dtype: torch.dtype) -> Tensor | None:
+        """Copies of all windows ``c`` bytes on, stacked; None if they are to be looked at one by one."""
+        item, foot = self.item, plan.foot
+        lo = c + plan.least
         raw = torch.uint8 if dtype.itemsize == 1 and dtype.is_floating_point else dtype
         if allocation is None:
             allocation = self.b.x.find(lo + foot.least)
             if allocation is None:
                 return None
             end = allocation.base + allocation.nbytes
-            if hi + foot.most > end:  # windows in several allocations
-                here = starts + foot.most <= end
+            if lo + plan.span + foot.most > end:  # windows in several allocations
+                here = plan.starts + (c + foot.most) <= end
                 if not here.any():
                     return None
-                first = self._fetch(foot, allocation, starts[here], dtype)
-                others = None if first is None else self._fetch(foot, None, starts[~here], dtype)
+                first = self._fetch(plan.only(here, item), allocation, c - allocation.base, dtype)
+                others = None if first is None else self._fetch(plan.only(~here, item), None, c, dtype)
                 if first is None or others is None:
                     return None
-                out = first.new_empty((len(starts), *foot.sizes))
+                out = first.new_empty((len(here), *foot.sizes))
                 which = torch.from_numpy(here)
                 out[which], out[~which] = first, others
                 return out
-            starts = starts - allocation.base
-            lo, hi = lo - allocation.base, hi - allocation.base
-        apart = starts - lo
-        step = gcd(int(np.gcd.reduce(apart)), hi - lo) or item
+            lo -= allocation.base
         begin = lo + foot.shift
-        if lo + foot.least < 0 or hi + foot.most > allocation.nbytes or step % item or begin % item:
+        most = lo + plan.span + foot.most
+        if lo + foot.least < 0 or most > allocation.nbytes or plan.step % item or begin % item:
             return None
-        self.b.x.touch(self.info, allocation, foot.active * item * len(starts), lo + foot.least, hi + foot.most)
-        memory = allocation.flat(raw).as_strided(
-            [(hi - lo) // step + 1, *foot.sizes], [step // item, *foot.steps], begin // item + foot.flip
-        )
-        out = memory.index_select(0, torch.from_numpy(apart // step))
+        self.b.x.touch(self.info, allocation, foot.active * item * len(plan.starts), lo + foot.least, most)
+        memory = allocation.flat(raw).as_strided(plan.sizes, plan.steps, begin // item + foot.flip)
+        out = memory.index_select(0, plan.index)
         if foot.backwards:
             out = out.flip([d + 1 for d in foot.backwards])
         return out if raw is dtype else out.view(dtype)
@@ -514,7 +580,11 @@ def load(
             if found is not None:
                 return found
         elif dense is None:
-            if type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
+            if b.rank_index is not None and b.x.checks is None:
+                tiles = access.rank_tiles(box, dtype)
+                if tiles is not None:
+                    return tiles
+            elif type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
                 windows = access.windows(box, dtype, other)
                 if windows is not None:
                     return windows
@@ -575,8 +645,6 @@ def _load_pieces(
         view = piece.read(dtype)
         if tuple(piece.sizes) == shape:
             return view if info.view_ok else view.clone()
-    if pieces[0].whole_rank:
-        return torch.cat([piece.read(dtype) for piece in pieces])
     out = filled(shape, 0 if other is None else other, dtype)
     for piece in pieces:
         out[piece.where].copy_(piece.read(dtype))
@@ -610,8 +678,12 @@ def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
         dense = mask
     elif not mask:
         return
+    if type(value) is Late and (p.den is not None or dense is not None):
+        value = value.value()
     if p.den is None and dense is None:
         cut = access.pieces(box)
+        if type(value) is Late and (cut is None or len(cut[0]) > 1):
+            value = value.value()
         if cut is not None:
             if len(cut[0]) > 1:
                 value = _own(value, [piece.allocation for piece in cut[0]])
@@ -638,6 +710,10 @@ def _own(value: Any, targets: list[Allocation]) -> Any:
 
 def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
     view, backwards = piece.view(dtype)
+    if type(value) is Late:
+        if not backwards and _apart(view, piece, value.args) and value.into(view, *value.args):
+            return
+        value = value.value()
     if type(value) is not Tensor:
         if dtype.itemsize == 1 and dtype.is_floating_point:
             view.copy_(torch.tensor(value, dtype=torch.float32).to(dtype))
@@ -653,6 +729,19 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
         source = source.expand(view.shape).flip(backwards)
     source = _own(source, [piece.allocation])
     view.copy_(source)
+
+
+def _apart(view: Tensor, piece: Piece, operands: tuple[Any, ...]) -> bool:
+    """Whether an elementwise operation may write to ``view``: every element has an address of its own, and operands in
+    the same memory are the very same elements."""
+    if not piece.foot.distinct:
+        return False
+    for x in operands:
+        if type(x) is not Tensor or x.untyped_storage().data_ptr() != piece.allocation.base:
+            continue
+        if x.data_ptr() != view.data_ptr() or x.stride() != view.stride() or x.shape != view.shape:
+            return False
+    return True
 
 
 def narrow_to(value: Tensor, piece: Piece) -> Tensor:
@@ -685,7 +774,7 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
         b.x.restore_counts(before)
         return False
     piece = cut[0][0]
-    if not _distinct(piece) or any(
+    if not piece.foot.distinct or any(
         n == 1 and full > 1
         for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
     ):
@@ -697,17 +786,6 @@ def _store_blend(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -
         return False
     source = value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
     view.copy_(torch.where(mask, source, view))
-    return True
-
-
-def _distinct(piece: Piece) -> bool:
-    """No two elements of the piece share an address (sufficient test: strides nest)."""
-    dims = sorted((abs(s), n) for s, n in zip(piece.strides, piece.sizes, strict=True) if n > 1)
-    reach = 0
-    for s, n in dims:
-        if s <= reach:
-            return False
-        reach += s * (n - 1)
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -120,14 +121,15 @@ def squeeze(arr: np.ndarray) -> np.ndarray:
     return arr
 
 
-def select(b: Batch, axis: int, index: np.ndarray) -> Batch:
-    """The lanes ``index`` along one axis, as a batch of its own."""
+def select(b: Batch, axis: int, index: np.ndarray, live: Sequence[int]) -> Batch:
+    """The lanes ``index`` along one axis, as a batch of its own that keeps the slots ``live``."""
     start, stop = int(index[0]), int(index[-1]) + 1
     straight = stop - start == len(index)
     owned = b.x.program.owned
     env = b.env
     out: list[Any] = [None] * len(env)
-    for slot, v in enumerate(env):
+    for slot in live:
+        v = env[slot]
         if v is None or type(v) in (int, float, bool):
             out[slot] = v
             continue
@@ -148,9 +150,12 @@ def select(b: Batch, axis: int, index: np.ndarray) -> Batch:
     return batch
 
 
-def flat(b: Batch, which: tuple[np.ndarray, ...]) -> Batch:
-    """The lanes at given coordinates as a batch with a single lane axis."""
-    env = [v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which) for v in b.env]
+def flat(b: Batch, which: tuple[np.ndarray, ...], live: Sequence[int] | None = None) -> Batch:
+    """The lanes at given coordinates as a batch with a single lane axis that keeps the slots ``live`` (None: all)."""
+    env: list[Any] = [None] * len(b.env)
+    for slot in range(len(env)) if live is None else live:
+        v = b.env[slot]
+        env[slot] = v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which)
     count = len(which[0])
     ids = b.ids[tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, b.ids.shape, strict=True))]
     rank_index = b.rank_index
@@ -182,8 +187,7 @@ def merge(parts: list[Batch]) -> Batch:
     lanes = [p.lanes for p in parts]
     program = first.x.program
     types = program.types
-    live = set(program.blocks[first.pc].live_in) | program.lasting
-    for slot in live:
+    for slot in program.blocks[first.pc].live_in:
         values = [p.env[slot] for p in parts]
         if values[0] is None:
             continue

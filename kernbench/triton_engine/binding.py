@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
 if TYPE_CHECKING:
     from .batch import Batch
 
+_KEPT_PRODUCTS = 64
 _NULL = Allocation(torch.empty(0), "null pointer")
 
 
@@ -43,7 +44,7 @@ class Launch:
     counts: Counts | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankRoots:
     """One pointer argument of several ranks: each rank's allocation and byte offset, and what holds for all of them.
 
@@ -56,6 +57,16 @@ class RankRoots:
     least: int
     most: int
     aligned: bool
+    item: int
+
+    _flats: dict[torch.dtype, list[tuple[Tensor, int]]] = field(default_factory=dict)
+
+    def memory(self, dtype: torch.dtype) -> list[tuple[Tensor, int]]:
+        """Every rank's allocation as a flat tensor of ``dtype``, and the element that its pointer points to."""
+        found = self._flats.get(dtype)
+        if found is None:
+            found = self._flats[dtype] = [(a.flat(dtype), start // self.item) for a, start in self.bases]
+        return found
 
 
 class Binding:
@@ -76,6 +87,8 @@ class Binding:
         self.traffic: dict[int, TensorTraffic] = {}
         self.bytes: dict[int, int] = {}
         self._known: dict[int, Allocation] = {}
+        #: By identity of the array, which is held so that nothing else gets its place.
+        self._scaled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._rank_roots: dict[tuple[int, tuple[int, ...], int], RankRoots] = {}
         #: What all ranks moved alike, not yet in ``traffic``: instruction, roots, bytes of each rank, range of offsets.
         self._alike: dict[tuple[int, int, tuple[int, ...]], tuple[OpInfo, RankRoots, list[int]]] = {}
@@ -147,6 +160,16 @@ class Binding:
         return host_descriptor(first, arg, ty)
 
     # Memory services for operations
+
+    def scaled(self, arr: np.ndarray, factor: int) -> np.ndarray:
+        """``arr * factor``; the same array again for the same operands, so that what was made of it can be kept."""
+        key = (id(arr), factor)
+        found = self._scaled.get(key)
+        if found is None:
+            if len(self._scaled) >= _KEPT_PRODUCTS:
+                self._scaled.clear()
+            found = self._scaled[key] = (arr, arr * factor)
+        return found[1]
 
     def find(self, address: int) -> Allocation | None:
         for allocation in self._known.values():
@@ -237,6 +260,7 @@ class Binding:
                 max(-start for _, start in bases),
                 min(allocation.nbytes - start for allocation, start in bases),
                 all(start % item == 0 for _, start in bases),
+                item,
             )
             self._rank_roots[root, order, item] = found
         return found

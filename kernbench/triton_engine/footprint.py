@@ -26,7 +26,7 @@ class Footprint:
     the one first in memory. ``steps`` are the strides without their signs; ``backwards`` the dimensions that had one.
     """
 
-    __slots__ = ("active", "at", "backwards", "flip", "least", "most", "shift", "sizes", "steps", "strides")
+    __slots__ = ("active", "at", "backwards", "distinct", "flip", "least", "most", "shift", "sizes", "steps", "strides")
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class Footprint:
         self.least = least
         self.most = most
         self.active = active
+        #: No two elements share an address.
+        self.distinct = _distinct(sizes, strides)
         self.flip = 0
         self.backwards: list[int] = []
         self.steps = strides
@@ -52,6 +54,16 @@ class Footprint:
             self.steps = [abs(s) for s in strides]
             self.backwards = [d for d, s in enumerate(strides) if s < 0]
             self.flip = sum(strides[d] * (sizes[d] - 1) for d in self.backwards)
+
+
+def _distinct(sizes: list[int], strides: list[int]) -> bool:
+    """Whether no two elements share an address (sufficient test: strides nest)."""
+    reach = 0
+    for s, n in sorted((abs(s), n) for s, n in zip(strides, sizes, strict=True) if n > 1):
+        if s <= reach:
+            return False
+        reach += s * (n - 1)
+    return True
 
 
 def footprint(
@@ -95,7 +107,7 @@ def footprint(
 class Piece:
     """A footprint in an allocation. ``offset``: its first element; ``lanes``: the lanes it belongs to."""
 
-    __slots__ = ("allocation", "at", "foot", "lanes", "offset", "whole_rank")
+    __slots__ = ("allocation", "at", "foot", "lanes", "offset")
 
     def __init__(
         self, allocation: Allocation, offset: int, foot: Footprint, at: tuple[slice | None, ...], lanes: Cell
@@ -105,8 +117,6 @@ class Piece:
         self.foot = foot
         self.at = at
         self.lanes = lanes
-        #: The piece is everything that one rank of a batch accesses.
-        self.whole_rank = False
 
     @property
     def sizes(self) -> list[int]:

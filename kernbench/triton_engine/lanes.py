@@ -18,6 +18,8 @@ def cut(v: Any, axis: int, start: int, stop: int) -> Any:
         return v if v.shape[axis] == 1 else v.narrow(axis, start, stop - start)
     if isinstance(v, Aff):
         arr = v.arr
+        if not v.ls[axis] and (arr is None or arr.shape[axis] == 1):
+            return v
         if arr is not None and arr.shape[axis] > 1:
             arr = arr[(slice(None),) * axis + (slice(start, stop),)]
         return Aff(v.c + v.ls[axis] * start, v.ls, v.ts, v.lo, v.hi, arr)

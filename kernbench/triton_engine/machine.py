@@ -360,16 +360,17 @@ class Execution(Binding):
         if mask.size == 1:
             self._jump(b, then if bool(mask.reshape(-1)[0]) else other)
             return None
+        live = self.program.blocks[b.pc].live_out
         varying = [k for k, n in enumerate(mask.shape) if n > 1]
         if len(varying) == 1:
             k = varying[0]
             line = mask.reshape(-1)
             yes, no = np.nonzero(line)[0], np.nonzero(~line)[0]
-            parts = [select(b, k, yes), select(b, k, no)]
+            parts = [select(b, k, yes, live), select(b, k, no, live)]
         else:
             which = np.nonzero(np.broadcast_to(mask, b.lanes))
             rest = np.nonzero(~np.broadcast_to(mask, b.lanes))
-            parts = [flat(b, which), flat(b, rest)]
+            parts = [flat(b, which, live), flat(b, rest, live)]
         for part, jump in zip(parts, (then, other), strict=True):
             part.spins = b.spins
             self._jump(part, jump)

@@ -17,7 +17,8 @@ strided view; and because a dimension that does not vary has size 1, tiles share
 
 from __future__ import annotations
 
-from typing import TypeAlias, final
+from collections.abc import Callable
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -112,7 +113,24 @@ class Desc:
         self.padding = padding
 
 
-Value: TypeAlias = "int | float | bool | Aff | Ptr | Box | Desc | torch.Tensor | None"
+@final
+class Late:
+    """A value that nobody but the store after it looks at: it is computed there, straight into memory where that can be."""
+
+    __slots__ = ("args", "b", "fn", "into")
+
+    def __init__(self, fn: Callable[..., Any], into: Callable[..., bool], b: Any, args: tuple[Any, ...]) -> None:
+        self.fn = fn
+        self.into = into
+        self.b = b
+        self.args = args
+
+    def value(self) -> Any:
+        """The value itself."""
+        return self.fn(self.b, *self.args)
+
+
+Value: TypeAlias = "int | float | bool | Aff | Ptr | Box | Desc | Late | torch.Tensor | None"
 
 
 def wrap(value: int, bits: int) -> int:

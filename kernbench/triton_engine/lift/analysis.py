@@ -6,8 +6,12 @@ Sets of slots are Python integers used as bit sets: kernels with a sort have tho
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
+from kernbench.triton_engine.values import Late
 
 from .program import Branch, Code, ForBack, ForHead, Instr, Jump, Program, Return, SubProgram
 from .types import Ty
@@ -77,6 +81,10 @@ _ADDRESSING = frozenset(
 _FRONTIER = frozenset(
     ["tt.splat", "tt.addptr", "tt.load", "tt.store", "tt.atomic_rmw", "tt.descriptor_load", "tt.descriptor_store"]
 )
+
+
+#: Operations that store one of their operands, and which.
+_STORES = {"tt.store": 1, "tt.descriptor_store": -1}
 
 
 def term_uses(code: Code) -> list[int]:
@@ -321,6 +329,34 @@ def _ownership(
     return owned
 
 
+def _sink_stored(program: Program) -> None:
+    """Move an operation whose result is only stored to just before that store, so that it can be computed into memory."""
+    counts: dict[int, int] = defaultdict(int)
+    for code in program.blocks:
+        for instr in code.instrs:
+            for a in uses(instr):
+                counts[a] += 1
+        for a in term_uses(code):
+            counts[a] += 1
+    for code in program.blocks:
+        made = {r: i for i in code.instrs for r in i.results}
+        order = list(code.instrs)
+        for instr in code.instrs:
+            if instr.info.name not in _STORES:
+                continue
+            value = instr.args[_STORES[instr.info.name]]
+            source = made.get(value)
+            if source is None or counts[value] != 1 or _definition(source).into is None or not source.info.ty.is_float:
+                continue
+            begin, end = order.index(source), order.index(instr)
+            if any(_definition(i).writes for i in order[begin + 1 : end]):
+                continue
+            order.remove(source)
+            order.insert(end - 1, source)
+            source.info.late = True
+        code.instrs = order
+
+
 def finish(program: Program, types: list[Ty | None]) -> Program:
     """Fill in lifetimes and properties, then build every instruction."""
     invariant, invariant_slots = _invariants(program, types)
@@ -333,6 +369,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     for code in program.blocks:
         code.instrs = [i for i in code.instrs if id(i) not in hoisted]
     program.waits = _loops(program)
+    _sink_stored(program)
 
     use_sites: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for code in program.blocks:
@@ -370,9 +407,14 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
             live = (live & ~bits(instr.results)) | used
     for code in program.blocks:
         code.live_in = tuple(members(live_in[code.index]))
+        code.live_out = tuple(members(at_end[code.index] | bits(term_uses(code))))
         code.kills = tuple(members(preds[code.index] & ~live_in[code.index] & ~lasting))
     _build(program, invariant)
     return program
+
+
+def _late(fn: Callable[..., Any], into: Callable[..., bool], b: Any, *args: Any) -> Late:
+    return Late(fn, into, b, args)
 
 
 def _build(program: Program, invariant: list[Instr]) -> None:
@@ -382,7 +424,10 @@ def _build(program: Program, invariant: list[Instr]) -> None:
                 build_sub(sub)
             info = instr.info
             try:
-                instr.fn = _definition(instr).build(info)
+                definition = _definition(instr)
+                instr.fn = definition.build(info)
+                if info.late and definition.into is not None:
+                    instr.fn = partial(_late, instr.fn, definition.into(info))
             except (NotImplementedError, KeyError, ValueError) as error:
                 if str(info.loc) in str(error):
                     raise

@@ -38,6 +38,8 @@ class OpInfo:
     #: Operand positions whose tensor may be overwritten by the result.
     reusable: tuple[int, ...] = ()
     result_used: bool = True
+    #: Only the store that follows looks at the result: it is computed there (:class:`..values.Late`).
+    late: bool = False
     hoisted: bool = False
     #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..footprint`).
     layouts: dict[Any, Any] = field(default_factory=dict)
@@ -139,6 +141,8 @@ class Code:
     instrs: list[Instr] = field(default_factory=list)
     term: Terminator = field(default_factory=Return)
     live_in: tuple[int, ...] = ()
+    #: Slots that the terminator reads, or that are read after it.
+    live_out: tuple[int, ...] = ()
     kills: tuple[int, ...] = ()
 
 

@@ -73,14 +73,45 @@ def _arithmetic(
     return build
 
 
+def _arithmetic_into(dense: Callable[..., Tensor]) -> Callable[[OpInfo], Callable[..., bool]]:
+    """The same operation with its result in memory; IEEE arithmetic gives the same bits wherever it is written."""
+
+    def build(info: OpInfo) -> Callable[..., bool]:
+        dtype = info.ty.dtype
+
+        def run(out: Tensor, x: Any, y: Any) -> bool:
+            if type(x) is Tensor:
+                shape = (
+                    x.shape if type(y) is not Tensor or y.shape == x.shape else torch.broadcast_shapes(x.shape, y.shape)
+                )
+            elif type(y) is Tensor:
+                x, shape = torch.tensor(x, dtype=dtype), y.shape
+            else:
+                return False
+            if shape != out.shape:
+                return False
+            dense(x, y, out=out)
+            return True
+
+        return run
+
+    return build
+
+
 def _covers(big: torch.Size, small: torch.Size) -> bool:
     return all(m == 1 or m == n for n, m in zip(big, small, strict=True))
 
 
-op("arith.addf", flops=1, unit="vector", inplace=True)(_arithmetic(operator.add, torch.add, True))
-op("arith.subf", flops=1, unit="vector", inplace=True)(_arithmetic(operator.sub, torch.sub, False))
-op("arith.mulf", flops=1, unit="vector", inplace=True)(_arithmetic(operator.mul, torch.mul, True))
-op("arith.divf", "tt.precise_divf", flops=1, unit="vector", inplace=True)(
+op("arith.addf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.add))(
+    _arithmetic(operator.add, torch.add, True)
+)
+op("arith.subf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.sub))(
+    _arithmetic(operator.sub, torch.sub, False)
+)
+op("arith.mulf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.mul))(
+    _arithmetic(operator.mul, torch.mul, True)
+)
+op("arith.divf", "tt.precise_divf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.div))(
     _arithmetic(_python_division, torch.div, False)
 )
 

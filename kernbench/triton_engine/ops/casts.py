@@ -42,7 +42,20 @@ def truncate_float(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(away, bits - 1, bits).view(dtype)
 
 
-@op("arith.extf", "arith.truncf", "tt.fp_to_fp", inplace=True)
+def _convert_into(info: OpInfo) -> Callable[..., bool]:
+    """Rounding to nearest even while storing; other conversions are made before."""
+    plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in _FP8
+
+    def run(out: Tensor, x: Any) -> bool:
+        if not plain or type(x) is not Tensor or x.shape != out.shape:
+            return False
+        out.copy_(x)
+        return True
+
+    return run
+
+
+@op("arith.extf", "arith.truncf", "tt.fp_to_fp", inplace=True, into=_convert_into)
 def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     toward_zero = info.attrs.get("rounding") == "rtz"

@@ -15,7 +15,7 @@ from kernbench.triton_engine import access
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
 from kernbench.triton_engine.reuse import visit, wave_bytes
-from kernbench.triton_engine.values import Aff, Box, Desc, Ptr, Value, dense_int, from_lane_array, lane_array
+from kernbench.triton_engine.values import Aff, Box, Desc, Late, Ptr, Value, dense_int, from_lane_array, lane_array
 
 from .arith_int import aff_add, aff_scale, mask_and
 from .atomics import _flat_elements, _operand, update
@@ -66,7 +66,7 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
     rank = len(tile)
     lead = len(d.block) - rank
     if not lead and all(type(v) is int for v in d.shape) and all(type(v) is int for v in d.strides):
-        return _locate_fixed(lanes, d, index, tile, item)
+        return _locate_fixed(b, d, index, tile, item)
     off: Any = _spread(d.base.off, rank)
     bounds: list[Any] = [None] * rank
     outside: Any = True
@@ -101,10 +101,9 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
     return Ptr(d.base.root, off, scattered), mask_and(b, mask, outside, tile)
 
 
-def _locate_fixed(
-    lanes: tuple[int, ...], d: Desc, index: list[Any], tile: tuple[int, ...], item: int
-) -> tuple[Ptr, Any]:
+def _locate_fixed(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """:func:`locate` for a shape and strides that are the same everywhere: the case of almost every kernel."""
+    lanes: tuple[int, ...] = b.lanes
     base: Any = d.base.off
     none = (0,) * len(lanes)
     c, ls, arr, low, high = _lane_parts(base, none)
@@ -123,7 +122,8 @@ def _locate_fixed(
         if ls1 is not none:
             ls = tuple([p + q * step for p, q in zip(ls, ls1, strict=True)])
         if arr1 is not None:
-            arr = arr1 * step if arr is None else arr + arr1 * step
+            more = b.x.scaled(arr1, step)
+            arr = more if arr is None else arr + more
         near, far = (lo1, hi1 + n - 1) if step > 0 else (hi1 + n - 1, lo1)
         low, high = low + near * step, high + far * step
     mask = True if all(p is None for p in bounds) else Box(tuple(bounds))
@@ -223,6 +223,8 @@ def _store(info: OpInfo) -> Callable[..., Value]:
             return None
         if type(value) is Aff:
             value = dense_int(value, b.lanes, tile, dtype)
+        if reshaped and type(value) is Late:
+            value = value.value()
         if reshaped and type(value) is Tensor:
             full = materialise(value, b, value_ty)
             value = full.reshape(full.shape[: len(b.lanes)] + inner)

@@ -132,8 +132,8 @@ def _stays_a_matrix(sizes: torch.Size, strides: tuple[int, ...], shape: tuple[in
     return True
 
 
-#: Floating-point operations above which a product is worth several threads: 0.1-0.2 ms.
-_LARGE = 1 << 24
+#: Floating-point operations above which a product is worth several threads: about 0.1 ms.
+_LARGE = 1 << 23
 #: Least rows of a part: the library copies the right side for every part anew.
 _PART_ROWS = 256
 #: Rows of a part are a multiple of this: the library computes rows in groups, and what is left of a group in another way.
@@ -143,12 +143,12 @@ _GROUP_ROWS = 64
 def product(left: Tensor, right: Tensor, add: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """``left @ right (+ add)`` of matrices or batches of matrices, written to ``out`` (which may be ``add``) if given.
 
-    A large product of matrices is computed as a batch of parts of its rows, which threads share. The parts depend on the
-    shapes alone, and there are never more threads than parts.
+    Where torch has one thread, a large product of matrices is computed as a batch of parts of its rows, which threads share.
+    The parts depend on the shapes alone, and there are never more threads than parts.
     """
     rows = left.shape[-2]
     flops = 2 * left.numel() * right.shape[-1]
-    if flops < _LARGE:
+    if flops < _LARGE or torch.get_num_threads() > 1:
         return _product(left, right, add, out)
     if left.dim() == 3:
         return with_threads(left.shape[0], flops, lambda: _product(left, right, add, out))

@@ -30,6 +30,8 @@ class OpDef:
     unit: str = ""
     #: May write its result over a dying operand of the same shape and type.
     inplace: bool = False
+    #: Builds ``into(out, *operands)``, which computes the same bits straight into memory, or returns False if it cannot.
+    into: Callable[[OpInfo], Callable[..., bool]] | None = None
 
 
 TABLE: dict[str, OpDef] = {}
