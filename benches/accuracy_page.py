@@ -25,7 +25,7 @@ def replaced(page: str, name: str, text: str) -> str:
     return block.sub(lambda found: f"{found[1]}```\n{text.strip()}\n```\n{found[2]}", page)
 
 
-def run(page: Path, left_out: list[Path]) -> None:
+def rewrite(page: Path, left_out: list[Path]) -> None:
     """Rewrite the page's blocks."""
     text = replaced(page.read_text(), "report", report(compare_manifest(SHIPPED_MANIFEST)))
     if left_out:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("page", nargs="?", type=Path, default=Path("docs/accuracy.md"), help="page to rewrite")
     parser.add_argument("--left-out", nargs="+", type=Path, default=[], help="reports of benches.cross_validation")
     args = parser.parse_args()
-    run(args.page, args.left_out)
+    rewrite(args.page, args.left_out)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def _line(title: str, width: int, comparisons: list[Comparison]) -> str:
     )
 
 
-def run(
+def print_folds(
     kinds: Sequence[str] = KINDS, by: str = "source", *, processes: int = 1, json_path: Path | None = None
 ) -> list[Fold]:
     """Print the folds of each kind; all of them are the result."""
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the errors of each table left out to a file")
     parser.add_argument("--bands", action="store_true", help="print the intervals that the errors ask for")
     args = parser.parse_args()
-    folds = run(args.kind, args.by, processes=args.processes, json_path=args.json)
+    folds = print_folds(args.kind, args.by, processes=args.processes, json_path=args.json)
     if args.bands:
         for group, rows in bands([item for fold in folds for item in fold.comparisons]).items():
             print(f"{group}: {rows}")

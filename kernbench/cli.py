@@ -17,6 +17,7 @@ from kernbench.errors import KernbenchError
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
     "run": ("run", "Run a torchrun program on simulated ranks."),
+    "probe": ("probe", "Send traffic through a system: closed form beside simulated, hop by hop, checked."),
     "trace": ("trace", "Read a trace: time by kernel and collective, overlap, critical path."),
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "validate": ("validate", "Compare the cost models with measured tables."),
@@ -49,7 +50,11 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog='Completion in bash: eval "$(_KERNBENCH_COMPLETE=bash_source kernbench)"; zsh_source and fish_source likewise.',
+)
 @click.version_option(__version__, prog_name="kernbench")
 def app() -> None:
     """Run N-rank torch.distributed + Triton programs in one process: exact values, modelled time, no accelerator."""

@@ -129,6 +129,8 @@ def _write_trace(ctx: RuntimeContext, path: str) -> None:
 def print_summary(ctx: RuntimeContext) -> None:
     """Print modelled time per rank and bytes by collective."""
     from kernbench.torch_backend.summary import rank_times, traffic
+    from kernbench.trace.report import report_of
+    from kernbench.trace.timeline import Timeline
 
     times = rank_times(ctx)
     if not times:
@@ -142,5 +144,11 @@ def print_summary(ctx: RuntimeContext) -> None:
         shares = (line.compute, line.communication, line.idle, line.host)
         cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
         click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
+    report = report_of(Timeline.of(ctx, max_steps=0).spans)
+    path = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
+    click.echo(
+        f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
+        f"critical path: {path or 'empty'}"
+    )
     for item in traffic(ctx):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")

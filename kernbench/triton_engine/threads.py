@@ -10,6 +10,8 @@ two threads waits for the one that has no core, and takes many times as long as 
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
 from typing import TypeVar
@@ -62,6 +64,11 @@ class Pace:
 
 _count = 1
 _pace = Pace()
+_started = threading.local()
+"""How many there are already: they stay, with the thread that they work for. Starting them costs more than 8 ranks."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: vars(_started).clear())  # a child has none of them
 
 
 def set_product_threads(count: int) -> int:
@@ -72,7 +79,8 @@ def set_product_threads(count: int) -> int:
     global _count, _pace
     before, _count = _count, count
     _pace = Pace()
-    if count > 1:
+    if count > getattr(_started, "count", 1):
+        _started.count = count
         now = torch.get_num_threads()
         torch.set_num_threads(count)
         torch.mm(torch.zeros(256, 256), torch.zeros(256, 256))  # starts them

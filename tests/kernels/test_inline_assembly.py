@@ -179,3 +179,17 @@ def test_vector_load():
     out = torch.zeros_like(x)
     vector_load_kernel[(3,)](x, out)
     assert torch.equal(out.long(), x.long().flip(1))
+
+
+@triton.jit
+def no_operands_kernel(out_ptr):
+    """As programmatic dependent launch is written: an instruction without operands whose result nobody wants."""
+    tl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    seven = tl.inline_asm_elementwise("mov.u32 $0, 7;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(out_ptr, seven)
+
+
+def test_assembly_without_operands():
+    out = torch.zeros(1, dtype=torch.int32)
+    no_operands_kernel[(1,)](out)
+    assert out == 7

@@ -46,6 +46,8 @@ def _cpu(device: Any) -> Any:
 
 
 class _NoContext(contextlib.nullcontext):
+    idx = 0
+
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 

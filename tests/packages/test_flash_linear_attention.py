@@ -121,7 +121,8 @@ PAIRS = [
     Pair("fla.ops.parallel_path_attn", "fla.ops.path_attn.naive.naive_path_attn", DELTA | {"w": "wk", "g": "gate"},
          reference_options={"scale": K**-0.5}),
     Pair("fla.ops.parallel_stickbreaking_attn", "fla.ops.stickbreaking_attn.naive.naive_stickbreaking_attn", QKV),
-    Pair("fla.ops.chunk_comba", "fla.ops.fused_recurrent_comba", DELTA | {"p": "p", "g": "gate"}, differentiable=False),
+    # not naive_recurrent_comba, which lets p read the state after the gate; the kernels and this one let it read before
+    Pair("fla.ops.chunk_comba", "fla.ops.comba.naive.naive_chunk_comba", DELTA | {"p": "p", "g": "gate"}, differentiable=False),
 ]  # fmt: skip
 
 

@@ -265,3 +265,33 @@ def test_two_collectives_at_once_take_longer_than_the_closed_form_says():
     assert alone == pytest.approx(expected, rel=1e-2)
     assert ends([(0, 8), (2, 10)]) == pytest.approx(alone, rel=1e-2)
     assert 1.5 * alone < ends([(0, 8), (1, 9)]) < 2.5 * alone
+
+
+@pytest.mark.parametrize(("system", "nodes", "world"), [("dgx_h100", 1, 6), ("gh200_alps", 2, 7)])
+def test_what_is_uneven_or_empty_works_with_the_library_s_choice(system, nodes, world):
+    import torch.distributed as dist
+
+    def program(rank, ctx):
+        dist.init_process_group("nccl")
+        dist.all_reduce(torch.empty(0))
+        sizes = [(rank + k) % 3 for k in range(world)]
+        received = torch.empty(sum(sizes))
+        dist.all_to_all_single(received, torch.full((sum(sizes),), float(rank)), sizes, sizes)
+        assert received.tolist() == [float(k) for k in range(world) for _ in range(sizes[k])]
+        gathered = [torch.empty(k + 1) for k in range(world)]
+        dist.all_gather(gathered, torch.full((rank + 1,), float(rank)))
+        assert [part.tolist() for part in gathered] == [[float(k)] * (k + 1) for k in range(world)]
+        part = torch.empty(rank + 1)
+        dist.reduce_scatter(part, [torch.ones(k + 1) for k in range(world)])
+        assert part.tolist() == [float(world)] * (rank + 1)
+        dist.barrier()
+        if rank == 0:
+            dist.send(torch.full((4,), 7.0), 1)
+        elif rank == 1:
+            message = torch.empty(4)
+            dist.recv(message, 0)
+            assert message.tolist() == [7.0] * 4
+
+    done = simulate(program, world, system=system, nodes=nodes, torch_names=True)
+    noted = {op.detail.get("fallback") for op in done if op.detail["op"] == "all_reduce"}
+    assert noted == {None if nodes == 1 else "nodes of different sizes: chosen as for 8 ranks"}

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from .activation import get_target
+
 #: Part of the compile cache key of kernels compiled for values; change it when the passes below change.
 _PIPELINE = "kernbench-values-2"
 
@@ -34,7 +36,7 @@ def _mode() -> str:
         return _forced[-1]
     if os.environ.get("KERNBENCH_TRITON_COMPILE") == "full":
         return "full"
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     for _ in range(8):
         if frame is None:
             break
@@ -75,17 +77,29 @@ def _finish(module: Any, metadata: dict[str, Any]) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def values_only(base: type) -> type:
+def values_only(base: Any) -> type:
     """A subclass of one of Triton's compilers that stops after TTIR when only values are wanted."""
 
     class Compiler(base):
         kernbench = True
 
+        def __init__(self, target: Any) -> None:
+            #: ``torch.compile`` names the device of our tensors, and looks at no resources: values, as for the current GPU.
+            self.for_cpu = target.backend == "cpu"
+            super().__init__(get_target() if self.for_cpu else target)
+
+        @staticmethod
+        def supports_target(target: Any) -> bool:
+            return bool(base.supports_target(get_target() if target.backend == "cpu" else target))
+
+        def _full(self) -> bool:
+            return not self.for_cpu and _mode() == "full"
+
         def hash(self) -> str:
-            return str(super().hash()) if _mode() == "full" else f"{_PIPELINE}-{self.target}"
+            return str(super().hash()) if self._full() else f"{_PIPELINE}-{self.target}"
 
         def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
-            if _mode() == "full":
+            if self._full():
                 super().add_stages(stages, options, language)
                 return
             stages["ttir"] = lower_to_ttir

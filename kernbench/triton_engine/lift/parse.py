@@ -362,6 +362,8 @@ def _parse_op(body: str, tail: str) -> Op:
     if strings:
         op.attrs["string"] = strings[0]
         rest = _STRING.sub(" ", rest)
+        if not signature and rest.lstrip().startswith("->"):  # assembly without operands names its result only
+            rest, signature = "", rest.strip()
     if match := re.search(r"@([\w$.\-]+)", rest):
         op.symbol = match[1]
         rest = rest.replace(match[0], " ")
