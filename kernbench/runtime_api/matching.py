@@ -324,6 +324,7 @@ class Matcher:
             marker = self._markers.pop(op, None)
             if marker is not None:
                 marker.executed = True
+                ctx._ended_waits.append(marker)  # its end was known before: nothing else wakes who waits for it
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(
