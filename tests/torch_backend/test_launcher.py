@@ -176,7 +176,7 @@ def test_summary(run: Run) -> None:
     result = run(REDUCES, "--nproc-per-node", "2", "--system", "dgx_h100")
     lines = result.stdout.splitlines()
     assert "modelled on dgx_h100, 2 ranks" in lines
-    ranks = [line.split() for line in lines if line.strip()[:1] in "01" and line.strip().endswith("%")]
+    ranks = [line.split() for line in lines if line.split()[2:3] == ["ms"]]
     assert [rank[0] for rank in ranks] == ["0", "1"]
     for rank in ranks:
         assert sum(float(share.rstrip("%")) for share in rank[3:]) == pytest.approx(100, abs=0.3)
