@@ -88,9 +88,8 @@ class RuntimeContext(Factories):
         self.executor = DataExecutor()
         self.storages = StorageTable(self.engine.memory, self.note_memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
-        self._moves_seen = 0
         self._ended_waits: list[Operation] = []
-        """Operations that somebody waits for and whose end has become known since the waits were last looked at."""
+        """Operations that somebody waits for and whose end is known; their values may be to come."""
         self._pending_collectives: list[Collective] = []
         self.deadlines = Deadlines()
         self._environment: Environment | None = None

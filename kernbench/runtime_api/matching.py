@@ -180,6 +180,7 @@ class Matcher:
         def ended() -> None:
             if op.error is not None and self._markers.pop(op, None) is not None:
                 marker.fail(op.error, op.enqueue)
+                self._ctx._ended_waits.append(marker)
 
         op.when_resolved(ended)
         return marker
@@ -324,7 +325,7 @@ class Matcher:
             marker = self._markers.pop(op, None)
             if marker is not None:
                 marker.executed = True
-                ctx._ended_waits.append(marker)  # its end was known before: nothing else wakes who waits for it
+                ctx._ended_waits.append(marker)
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = ctx.engine.submit_collective(

@@ -245,13 +245,10 @@ def _resume_done(ctx: RuntimeContext) -> bool:
     """
     scheduler = ctx.scheduler
     waits = ctx._pending_worker_waits
-    if waits and ctx.executor.moves != ctx._moves_seen:
-        ctx._moves_seen = ctx.executor.moves
-        done = {op for op, _ in waits if op.done}
-    else:  # in a large world few of many waits end at a time
-        done = {op for op in ctx._ended_waits if op.done}
-    ctx._ended_waits.clear()
-    if done:
+    ended = ctx._ended_waits  # in a large world few of many waits end at a time
+    if ended:
+        done = {op for op in ended if op.done}
+        ended[:] = [op for op in ended if not op.done] if waits else []
         for op, target in waits:
             if op in done:
                 scheduler.make_ready(target, op.error)
@@ -354,6 +351,7 @@ def _deadlock(ctx: RuntimeContext) -> None:
     _tell_deadlock(ctx, report)
     blocked = [target for _, target in ctx._pending_worker_waits]
     ctx._pending_worker_waits.clear()
+    ctx._ended_waits.clear()
     ctx.distributed._forget_unmatched()
     ctx.executor.abandon(DeadlockError(report), ctx.engine.now)
     if not blocked:

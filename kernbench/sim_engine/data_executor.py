@@ -67,8 +67,6 @@ class DataExecutor:
         self._queues: dict[int | None, deque[Deferred]] = {}
         self._touched: dict[int, int] = {}
         self._suspended: list[tuple[Running, list[Deferred]]] = []
-        self.moves = 0
-        """Grows whenever anything has been computed: an operation may be done that was not."""
         self.failed: list[Operation] = []
         """Operations that failed and whose error nobody may have seen yet."""
         self.on_settled: Callable[[Operation], None] | None = None
@@ -96,7 +94,6 @@ class DataExecutor:
         """
         ran = False
         while self._queues or self._suspended:
-            self.moves += 1
             moved = self._resume_suspended(now)
             moved = self._start_heads(now) or moved
             if not moved:
@@ -117,7 +114,6 @@ class DataExecutor:
         kept = [launch for queue in self._queues.values() for launch in queue]
         kept += [launch for _, batch in self._suspended for launch in batch]
         self.clear()
-        self.moves += 1
         for launch in kept:
             launch.op.fail(error, now)
 

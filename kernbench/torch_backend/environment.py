@@ -25,6 +25,7 @@ from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
 from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
 from kernbench.torch_backend.process_state import ProcessState
@@ -82,7 +83,8 @@ class Environment:
         """Replace what is different."""
         try:
             if self._threads != 1:
-                self._product_threads = set_product_threads(self._threads)
+                with plain_torch():
+                    self._product_threads = set_product_threads(self._threads)
                 torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
