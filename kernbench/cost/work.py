@@ -53,11 +53,11 @@ class Cost:
         )  # fmt: skip
 
 
-def copy_cost(route: Route, nbytes: int) -> Cost:
-    """A copy between a SIP and its host over a link that it has to itself."""
+def copy_cost(route: Route, nbytes: int, over: str = "host link") -> Cost:
+    """A copy between a SIP and its host, or (``over`` other links) another SIP, on a route that it has to itself."""
     seconds = route.latency + nbytes / route.bandwidth
     below, above = _COPY
-    return Cost(seconds, seconds * (1 - below), seconds * (1 + above), nbytes, "dma", "host link")
+    return Cost(seconds, seconds * (1 - below), seconds * (1 + above), nbytes, "dma", over)
 
 
 def stated_cost(seconds: float) -> Cost:

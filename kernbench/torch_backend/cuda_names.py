@@ -366,14 +366,11 @@ def install(patches: Patches, devices: Devices) -> dict[str, Any]:
     for name, value in accelerator.items():
         if hasattr(torch.accelerator, name):
             patches.set(torch.accelerator, name, value)
-    symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
-    for name in ("empty_strided_p2p", "rendezvous"):
-        patches.set(symmetric, name, staticmethod(_unavailable(f"symmetric memory ({name})", "direct access to peers")))
     return table
 
 
-def _unavailable(name: str, needs: str = "a CUDA runtime") -> Any:
+def _unavailable(name: str) -> Any:
     def raises(*args: Any, **kwargs: Any) -> Any:
-        raise KernbenchError(f"{name} needs {needs}: a simulated GPU cannot pretend it")
+        raise KernbenchError(f"{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
 
     return raises

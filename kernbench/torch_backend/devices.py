@@ -74,6 +74,14 @@ class RankDevice:
         if not to_device:
             self.ctx.wait(op)
 
+    def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
+        """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
+        nbytes = sum(output.numel() * output.element_size() for output in outputs)
+        route = self.ctx.topology.route(self.ctx.sips[source.index], self.ctx.sips[target.index])
+        for output in outputs:
+            place(output, target)
+        self.enqueue("device to device", copy_cost(route, nbytes, "link"))
+
     def finish(self) -> None:
         """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
         self.finish_stream(self.state.stream)
@@ -94,6 +102,18 @@ class RankDevice:
 _allocating: list[Devices] = []
 """Whose the tensors are that torch makes on ``cuda`` now. A kernel that torch has once been given is kept for ever, so it must
 not be a method."""
+
+
+def current_index() -> int | None:
+    """Number of the GPU that the rank which runs drives; None outside ranks."""
+    device = _allocating[-1].current() if _allocating else None
+    return None if device is None else device.index
+
+
+def current_rank() -> int | None:
+    """The rank that runs; None outside ranks."""
+    device = _allocating[-1].current() if _allocating else None
+    return None if device is None else device.state.rank
 
 
 def _empty(
@@ -122,6 +142,7 @@ class Devices:
         self._memories: dict[int, DeviceMemory] = {}
         self._library: Any = None
         self._kernels: Any = None
+        self._symmetric: Any = None
         self._index = {sip: index for index, sip in enumerate(ctx.sips)}
 
     def index_of_sip(self, sip: int) -> int:
@@ -184,7 +205,7 @@ class Devices:
 
     def open(self, patches: Patches) -> None:
         """Give torch its simulated GPUs."""
-        from kernbench.torch_backend import cuda_names, device_classes, sync_batch_norm
+        from kernbench.torch_backend import cuda_names, device_classes, symmetric_memory, sync_batch_norm
 
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
@@ -193,6 +214,8 @@ class Devices:
         self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
+        self._symmetric = torch.library.Library(symmetric_memory.NAMESPACE, "IMPL")
+        symmetric_memory.install(patches, self._symmetric)
         device_classes.install(patches, self, cuda_names.install(patches, self))
         self._wrap_functions(patches)
         self._wrap_tensor(patches)
@@ -201,10 +224,10 @@ class Devices:
         """Take them away again. Idempotent."""
         if self._library is not None:
             _allocating.remove(self)
-        for library in (self._library, self._kernels):
+        for library in (self._library, self._kernels, self._symmetric):
             if library is not None:
                 library._destroy()
-        self._library = self._kernels = None
+        self._library = self._kernels = self._symmetric = None
         self._ranks.clear()
         for memory in self._memories.values():
             memory.changed = None
@@ -290,12 +313,22 @@ class Devices:
                 return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
             block = block_of(tensor)
             here = block is not None
+            if block is not None and kind == "cuda" and _index_of(target) in (None, block.memory.index):
+                return stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
             args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
             if here == (kind == "cuda"):
-                if block is None or kind != "cuda" or _index_of(target) in (None, block.memory.index):
+                if block is None:
                     return stock_to(tensor, *args, **kwargs)
-                moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
-                place(moved, self.memory_at(target))
+                mine = self.mine()
+                inside, mine.state.inside_operation = mine.state.inside_operation, True
+                try:
+                    moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
+                finally:
+                    mine.state.inside_operation = inside
+                mine.peer_copy([moved], block.memory, self.memory_at(target))
+                if moved.requires_grad and not moved.is_leaf:
+                    origin = device_of(tensor)
+                    moved.register_hook(lambda gradient: to(gradient, origin))
                 return moved
             kwargs["copy"] = True
             result: torch.Tensor = stock_to(tensor, *args, **kwargs)
@@ -417,6 +450,17 @@ def _with_device(args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
     if args and not isinstance(args[0], torch.dtype | bool) and isinstance(args[0], str | torch.device | int):
         return (device, *args[1:])
     return args
+
+
+def _with_dtype(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Positional arguments of ``Tensor.to`` with a dtype, the tensor's unless given, in the place of the device it is on."""
+    kwargs.pop("device", None)
+    rest = args[1:] if args and not isinstance(args[0], torch.dtype) else args
+    dtype = kwargs.pop("dtype", None)
+    if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+        dtype, *others = rest
+        rest = tuple(others)
+    return (dtype or tensor.dtype, *rest)
 
 
 def _with_device_keyword(kwargs: dict[str, Any], device: str) -> dict[str, Any]:

@@ -17,9 +17,14 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from kernbench.torch_backend import loss_parallel
+from kernbench.torch_backend import context_parallel, dtensor_random, fake_tensors, loss_parallel
 from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
+
+INSTALLERS = {
+    module.MODULE: module.install for module in (context_parallel, dtensor_random, fake_tensors, loss_parallel)
+}
+"""What is changed in a module once it is there."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
 
@@ -34,8 +39,9 @@ class StockImports:
     def open(self) -> None:
         """Be asked first."""
         sys.meta_path.insert(0, self)
-        if (module := sys.modules.get(loss_parallel.MODULE)) is not None:
-            loss_parallel.install(self._patches, module)
+        for name, install in INSTALLERS.items():
+            if (module := sys.modules.get(name)) is not None:
+                install(self._patches, module)
 
     def close(self) -> None:
         """Be asked no more. Idempotent."""
@@ -64,7 +70,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         with self.patches.lifted() if self.patches is not None else nullcontext():
             super().exec_module(module)
+        if self.patches is not None and (install := INSTALLERS.get(module.__name__)) is not None:
+            install(self.patches, module)
         if self.modules is not None:
             self.modules.loaded(module)
-        if self.patches is not None and module.__name__ == loss_parallel.MODULE:
-            loss_parallel.install(self.patches, module)

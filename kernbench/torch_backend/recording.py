@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(6)
+SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH, COLLECTIVE = range(7)
 
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
@@ -44,6 +44,8 @@ def classify(func: Any) -> int:
         return SKIP
     namespace, _, name = func.name().partition("::")
     name = name.partition(".")[0]
+    if namespace == "_c10d_functional":
+        return COLLECTIVE  # makes its output in C++; its group records it
     if namespace not in _NAMESPACES or name in _SKIPPED:
         return SKIP
     if name in _TRANSFERS:
@@ -139,7 +141,7 @@ class Recorder(TorchDispatchMode):
             on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
-                placed = wanted.type == "cuda"
+                placed = wanted.type == "cuda" or (on_device and _accumulates(func))
                 if kind == TRANSFER and placed != on_device:
                     device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
@@ -150,11 +152,16 @@ class Recorder(TorchDispatchMode):
             if kind == TRANSFER and len(blocks) == 2 and (blocks[0] is None) != (blocks[1] is None):
                 device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
                 return
+            if kind == TRANSFER and len(blocks) == 2:
+                target, origin = blocks  # of `copy_`
+                if target is not None and origin is not None and target.memory is not origin.memory:
+                    device.peer_copy(outputs, origin.memory, target.memory)
+                    return
             memory = device.memory if source is None else source.memory
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
-        if func._opname in _ALLOCATIONS:
+        if kind == COLLECTIVE or func._opname in _ALLOCATIONS:
             return
         if not outputs and not inputs:
             return
@@ -170,6 +177,11 @@ class Recorder(TorchDispatchMode):
             causal=kind == GEMM and _is_causal(func, args, kwargs),
         )
         device.enqueue(func.__name__, cost)
+
+
+def _accumulates(func: Any) -> bool:
+    """Whether this makes room for a leaf's gradient: in C++, which says that the leaf is on the CPU."""
+    return func._opname == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:

@@ -25,12 +25,6 @@ with warnings.catch_warnings():
 SIZES = [1, 2, 4, 8]
 
 
-@pytest.fixture(autouse=True)
-def _buffers_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron-Core makes its scratch buffers on the current GPU."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
-
-
 def both(world: int, ours: Callable[..., Any], theirs: Callable[..., Any], **sizes: int) -> list[tuple[Any, Any]]:
     """``ours()`` and ``theirs()`` on each rank, both libraries initialised with the same sizes."""
     results: list[Any] = [None] * world

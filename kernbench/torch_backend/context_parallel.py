@@ -1,0 +1,80 @@
+"""``context_parallel`` for ranks that share a process and compute on CPU tensors.
+
+torch replaces ``F.scaled_dot_product_attention`` in the process while a rank is inside the block, with the mesh of whoever came
+first, and knows the rings of the attention kernels for GPUs only. Here the function is replaced once, and asks which rank
+calls; its ring is torch's own, around the CPU's kernel. On a mesh of CPUs too, where stock torch has no ring.
+
+Relies on: ``_enable_context_parallel_dispatcher_impl``, ``_disable_context_parallel_dispatcher_impl``,
+``_templated_ring_attention`` and ``_templated_ring_attention_backward`` of that module being looked up by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernbench.errors import KernbenchError
+from kernbench.torch_backend.devices import current_rank
+from kernbench.torch_backend.patches import Patches
+
+MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+class _Ring(torch.autograd.Function):
+    """Attention over a ring. Shapes: q, k, v ``[batch, heads, sequence / members, head size]``."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Any, mesh: Any, seq_dim: int, options: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
+        out, logsumexp, *_ = module._templated_ring_attention(mesh.get_group(), seq_dim, _FORWARD, q, k, v, **options)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.ring = module, mesh, seq_dim, options
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Any) -> Any:
+        module, mesh, seq_dim, options = ctx.ring
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        grads = module._templated_ring_attention_backward(
+            mesh.get_group(), seq_dim, _BACKWARD, grad_out.contiguous(), "grad_out", q, k, v, out, logsumexp,
+            **options, dropout_p=0.0,
+        )  # fmt: skip
+        return None, None, None, None, *grads[:3]
+
+
+def install(patches: Patches, module: Any) -> None:
+    """Let the block say where a rank is, and the attention look there."""
+    stock = F.scaled_dot_product_attention
+    inside: dict[int | None, tuple[int, Any]] = {}
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        place = inside.get(current_rank()) if inside else None
+        if place is None:
+            return stock(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )  # fmt: skip
+        if attn_mask is not None or dropout_p or enable_gqa:
+            raise KernbenchError(
+                "context_parallel on simulated ranks takes neither attn_mask, dropout_p nor enable_gqa: repeat the "
+                "key's heads before the call (repeat_interleave), use is_causal, and set dropout_p to 0"
+            )
+        seq_dim, mesh = place
+        options = {"is_causal": is_causal, "scale": scale}
+        return _Ring.apply(module, mesh, seq_dim, options, query, key, value)
+
+    def enable(seq_dim: int, mesh: Any) -> None:
+        inside[current_rank()] = seq_dim, mesh
+
+    def disable() -> None:
+        inside.pop(current_rank(), None)
+
+    patches.set(F, "scaled_dot_product_attention", attention)
+    patches.set(module, "_enable_context_parallel_dispatcher_impl", enable)
+    patches.set(module, "_disable_context_parallel_dispatcher_impl", disable)

@@ -1,0 +1,55 @@
+"""DTensor on a mesh of simulated GPUs: random numbers, and shapes found by fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, randn
+
+from tests.torch_backend.conftest import Ranks
+
+
+def test_shards_differ_and_replicas_agree(ranks: Ranks) -> None:
+    def body() -> list[Any]:
+        torch.cuda.set_device(dist.get_rank())
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicas", "shards"))
+        torch.manual_seed(5)
+        first, second = (randn(8, 4, device_mesh=mesh, placements=[Replicate(), Shard(0)]).to_local() for _ in range(2))
+        filled = distribute_tensor(torch.zeros(8, 4), mesh, [Replicate(), Shard(1)])
+        nn.init.trunc_normal_(filled)
+        whole = distribute_tensor(torch.zeros(8, 4), mesh, [Replicate(), Replicate()])
+        nn.init.uniform_(whole)
+        assert first.device.index == dist.get_rank()
+        return [t.cpu() for t in (first, second, filled.to_local(), whole.to_local())] + [torch.rand(3)]
+
+    results = ranks(body, 4, backend="nccl")
+    for index in range(3):
+        parts = [result[index] for result in results]
+        assert torch.equal(parts[0], parts[2])
+        assert torch.equal(parts[1], parts[3])
+        assert not (parts[0] == parts[1]).any()
+    assert not (results[0][0] == results[0][1]).any()
+    for index in (3, 4):  # replicated; and what each rank's own generator gives afterwards
+        assert all(torch.equal(result[index], results[0][index]) for result in results)
+    again = ranks(body, 4, backend="nccl")
+    assert all(torch.equal(a, b) for r, s in zip(results, again, strict=True) for a, b in zip(r, s, strict=True))
+
+
+def test_ranks_do_not_find_each_others_fake_tensors(ranks: Ranks) -> None:
+    """A composite operation makes a tensor on the current GPU below the cache that the ranks share."""
+    x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+
+    def body() -> torch.Tensor:
+        torch.cuda.set_device(dist.get_rank())
+        mesh = init_device_mesh("cuda", (2,))
+        norm = nn.RMSNorm(8)
+        norm.weight = nn.Parameter(distribute_tensor(torch.arange(8.0), mesh, [Replicate()]).to(torch.bfloat16))
+        return norm(distribute_tensor(x, mesh, [Shard(1)])).full_tensor().detach().cpu()
+
+    expected = nn.functional.rms_norm(x, (8,)) * torch.arange(8.0)
+    for result in ranks(body, 2, backend="nccl"):
+        torch.testing.assert_close(result, expected)
