@@ -30,6 +30,11 @@ TORCH_DTYPE: dict[str, torch.dtype] = {
     "f8E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 
+#: The floats of one byte, which much of torch and numpy cannot compute with: they are moved as bytes.
+FLOAT8: frozenset[torch.dtype] = frozenset(
+    d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize == 1
+)
+
 #: Bits of each integer element type.
 INT_BITS: dict[str, int] = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
 
