@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .parse import Loc
+from .locations import Loc
 from .types import Ty
 
 

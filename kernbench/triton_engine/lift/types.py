@@ -110,20 +110,3 @@ def _desc_body(text: str) -> str:
     if body.startswith("tensor<"):
         return body[: body.rindex(">") + 1]
     return f"tensor<{body}>"  # newer spelling: !tt.tensordesc<32x64xf16>
-
-
-def split_types(text: str) -> list[str]:
-    """Split ``a, b -> c`` style lists at top-level commas (outside ``<>`` and ``()``)."""
-    parts, depth, start = [], 0, 0
-    for i, ch in enumerate(text):
-        if ch in "<([":
-            depth += 1
-        elif ch in ")]" or (ch == ">" and text[i - 1] != "-"):
-            depth -= 1
-        elif ch == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    tail = text[start:].strip()
-    if tail:
-        parts.append(tail)
-    return parts
