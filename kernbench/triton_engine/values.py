@@ -252,11 +252,9 @@ def dense_mask(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...]) -> torch
     return out
 
 
-def full(v: Value, dtype: torch.dtype, ndim: int) -> torch.Tensor:
-    """A uniform number as a tensor of ``ndim`` size-1 dimensions; tensors pass through."""
-    if isinstance(v, torch.Tensor):
-        return v
-    return torch.full((1,) * ndim, v, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)  # type: ignore[arg-type]
+def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A number as a tensor without dimensions; tensors pass through."""
+    return value if type(value) is torch.Tensor else torch.tensor(value, dtype=dtype)
 
 
 def filled(shape: tuple[int, ...], value: Any, dtype: torch.dtype) -> torch.Tensor:
