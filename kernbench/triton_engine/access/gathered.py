@@ -21,8 +21,7 @@ def flat_index(access: Access) -> list[tuple[Allocation, Tensor, Tensor | None]]
     if access.box is not None:
         active = dense_mask(access.box, b.lanes, access.tile)  # type: ignore[assignment]
     p = access.pointer
-    single = p.root is not None and b.rank_index is None
-    if single:
+    if p.root is not None and b.rank_index is None:
         allocation, start = b.x.roots[p.root][b.rank]
         index = b.x.offsets(b, p, access.tile)
         if start:

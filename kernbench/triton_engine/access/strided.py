@@ -100,7 +100,6 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
 def _runs(arrays: list[np.ndarray], axis: int, n: int) -> list[tuple[int, int]]:
     """Maximal index ranges along ``axis`` over which none of ``arrays`` changes."""
     cut = np.zeros(n - 1, dtype=bool)
-    others = None
     for a in arrays:
         if a.shape[axis] == 1:
             continue
