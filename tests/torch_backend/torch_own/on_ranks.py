@@ -31,6 +31,7 @@ def run_apart(suite: Suite, name: str) -> str:
             log = os.open(said.with_name("log"), os.O_WRONLY | os.O_CREAT)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            os.environ.update(suite.variables)
             faulthandler.dump_traceback_later(PATIENCE - 5)
             said.write_text(run_test(suite, name))
         os._exit(0)

@@ -1,0 +1,135 @@
+"""Names that programs for GPUs use, on simulated ones."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import kernbench
+from tests.torch_backend.conftest import Ranks
+
+
+def _numbers() -> None:
+    device = torch.device(1)
+    assert (device.type, device.index, isinstance(device, torch.device)) == ("cuda", 1, True)
+    with torch.device("cuda"):
+        layer = nn.Linear(2, 2)
+        assert layer.weight.is_cuda
+        assert torch.tensor([1.0]).is_cuda
+    assert nn.Linear(2, 2).to(1).weight.device == layer.to("cuda:1").weight.device == device
+
+
+def _accelerator() -> None:
+    before = torch.accelerator.current_device_index()
+    with torch.accelerator.device_index(1):
+        assert torch.accelerator.current_device_index() == 1
+    assert torch.accelerator.current_device_index() == before
+    torch.accelerator.synchronize()
+
+
+def _tensor_types() -> None:
+    x = torch.cuda.FloatTensor([1.0, 2.0])  # type: ignore[call-arg]
+    assert (x.type(), x.tolist(), isinstance(x, torch.cuda.FloatTensor)) == ("torch.cuda.FloatTensor", [1.0, 2.0], True)
+    assert torch.ones(1).type("torch.cuda.HalfTensor").type() == "torch.cuda.HalfTensor"
+
+
+def _pinned_memory() -> None:
+    x = torch.randn(4).pin_memory()
+    assert x.is_pinned()
+    assert not torch.randn(4).is_pinned()
+    moved = x.to("cuda", non_blocking=True)
+    back = torch.empty(4, pin_memory=True)
+    back.copy_(moved, non_blocking=True)
+    assert torch.equal(back, x)
+
+
+def _loading() -> None:
+    for location, on_gpu in (
+        ("cuda:1", True),
+        ("cpu", False),
+        ({"cpu": "cuda:1"}, True),
+        (torch.device("cuda", 1), True),
+    ):
+        file = io.BytesIO()
+        torch.save({"w": torch.ones(2)}, file)
+        file.seek(0)
+        loaded = torch.load(file, map_location=location)["w"]  # type: ignore[arg-type]
+        assert loaded.is_cuda == on_gpu
+        assert loaded.tolist() == [1.0, 1.0]
+
+
+def _events_and_statistics() -> None:
+    torch.cuda.reset_peak_memory_stats()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.Event(device="cuda", enable_timing=True)
+    before = torch.cuda.memory_allocated()
+    x = torch.randn(512, 512, device="cuda")
+    begin.record()
+    _ = x @ x
+    end.record()
+    torch.cuda.synchronize()
+    assert 0 < begin.elapsed_time(end) < 1
+    assert torch.cuda.max_memory_allocated() - before >= 2 * x.nbytes
+    assert torch.cuda.memory_stats()["num_ooms"] == 0
+    x.record_stream(torch.cuda.current_stream())
+
+
+def _what_cannot_be_pretended() -> None:
+    for attempt in (torch.cuda.CUDAGraph, torch.cuda.graph):
+        with pytest.raises(kernbench.KernbenchError, match="cannot pretend"):
+            attempt(None)  # type: ignore[arg-type]
+
+
+CASES = (
+    _numbers,
+    _accelerator,
+    _tensor_types,
+    _pinned_memory,
+    _loading,
+    _events_and_statistics,
+    _what_cannot_be_pretended,
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_name(ranks: Ranks, case: Any) -> None:
+    ranks(case, 2, backend="nccl")
+
+
+def test_synchronised_batch_norm_is_batch_norm_of_the_whole_batch(ranks: Ranks) -> None:
+    batch = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    upstream = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+
+    def run(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        out = model(x)
+        out.backward(grad)
+        assert x.grad is not None
+        return [out.detach().cpu(), x.grad.cpu(), *(buffer.float().cpu() for buffer in model.buffers())]
+
+    def body() -> list[torch.Tensor]:
+        mine = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(3)).cuda()
+        return run(model, batch[mine].cuda(), upstream[mine].cuda())
+
+    expected = run(nn.BatchNorm2d(3), batch, upstream)
+    parts = ranks(body, 2, backend="nccl")
+    for index in range(2):
+        torch.testing.assert_close(torch.cat([part[index] for part in parts]), expected[index], rtol=1e-5, atol=1e-5)
+    for index in range(2, 5):
+        torch.testing.assert_close(parts[0][index], expected[index], rtol=1e-5, atol=1e-5)
+
+
+def test_two_ranks_on_one_gpu_do_not_wait_for_each_other(ranks: Ranks) -> None:
+    def body() -> float:
+        torch.cuda.set_device(0)
+        x = torch.ones(4, device="cuda")
+        dist.all_reduce(x)
+        dist.barrier()
+        return float(x.sum())
+
+    assert ranks(body, 2, backend="nccl") == [8.0, 8.0]
