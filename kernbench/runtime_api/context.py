@@ -298,7 +298,7 @@ class RuntimeContext(Factories):
         """
         handle.observed = True
         if not handle.executed and handle.error is None:
-            self._block_on(self.distributed.matcher.values_of(handle))
+            self._block_on(self.distributed.matcher.runs.values_of(handle))
         if handle.error is not None:
             raise handle.error
         me = self._me()

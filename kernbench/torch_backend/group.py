@@ -232,7 +232,7 @@ class SimProcessGroup(PostingGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> SimWork:
         tensor = one_tensor(tensors)
-        operation = self._post_to.post_message(
+        operation = self._post_to.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[dst], tag=tag, sends=True
         )
         self._limit(operation, None)
@@ -240,7 +240,7 @@ class SimProcessGroup(PostingGroup):
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> SimWork:
         tensor = one_tensor(tensors)
-        operation = self._post_to.post_message(
+        operation = self._post_to.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[src], tag=tag, sends=False
         )
         self._limit(operation, None)
@@ -248,7 +248,7 @@ class SimProcessGroup(PostingGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SimWork:
         tensor = one_tensor(tensors)
-        operation = self._post_to.post_message(self.communicator, tensor, peer=None, tag=tag, sends=False)
+        operation = self._post_to.mailbox.post(self.communicator, tensor, peer=None, tag=tag, sends=False)
         self._limit(operation, None)
 
         def source() -> int:
