@@ -122,7 +122,7 @@ def _write_autotune_report(report: AutotuneReport) -> None:
 
 
 def print_summary(ctx: RuntimeContext) -> None:
-    """Print modelled time per rank and bytes by collective."""
+    """Print modelled time per rank and bytes by collective, and what the log has not kept."""
     from kernbench.torch_backend.summary import rank_times, traffic
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
@@ -147,3 +147,5 @@ def print_summary(ctx: RuntimeContext) -> None:
     )
     for item in traffic(ctx):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
+    if ctx.engine.op_log.note:
+        click.echo(ctx.engine.op_log.note)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from kernbench.commands.run import command
+import kernbench
+from kernbench.commands.run import command, print_summary
 
 Run = Callable[..., Result]
 
@@ -181,6 +182,16 @@ def test_summary(run: Run) -> None:
     for rank in ranks:
         assert sum(float(share.rstrip("%")) for share in rank[3:]) == pytest.approx(100, abs=0.3)
     assert "all_reduce: 2 calls, 32,768 bytes over all ranks" in lines
+
+
+def test_the_summary_says_what_the_log_has_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    for limit, dropped in ((4, True), (None, False)):
+        with kernbench.simulate(log_limit=limit) as ctx:
+            ctx.multiprocessing.spawn(
+                lambda rank: [ctx.distributed.all_reduce(ctx.ones(4)) for _ in range(4)], nprocs=2
+            )
+            print_summary(ctx)
+        assert ("were dropped: the log keeps the last 4" in capsys.readouterr().out.splitlines()[-1]) is dropped
 
 
 def test_the_seed_is_the_runs(run: Run) -> None:
