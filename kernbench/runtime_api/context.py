@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,26 +17,28 @@ from greenlet import getcurrent
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
-from kernbench.cost.work import Cost, copy_cost
-from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.cost.work import Cost
+from kernbench.errors import KernbenchError
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
+from kernbench.runtime_api.barriers import Barriers
 from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
 from kernbench.runtime_api.hooks import open_hooks
-from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
+from kernbench.runtime_api.launch import FunctionLaunch, as_grid, function_work
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
+from kernbench.runtime_api.polling import POLL_SECONDS as POLL_SECONDS
+from kernbench.runtime_api.polling import Polls
 from kernbench.runtime_api.rank_state import RankState
-from kernbench.runtime_api.storages import StorageState, StorageTable
-from kernbench.runtime_api.tensor import COMPARED_ON_DEVICE, HOST_COPIES, Tensor, plain, storage_of, tensors_in
+from kernbench.runtime_api.storages import StorageTable
+from kernbench.runtime_api.tensor import Tensor, plain, storage_of, tensors_in
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import RankScheduler, make_policy
-from kernbench.sim_engine import DataExecutor, GraphEngine, Operand, Operation
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
-from kernbench.sim_engine.operation import COPY_STREAM
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 if TYPE_CHECKING:
@@ -45,14 +46,8 @@ if TYPE_CHECKING:
     from kernbench.torch_backend.leaks import LeakGuard
 
 
-POLL_SECONDS = 1e-6
-"""Virtual time that one look at an unfinished operation costs the host."""
-
-_IDLE_POLLS = 10_000
-
-
 @dataclass(eq=False)
-class RuntimeContext(Factories):
+class RuntimeContext(Factories, Barriers):
     """One simulation.
 
     Attributes:
@@ -95,8 +90,7 @@ class RuntimeContext(Factories):
         self._environment: Environment | None = None
         self._leaks: LeakGuard | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
-        self._polls: list[tuple[Operation, RankState]] = []
-        self._polls_in_flight = 0
+        self.polls = Polls(self)
         self._inside_kernel = False
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
@@ -154,7 +148,7 @@ class RuntimeContext(Factories):
         self._ended_waits.clear()
         self._pending_collectives.clear()
         self.deadlines.clear()
-        self._polls.clear()
+        self.polls.clear()
         self.executor.clear()
 
     # -- who and when ------------------------------------------------------------------------------------------------
@@ -298,7 +292,7 @@ class RuntimeContext(Factories):
         """
         handle.observed = True
         if not handle.executed and handle.error is None:
-            self._block_on(self.distributed.matcher.values_of(handle))
+            self._block_on(self.distributed.matcher.runs.values_of(handle))
         if handle.error is not None:
             raise handle.error
         me = self._me()
@@ -362,118 +356,7 @@ class RuntimeContext(Factories):
         """Failed operations (of ``me``) that nobody has waited for."""
         return [op for op in self.executor.failed if not op.observed and (me is None or op.rank == me.rank)]
 
-    def _poll(self, op: Operation) -> None:
-        """One look at an operation that is not done: let the others go on for a moment of virtual time."""
-        if getcurrent() is self.scheduler.main:
-            _drain_pending(self)
-            return
-        me = self._me()
-        idle = self.engine.events_in_flight == self._polls_in_flight and self.engine.progress == me.progress_seen
-        me.idle_polls = me.idle_polls + 1 if idle else 0
-        me.progress_seen = self.engine.progress
-        if me.idle_polls > _IDLE_POLLS:
-            me.idle_polls = 0
-            report = (
-                f"rank {me.rank} has asked {_IDLE_POLLS} times whether {op.name!r} is complete, and nothing else in the "
-                "simulation can make progress.\n" + self.distributed._report()
-            )
-            if self.hooks is not None:
-                self.hooks.deadlock(report)
-            raise DeadlockError(report)
-        look = Operation(
-            f"is_completed of {op.name}", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
-        )
-        self._polls.append((look, me))
-        self.wait(look)
-
-    def _schedule_polls(self) -> None:
-        """Everybody is blocked: those who poll look again when the next thing has happened, at a multiple of
-        :data:`POLL_SECONDS`. The looks in between would see nothing new."""
-        polls, self._polls = self._polls, []
-        upcoming = self.engine.next_event
-        for look, me in polls:
-            looks = 1 if upcoming is None else max(1, ceil((upcoming - me.clock) / POLL_SECONDS))
-            self._polls_in_flight += 1
-            self.engine.at(me.clock + looks * POLL_SECONDS, partial(self._end_poll, look))
-
-    def _end_poll(self, look: Operation) -> None:
-        self._polls_in_flight -= 1
-        self.engine.resolve_now(look)
-
-    # -- what tensors call -------------------------------------------------------------------------------------------
-
-    def _before_host_read(self, tensors: Iterable[torch.Tensor], name: str) -> None:
-        """Drain what the values of ``tensors`` depend on. Pending collectives do not count: they complete when all
-        their members have arrived, which a rank that stopped here could prevent (ADR 0004).
-
-        ``name``: the entry point of ``_HOST_READ_BARRIERS``.
-        """
-        for tensor in tensors:
-            if tensor.is_meta and name in HOST_COPIES and name != "__repr__":
-                raise KernbenchError(
-                    f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
-                    "a program whose control flow reads data needs enable_data=True"
-                )
-            if self.hooks is not None:
-                self.hooks.host_read(tensor, name)
-            state = self.storages.known(tensor)
-            if state is None or state.last is None:
-                continue
-            op = state.last
-            if op.kind == "collective" and not op.done:
-                self._before_compute((tensor,))
-                continue
-            self.wait(op)
-            if self.executor.failed:
-                self._raise_failure_on(state)
-            if name in HOST_COPIES:
-                self._charge_read(tensor, state, 1 if name in COMPARED_ON_DEVICE else tensor.nbytes)
-
-    def _raise_failure_on(self, state: StorageState) -> None:
-        """An earlier operation on this memory failed and nobody has seen that: its values mean nothing."""
-        mine = state.allocation
-        for op in self._unobserved_failures(self._me()):
-            if any(isinstance(it, Operand) and it.space == mine.space and it.sip == mine.sip
-                   and mine.address <= it.address < mine.address + max(mine.nbytes, 1) for it in op.operands):  # fmt: skip
-                self.wait(op)
-
-    def _charge_read(self, tensor: torch.Tensor, state: StorageState, nbytes: int) -> None:
-        """The host pays the copy of what it looks at: latency and bytes of the link from its SIP."""
-        me = self._me()
-        sip = state.allocation.sip
-        route = self.topology.host_route(sip, "d2h")
-        cost = copy_cost(route, nbytes)
-        op = Operation(
-            "device to host", "dma", rank=me.rank, sip=sip, stream=COPY_STREAM, enqueue=me.clock,
-            duration=cost.seconds, spread=cost.spread,
-        )  # fmt: skip
-        op.nbytes = nbytes
-        op.operands = [state.operand(tensor, "r"), Operand("host", sip, 0, nbytes, "w")]
-        self.engine.submit(op)
-        self.wait(op)
-
-    def _before_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
-        rank that this rank has yet to join, and deadlock (ADR 0005)."""
-        if isinstance(source, torch.Tensor):
-            state = self.storages.known(source)
-            if state is not None and state.last is not None and state.last.kind != "collective":
-                self.wait(state.last)
-
-    def _before_compute(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Kept launches that touch these tensors run first: a rank's operations take effect in program order."""
-        if len(self.executor) and self.executor.touches_any(id(storage_of(tensor)) for tensor in tensors):
-            self._flush_values()
-
-    def _flush_values(self) -> None:
-        """Have the values of everything that this rank has launched computed."""
-        if not len(self.executor):
-            return
-        me = self._me()
-        marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
-        marker.resolve(me.clock, me.clock)
-        self.executor.submit(ValueMarker(marker))
-        self._block_on(marker)
+    # -- recording ---------------------------------------------------------------------------------------------------
 
     def _record_compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Put a torch operation that has just been computed on this rank's stream."""

@@ -315,7 +315,7 @@ class Distributed:
         members = group or self._require_world()
         if peer is not None and peer not in members.index:
             raise ConfigError(f"rank {peer} is not a member of {members.name} ({list(members.ranks)})")
-        op = self.matcher.post_message(members, tensor, peer=peer, tag=tag, sends=sends)
+        op = self.matcher.mailbox.post(members, tensor, peer=peer, tag=tag, sends=sends)
         return Work(self._ctx, op, (tensor,))
 
     def _signature(self, name: str, tensor: torch.Tensor, *, op: Any = None, root: int | None = None) -> Signature:
@@ -375,7 +375,7 @@ class Distributed:
 
         For checks: it says in which order values are reduced.
         """
-        return self.matcher.request_for(collective, count, dtype, group or self._require_world(), root).schedule
+        return self.matcher.runs.request_for(collective, count, dtype, group or self._require_world(), root).schedule
 
     # -- posting and matching ----------------------------------------------------------------------------------------
 

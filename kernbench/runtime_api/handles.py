@@ -36,7 +36,7 @@ class Work:
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return at once. Asking lets the others go on, so a loop of this ends."""
         if not self.operation.done:
-            self._ctx._poll(self.operation)
+            self._ctx.polls.look(self.operation)
         return self.operation.done
 
     def is_success(self) -> bool:

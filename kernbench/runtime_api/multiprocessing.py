@@ -232,7 +232,7 @@ def _drain_once(ctx: RuntimeContext) -> bool:
     ran = ctx.executor.flush(ctx.engine.now)
     if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
         return True
-    ctx._schedule_polls()
+    ctx.polls.schedule()
     if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
         return True
     return ctx.engine.advance() or ctx.deadlines.expire_asked_for()

@@ -21,14 +21,14 @@ _LAST_CALLS = 3
 def deadlock_report(ctx: RuntimeContext) -> str:
     """Describe why nobody can make progress, in full sentences and with the user's own file:line."""
     unmatched = [collective for collective in ctx._pending_collectives if not collective.matched]
-    origin = ctx.distributed.matcher.awaited
+    origin = ctx.distributed.matcher.runs.awaited
     awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in ctx._pending_worker_waits)}
     arrival_of: dict[int, tuple[Collective, Arrival]] = {}
     for collective in unmatched:
         for arrival in collective.arrivals.values():
             arrival_of[id(arrival.op)] = (collective, arrival)
 
-    messages = ctx.distributed.matcher.messages
+    messages = ctx.distributed.matcher.mailbox.waiting
     message_of = {id(message.op): message for message in messages}
 
     waits_for: dict[int, list[int]] = {}

@@ -146,7 +146,7 @@ class _Streams:
 
             def query(self) -> bool:
                 if any(op.end is None for op in self._after):
-                    ctx._poll(next(op for op in self._after if op.end is None))
+                    ctx.polls.look(next(op for op in self._after if op.end is None))
                 now = ctx.now()
                 return all(op.end is not None and op.end <= now for op in self._after)
 

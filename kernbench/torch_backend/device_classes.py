@@ -1,4 +1,5 @@
-"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Event``, ``torch.cuda.FloatTensor``.
+"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Event``, ``torch.Generator``,
+``torch.cuda.FloatTensor``.
 
 Relies on: ``torch.device`` being looked up in ``torch`` by Python code; the names of ``torch._C._accelerator_*``.
 """
@@ -85,6 +86,21 @@ def _device_event(cuda_event: Any) -> type:
     return Kind("Event", (), {"__module__": "torch"})
 
 
+@functools.cache
+def _generator_class() -> type:
+    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own."""
+    stock = torch._C.Generator
+
+    class Kind(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, stock)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return stock(device="cpu" if torch.device(device).type == "cuda" else device)
+
+    return Kind("Generator", (), {})
+
+
 def install(patches: Patches, devices: Devices, cuda: dict[str, Any]) -> None:
     """Replace the classes, and what ``torch.accelerator`` calls.
 
@@ -94,6 +110,7 @@ def install(patches: Patches, devices: Devices, cuda: dict[str, Any]) -> None:
     torch.utils._device._device_constructors()  # it keeps what it finds: let that be torch's own functions
     patches.set(torch, "device", device_class())
     patches.set(torch, "Event", _device_event(cuda["Event"]))
+    patches.set(torch, "Generator", _generator_class())
     for name, dtype in TENSOR_TYPES.items():
         patches.set(torch.cuda, name, _tensor_type(name, dtype))
     accelerator = {

@@ -1,8 +1,9 @@
 """Simulated GPUs: what a rank of a program that was written for ``cuda`` sees.
 
 Its tensors are CPU tensors. torch's own factories work with ``device="cuda"``, because the two operations that allocate
-(``empty``, ``empty_strided``) are given kernels for the CUDA dispatch key which allocate on the CPU; a few functions that ask
-a CUDA runtime first are wrapped. Which tensors are "on" the GPU is kept with their storages (``placement``).
+(``empty``, ``empty_strided``) are given kernels for the CUDA dispatch key which allocate on the CPU. What asks a CUDA runtime
+first is replaced: functions (``device_functions``), methods of tensors (``device_tensors``), classes (``device_classes``) and
+``torch.cuda`` (``cuda_names``). Which tensors are "on" the GPU is kept with their storages (``placement``).
 
 Relies on: a CPU build of torch has no CUDA kernels of those two; ``torch._C._ensureCUDADeviceGuardSet``.
 """
@@ -10,7 +11,7 @@ Relies on: a CPU build of torch has no CUDA kernels of those two; ``torch._C._en
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +19,16 @@ import torch
 from kernbench.cost.work import Cost, copy_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend.device_classes import TENSOR_TYPES, default_device
+from kernbench.torch_backend import (
+    cuda_names,
+    device_classes,
+    device_functions,
+    device_tensors,
+    symmetric_memory,
+    sync_batch_norm,
+)
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import DeviceMemory, block_of, place, place_storage
+from kernbench.torch_backend.placement import DeviceMemory, place
 from kernbench.torch_backend.recording import Recorder, put_on_stream
 
 if TYPE_CHECKING:
@@ -205,8 +213,6 @@ class Devices:
 
     def open(self, patches: Patches) -> None:
         """Give torch its simulated GPUs."""
-        from kernbench.torch_backend import cuda_names, device_classes, symmetric_memory, sync_batch_norm
-
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")
@@ -217,8 +223,8 @@ class Devices:
         self._symmetric = torch.library.Library(symmetric_memory.NAMESPACE, "IMPL")
         symmetric_memory.install(patches, self._symmetric)
         device_classes.install(patches, self, cuda_names.install(patches, self))
-        self._wrap_functions(patches)
-        self._wrap_tensor(patches)
+        device_functions.install(patches, self)
+        device_tensors.install(patches, self)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
@@ -240,257 +246,3 @@ class Devices:
         mine.used = True
         place(tensor, self.memory_at(device))
         return tensor
-
-    # -- functions that would ask a CUDA runtime -----------------------------------------------------------------------
-
-    def _wrap_functions(self, patches: Patches) -> None:
-        for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
-            patches.set(torch, name, self._places_result(getattr(torch, name)))
-        patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
-        for name in _TAKE_AN_INDEX:
-            patches.set(torch, name, _with_index(getattr(torch, name)))
-        patches.set(
-            torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__)
-        )
-        patches.set(torch, "load", self._loads(torch.load))
-        patches.set(torch, "Generator", _generator_class())
-
-    def _places_result(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            device = kwargs.get("device")
-            if device is None and torch._C._len_torch_function_stack():
-                device = default_device()
-            if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
-                return stock(*args, **kwargs)
-            kwargs["device"] = "cpu"
-            tensor = stock(*args, **kwargs)
-            if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
-                tensor = tensor.clone()
-            return self.on_device(tensor, device)
-
-        return wrapped
-
-    def _loads(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.load`` whose ``map_location`` may name a simulated GPU: what is loaded is on it then."""
-
-        @functools.wraps(stock)
-        def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if self.current() is None or map_location is None or callable(map_location):
-                return stock(f, map_location, *args, **kwargs)
-
-            def put(storage: Any, location: str) -> Any:
-                wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
-                if type(wanted) is not int and torch.device(wanted).type != "cuda":
-                    return storage if torch.device(wanted).type == "cpu" else None
-                self.mine().used = True
-                place_storage(storage, self.memory_at(wanted))
-                return storage
-
-            return stock(f, put, *args, **kwargs)
-
-        return load
-
-    def _wrap_tensor(self, patches: Patches) -> None:
-        base: Any = torch._C.TensorBase
-        stock_to, stock_device, stock_is_cuda = base.to, base.device, base.is_cuda
-        current = self.current
-
-        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            target = kwargs.get("device", args[0] if args else None)
-            if isinstance(target, torch.Tensor):
-                kind = "cuda" if block_of(target) is not None else "cpu"
-                if kind == "cuda":
-                    target = device_of(target)
-                    args = (target, args[0].dtype, *args[1:])
-            elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
-                kind = "cuda" if isinstance(target, int) else torch.device(target).type
-            else:
-                return stock_to(tensor, *args, **kwargs)
-            if kind not in ("cuda", "cpu") or current() is None:
-                return stock_to(tensor, *args, **kwargs)
-            if type(tensor) not in _PLAIN:
-                return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
-            block = block_of(tensor)
-            here = block is not None
-            if block is not None and kind == "cuda" and _index_of(target) in (None, block.memory.index):
-                return stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
-            args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
-            if here == (kind == "cuda"):
-                if block is None:
-                    return stock_to(tensor, *args, **kwargs)
-                mine = self.mine()
-                inside, mine.state.inside_operation = mine.state.inside_operation, True
-                try:
-                    moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
-                finally:
-                    mine.state.inside_operation = inside
-                mine.peer_copy([moved], block.memory, self.memory_at(target))
-                if moved.requires_grad and not moved.is_leaf:
-                    origin = device_of(tensor)
-                    moved.register_hook(lambda gradient: to(gradient, origin))
-                return moved
-            kwargs["copy"] = True
-            result: torch.Tensor = stock_to(tensor, *args, **kwargs)
-            if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
-                device = self.mine()
-                device.used = True
-                device.transfer([result], self.memory_at(target))
-            return result
-
-        def cuda(
-            tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
-        ) -> torch.Tensor:
-            return to(tensor, torch.device("cuda", self.number(device)))
-
-        def cpu(tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
-            return to(tensor, torch.device("cpu"))
-
-        def device_of(tensor: torch.Tensor) -> torch.device:
-            block = block_of(tensor) if current() is not None else None
-            if block is None:
-                return stock_device.__get__(tensor)
-            return torch.device("cuda", block.memory.index)
-
-        def is_cuda(tensor: torch.Tensor) -> bool:
-            return stock_is_cuda.__get__(tensor) or (current() is not None and block_of(tensor) is not None)
-
-        def get_device(tensor: torch.Tensor) -> int:
-            block = block_of(tensor)
-            return -1 if block is None else block.memory.index
-
-        stock_type: Any = base.type
-
-        def kind_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-            on_device = current() is not None and block_of(tensor) is not None
-            if dtype is None:
-                name: str = stock_type(tensor)
-                return name.replace("torch.", "torch.cuda.", 1) if on_device else name
-            if isinstance(dtype, type):
-                dtype = f"{dtype.__module__}.{dtype.__name__}"
-            if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-                return to(tensor, "cuda", TENSOR_TYPES[dtype.removeprefix("torch.cuda.")])
-            return stock_type(tensor, dtype, *args, **kwargs)
-
-        tensor_class = torch.Tensor
-        patches.set(tensor_class, "to", to)
-        patches.set(tensor_class, "cuda", cuda)
-        patches.set(tensor_class, "cpu", cpu)
-        patches.set(tensor_class, "device", property(device_of))
-        patches.set(tensor_class, "is_cuda", property(is_cuda))
-        patches.set(tensor_class, "get_device", get_device)
-        patches.set(tensor_class, "pin_memory", _pin_memory)
-        patches.set(tensor_class, "is_pinned", _is_pinned)
-        patches.set(tensor_class, "record_stream", lambda tensor, stream: None)
-        patches.set(tensor_class, "type", kind_or_cast)
-
-
-_TAKE_AN_INDEX = (
-    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
-)  # fmt: skip
-"""Functions of which a program may write ``device=torch.cuda.current_device()``, a number: C++ would ask a CUDA runtime."""
-
-
-def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        if type(kwargs.get("device")) is int:
-            kwargs["device"] = torch.device("cuda", kwargs["device"])
-        if kwargs.get("pin_memory"):
-            return _pinned(stock(*args, **{**kwargs, "pin_memory": False}))
-        return stock(*args, **kwargs)
-
-    return factory
-
-
-_PINNED = "_kernbench_pinned"
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Note that a tensor is in pinned memory, which on a simulated host all memory is as good as."""
-    storage: Any = torch._C.TensorBase.untyped_storage(tensor)
-    setattr(storage, _PINNED, True)
-    return tensor
-
-
-def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-    return bool(getattr(torch._C.TensorBase.untyped_storage(tensor), _PINNED, False))
-
-
-def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-    if block_of(tensor) is not None:
-        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
-    return tensor if _is_pinned(tensor) else _pinned(tensor.clone())
-
-
-def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """``Module.to(3)``: the first argument may be a number."""
-    with_keyword = _with_index(stock)
-
-    @functools.wraps(stock)
-    def parse(*args: Any, **kwargs: Any) -> Any:
-        if args and type(args[0]) is int:
-            args = (torch.device("cuda", args[0]), *args[1:])
-        return with_keyword(*args, **kwargs)
-
-    return parse
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _index_of(target: Any) -> int | None:
-    """The number in what a program gives as a CUDA device."""
-    return target if isinstance(target, int) else torch.device(target).index
-
-
-def _with_device(args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
-    """Positional arguments of ``Tensor.to`` with another device."""
-    if args and not isinstance(args[0], torch.dtype | bool) and isinstance(args[0], str | torch.device | int):
-        return (device, *args[1:])
-    return args
-
-
-def _with_dtype(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Positional arguments of ``Tensor.to`` with a dtype, the tensor's unless given, in the place of the device it is on."""
-    kwargs.pop("device", None)
-    rest = args[1:] if args and not isinstance(args[0], torch.dtype) else args
-    dtype = kwargs.pop("dtype", None)
-    if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
-        dtype, *others = rest
-        rest = tuple(others)
-    return (dtype or tensor.dtype, *rest)
-
-
-def _with_device_keyword(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
-    return {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
-
-
-def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
-    """``torch.autocast("cuda")`` applies to the CPU tensors that stand for the GPU's, with CUDA's default dtype."""
-
-    @functools.wraps(stock)
-    def init(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
-    ) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.float16
-        stock(self, device_type, dtype, enabled, cache_enabled)
-
-    return init
-
-
-@functools.cache
-def _generator_class() -> type:
-    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own."""
-    stock = torch._C.Generator
-
-    class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, stock)
-
-        def __call__(cls, device: Any = "cpu") -> Any:
-            return stock(device="cpu" if torch.device(device).type == "cuda" else device)
-
-    return Kind("Generator", (), {})

@@ -21,9 +21,10 @@ import torch.distributed.distributed_c10d
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
 from kernbench.torch_backend import clocks, profiling
+from kernbench.torch_backend.backend_options import BackendOptions
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
-from kernbench.torch_backend.group import BackendOptions, SimProcessGroup
+from kernbench.torch_backend.group import SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches

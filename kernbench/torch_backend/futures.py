@@ -90,7 +90,7 @@ class Futures:
             pending = self.outstanding.get(rank) if rank is not None else None
             if pending and not _stock_done(future):
                 if not any(each.done for each in pending):
-                    self._ctx._poll(next(op for op in pending[0].operations if not op.done))
+                    self._ctx.polls.look(next(op for op in pending[0].operations if not op.done))
                 self.settle()
             return bool(_stock_done(future))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kernbench.trace.summary import Interval, uncovered
+
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -41,40 +40,24 @@ class Traffic:
     nbytes: int
 
 
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union of intervals, sorted and disjoint."""
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        elif end > begin:
-            merged.append((begin, end))
-    return merged
-
-
-def length(intervals: Iterable[Interval]) -> float:
-    """Total length of disjoint intervals."""
-    return sum(end - begin for begin, end in intervals)
-
-
 def rank_times(ctx: RuntimeContext) -> list[RankTime]:
     """One line per rank of the last spawn."""
     compute: dict[int, list[Interval]] = defaultdict(list)
     communication: dict[int, list[Interval]] = defaultdict(list)
     enqueued: dict[int, int] = defaultdict(int)
+    latest: dict[int, float] = defaultdict(float)
     for op in ctx.engine.op_log.operations:
         if op.rank is None or op.start is None or op.end is None:
             continue
         enqueued[op.rank] += 1
         (communication if op.kind == "collective" else compute)[op.rank].append((op.start, op.end))
+        if op.end > op.start:
+            latest[op.rank] = max(latest[op.rank], op.end)
     overhead = ctx.topology.device.launch.overhead
     lines = []
     for rank, state in sorted(ctx._ranks.items()):
-        busy = merge(compute[rank])
-        either = merge([*busy, *communication[rank]])
-        total = max(state.clock, either[-1][1] if either else 0.0)
-        computing = length(busy)
-        communicating = length(either) - computing
+        total = max(state.clock, latest[rank])
+        computing, communicating = uncovered((compute[rank], communication[rank]))
         rest = max(total - computing - communicating, 0.0)
         host = min(rest, enqueued[rank] * overhead)
         lines.append(RankTime(rank, total, computing, communicating, host, rest - host))

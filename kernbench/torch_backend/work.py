@@ -68,7 +68,7 @@ class SimWork(dist.Work):
         """Whether :meth:`wait` would return at once. Asking lets the others go on, so a loop of this ends."""
         for op in self._operations:
             if not op.done:
-                self._ctx._poll(op)
+                self._ctx.polls.look(op)
         return all(op.done for op in self._operations)
 
     def is_success(self) -> bool:

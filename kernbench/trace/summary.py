@@ -110,19 +110,26 @@ def _share_of(kind: str, track: str) -> str | None:
 
 
 def _rank_summary(rank: int, spans: dict[str, list[Interval]], length: float) -> RankSummary:
-    covered: list[Interval] = []
-    shares: dict[str, float] = {}
-    for share in ("compute", "communication", "copy", "host"):
-        before = _length(covered)
-        covered = _union([*covered, *spans.get(share, ())])
-        shares[share] = _length(covered) - before
-    communication = _length(_union(spans.get("communication", ())))
+    layers = ("compute", "communication", "copy", "host")
+    shares = dict(zip(layers, uncovered(spans.get(share, ()) for share in layers), strict=True))
+    communication = sum(uncovered([spans.get("communication", ())]))
     return RankSummary(
         rank,
         **shares,
         overlapped=max(0.0, communication - shares["communication"]),
         idle=max(0.0, length - sum(shares.values())),
     )
+
+
+def uncovered(layers: Iterable[Iterable[Interval]]) -> Iterator[float]:
+    """Seconds of each layer of intervals in which none of the layers before it has an interval."""
+    covered: list[Interval] = []
+    before = 0.0
+    for layer in layers:
+        covered = _union([*covered, *layer])
+        now = sum(end - begin for begin, end in covered)
+        yield now - before
+        before = now
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -134,10 +141,6 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
         else:
             out.append((begin, end))
     return out
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end - begin for begin, end in intervals)
 
 
 def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, ...]:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from kernbench.commands.run import command
+import kernbench
+from kernbench.commands.run import command, print_summary
+from kernbench.errors import ConfigError
 
 Run = Callable[..., Result]
 
@@ -183,6 +185,16 @@ def test_summary(run: Run) -> None:
     assert "all_reduce: 2 calls, 32,768 bytes over all ranks" in lines
 
 
+def test_the_summary_says_what_the_log_has_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    for limit, dropped in ((4, True), (None, False)):
+        with kernbench.simulate(log_limit=limit) as ctx:
+            ctx.multiprocessing.spawn(
+                lambda rank: [ctx.distributed.all_reduce(ctx.ones(4)) for _ in range(4)], nprocs=2
+            )
+            print_summary(ctx)
+        assert ("were dropped: the log keeps the last 4" in capsys.readouterr().out.splitlines()[-1]) is dropped
+
+
 def test_the_seed_is_the_runs(run: Run) -> None:
     source = "import json, torch\nprint(json.dumps(torch.rand(2).tolist()))"
     drawn = [told(run(source, "--nproc-per-node", "2", "--seed", seed)) for seed in ("1", "1", "2")]
@@ -224,3 +236,13 @@ def test_flight_recorder_files_are_read_by_torchs_tool(run: Run, tmp_path: Path,
         assert "collective: nccl:all_reduce" in said
         assert "missing ranks: {1}" in said
         assert "program.py:6" in said
+
+
+def test_a_trace_is_written_as_its_name_says(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "trace.svg"
+    assert run(REDUCES, "--nproc-per-node", "2", "--trace", str(picture)).exit_code == 0
+    assert "<svg" in picture.read_text()
+    refused = run(REDUCES, "--nproc-per-node", "2", "--trace", str(tmp_path / "trace.txt"))
+    assert isinstance(refused.exception, ConfigError)
+    assert ".svg" in str(refused.exception)
+    assert "modelled on" not in refused.output  # said before the program ran

@@ -1,0 +1,71 @@
+"""What torch's Python code finds where a process group's backend would be: answers to its questions, and options."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+
+class BackendStandIn:
+    """What ``ProcessGroup._get_backend`` returns: the answers that torch's Python code asks it for."""
+
+    supports_splitting = True
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.splits = 0
+        self.options = BackendOptions(group.backend_name, group.timeout)
+
+    def name(self) -> str:
+        return self._group.backend_name
+
+    def rank(self) -> int:
+        return self._group.rank()
+
+    def size(self) -> int:
+        return self._group.size()
+
+    def comm_split_count(self) -> int:
+        return self.splits
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Sequence numbers exist from the start."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing is shared that a non-member would have to take part in."""
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """Simulated links need no connection."""
+
+    def abort(self) -> None:
+        """Nothing to stop."""
+
+    shutdown = abort
+
+
+class BackendOptions:
+    """The options of a backend: a timeout and what torch's code notes in them."""
+
+    def __init__(self, backend: str = "nccl", timeout: timedelta = timedelta(minutes=10), **kwargs: Any) -> None:
+        self.backend = backend
+        self._timeout = timeout
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+        self.is_high_priority_stream = bool(kwargs.get("is_high_priority_stream", False))
+        self.config = _AnyConfig()
+        self.split_from: Any = None
+        self.split_color = 0
+
+
+class _AnyConfig:
+    """NCCL's tuning knobs: kept, without effect."""

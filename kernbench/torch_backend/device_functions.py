@@ -1,0 +1,115 @@
+"""Functions of torch that would ask a CUDA runtime, or could not put their result on a simulated GPU: factories,
+``torch.load``, ``Module.to``, ``torch.autocast``.
+
+Relies on: ``torch._C._nn._parse_to`` being looked up by ``Module.to``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernbench.torch_backend.device_classes import default_device
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.pinning import pinned
+from kernbench.torch_backend.placement import block_of, place_storage
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.devices import Devices
+
+_TAKE_AN_INDEX = (
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+)  # fmt: skip
+"""Functions of which a program may write ``device=torch.cuda.current_device()``, a number: C++ would ask a CUDA runtime."""
+
+
+def install(patches: Patches, devices: Devices) -> None:
+    """Wrap the functions."""
+    for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
+        patches.set(torch, name, _places_result(getattr(torch, name), devices))
+    patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
+    for name in _TAKE_AN_INDEX:
+        patches.set(torch, name, _with_index(getattr(torch, name)))
+    patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
+    patches.set(torch, "load", _loads(torch.load, devices))
+
+
+def _places_result(stock: Callable[..., Any], devices: Devices) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None and torch._C._len_torch_function_stack():
+            device = default_device()
+        if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
+            return stock(*args, **kwargs)
+        kwargs["device"] = "cpu"
+        tensor = stock(*args, **kwargs)
+        if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
+            tensor = tensor.clone()
+        return devices.on_device(tensor, device)
+
+    return wrapped
+
+
+def _loads(stock: Callable[..., Any], devices: Devices) -> Callable[..., Any]:
+    """``torch.load`` whose ``map_location`` may name a simulated GPU: what is loaded is on it then."""
+
+    @functools.wraps(stock)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if devices.current() is None or map_location is None or callable(map_location):
+            return stock(f, map_location, *args, **kwargs)
+
+        def put(storage: Any, location: str) -> Any:
+            wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
+            if type(wanted) is not int and torch.device(wanted).type != "cuda":
+                return storage if torch.device(wanted).type == "cpu" else None
+            devices.mine().used = True
+            place_storage(storage, devices.memory_at(wanted))
+            return storage
+
+        return stock(f, put, *args, **kwargs)
+
+    return load
+
+
+def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if kwargs.get("pin_memory"):
+            return pinned(stock(*args, **{**kwargs, "pin_memory": False}))
+        return stock(*args, **kwargs)
+
+    return factory
+
+
+def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module.to(3)``: the first argument may be a number."""
+    with_keyword = _with_index(stock)
+
+    @functools.wraps(stock)
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return with_keyword(*args, **kwargs)
+
+    return parse
+
+
+def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
+    """``torch.autocast("cuda")`` applies to the CPU tensors that stand for the GPU's, with CUDA's default dtype."""
+
+    @functools.wraps(stock)
+    def init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        stock(self, device_type, dtype, enabled, cache_enabled)
+
+    return init

@@ -1,0 +1,231 @@
+"""What every process group of a simulated rank has, whatever is called on it: its names, and the way to the matcher.
+
+Relies on: Python classes may derive from ``ProcessGroup``, whose C++ calls the methods of these names; a backend name other
+than ``gloo`` from ``getBackendName`` (DDP's logger would ask for a gloo object).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.runtime_api.groups import Signature
+from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.backend_options import BackendStandIn
+from kernbench.torch_backend.call_arguments import Tensors, timeout_of
+from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.work import SimWork
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.environment import Environment
+
+_BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
+
+_ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
+
+
+class PostingGroup(_ProcessGroup):
+    """A group of simulated ranks, as torch's bookkeeping sees it; its operations are those of a derived class.
+
+    Args:
+        environment: of the spawn that the rank belongs to.
+        communicator: the members, shared by all of them.
+        rank: this rank's number in the group.
+        backend: the name that the program asked for.
+        timeout: of its operations, virtual time.
+        asked_for: whether the program gave that timeout.
+    """
+
+    bound_device_id: Any = None
+
+    def __init__(
+        self,
+        environment: Environment,
+        communicator: Communicator,
+        rank: int,
+        backend: str,
+        timeout: timedelta,
+        asked_for: bool,
+        name: str,
+        description: str,
+        store: Any,
+    ) -> None:
+        super().__init__(rank, communicator.size)
+        self._environment = environment
+        self._ctx = environment.ctx
+        self._post_to = environment.ctx.distributed.matcher
+        self.communicator = communicator
+        self._rank = rank
+        self.backend_name = backend
+        self.timeout = timeout
+        self._asked_for = asked_for
+        self._name = name
+        self._description = description
+        self._store = store
+        self._coalescing: list[SimWork] | None = None
+        self._sequence = 0
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self.communicator.size
+
+    getRank = rank
+    getSize = size
+
+    def name(self) -> str:
+        return self.backend_name
+
+    def getBackendName(self) -> str:
+        return "kernbench"
+
+    def _get_backend_name(self) -> str:
+        return self.backend_name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    group_name = property(getGroupName)
+    pg_name = group_name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    group_desc = property(getGroupDesc)
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(name) for name in _BACKEND_DEVICES.get(self.backend_name, ("cpu", "cuda"))]
+
+    def _get_backend(self, device: Any) -> BackendStandIn:
+        return BackendStandIn(self)
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+        self._asked_for = True
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Sequence numbers exist from the start."""
+
+    def shutdown(self) -> None:
+        """Nothing to stop: what was posted completes or is reported."""
+
+    abort = shutdown
+
+    def split_group(
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> PostingGroup | None:
+        """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it."""
+        if self._rank not in new_ranks:
+            return None
+        return self._environment.make_group(
+            members=tuple(self.communicator.ranks[rank] for rank in new_ranks),
+            rank=new_ranks.index(self._rank),
+            backend=self.backend_name,
+            timeout=timeout or self.timeout,
+            name=group_name or f"{self._name}:split",
+            description=group_desc or "undefined",
+            store=dist.PrefixStore(f"{group_name}/", self._store),
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self.backend_name} process group {self._name}: rank {self._rank} of {self.size()}>"
+
+    # -- posting -----------------------------------------------------------------------------------------------------
+
+    def _post(
+        self,
+        op: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        opts: Any,
+        *,
+        shape: tuple[int, ...] | None,
+        dtype: torch.dtype | None,
+        reduction: ReduceOp | None = None,
+        root: int | None = None,
+        splits: tuple[int, ...] | None = None,
+        given: Tensors | None = None,
+    ) -> SimWork:
+        for tensor in outputs:
+            if tensor.is_sparse:
+                raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
+        signature = Signature(
+            op,
+            shape,
+            dtype,
+            None if reduction is None else reduction.value,
+            None if root is None else self.communicator.ranks[root],
+            self._ctx.ccl_config.algorithm_for(op),
+        )
+        self._sequence += 1
+        operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
+        self._limit(operation, timeout_of(opts))
+        return self._work(operation, outputs)
+
+    def _limit(self, operation: Operation, own: timedelta | None) -> None:
+        """Give an operation its deadline."""
+        timeout = (own or self.timeout).total_seconds()
+
+        def expire(at: float) -> None:
+            situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
+            self._post_to.give_up(
+                operation,
+                dist.DistBackendError(
+                    f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
+                    f"{self.communicator.name}.\n{situation}"
+                ),
+                at,
+            )
+
+        asked_for = self._asked_for or own is not None
+        self._ctx.deadlines.add(operation, operation.enqueue + timeout, expire, asked_for=asked_for)
+
+    def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
+        on_stream = any(block_of(tensor) is not None for tensor in tensors)
+        work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _joined(self, works: Sequence[SimWork]) -> SimWork:
+        operations = [operation for work in works for operation in work._operations]
+        tensors = [tensor for work in works for tensor in work._tensors]
+        return SimWork(self._ctx, operations, tensors, on_stream=any(work.on_stream for work in works))
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device: Any) -> SimWork:
+        works, self._coalescing = self._coalescing or [], None
+        return self._joined(works)
