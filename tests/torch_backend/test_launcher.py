@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 import kernbench
 from kernbench.commands.run import command, print_summary
+from kernbench.errors import ConfigError
 
 Run = Callable[..., Result]
 
