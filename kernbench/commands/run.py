@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 @click.option("--nnodes", type=Nodes(), default=1, show_default=True, help="Nodes.")
 @click.option("--system", metavar="NAME|FILE", help="System to run on (see `kernbench systems`).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the ranks' random generators.")
-@click.option("--trace", metavar="FILE", help="Write the timeline here, for chrome://tracing or ui.perfetto.dev.")
+@click.option("--trace", metavar="FILE", help="Write the timeline here: .json or .json.gz for ui.perfetto.dev, .svg for a "
+              "picture.")  # fmt: skip
 @click.option("--flight-recorder", metavar="DIR", help="Write what each rank called last here, for "
               "python -m torch.distributed.flight_recorder.fr_trace.")  # fmt: skip
 @click.option("--autotune-report", metavar="FILE", help="Write the configs that the program's autotuners chose here.")
@@ -61,7 +61,10 @@ def command(
     from kernbench.runtime_api.context import simulate
     from kernbench.runtime_api.multiprocessing import SpawnException
     from kernbench.torch_backend import launcher
+    from kernbench.trace import check_trace_path, write_trace
 
+    if trace is not None:
+        check_trace_path(trace)
     report = None
     if autotune_report is not None:
         from kernbench.autotune.report import AutotuneReport
@@ -87,7 +90,7 @@ def command(
             click.echo(f"kernbench: failed: {failed}", err=True)
             code = 1
         if trace is not None:
-            _write_trace(ctx, trace)
+            write_trace(ctx, trace)
         if flight_recorder is not None:
             from kernbench.torch_backend.flight_recorder import write_flight_record
 
@@ -116,14 +119,6 @@ def _write_autotune_report(report: AutotuneReport) -> None:
         click.echo(f"kernbench: no autotune report: {type(error).__name__}: {error}", err=True)
     else:
         click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {report.path}", err=True)
-
-
-def _write_trace(ctx: RuntimeContext, path: str) -> None:
-    try:
-        chrome: Any = importlib.import_module("kernbench.trace.chrome")
-    except ImportError:
-        raise ConfigError("this installation has no trace export") from None
-    chrome.write_chrome_trace(ctx, path)
 
 
 def print_summary(ctx: RuntimeContext) -> None:

@@ -159,8 +159,10 @@ class Baton:
             if holder.thread.ident is not None:
                 identity = ctypes.c_ulong(holder.thread.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
-            if self._home.acquire(timeout=0.1) or (holder is not None and holder.stuck):
+            if self._home.acquire(timeout=0.1) or holder.stuck:
                 return
+        if self.holder is not None:
+            self.holder.stuck = True  # it waits where no exception reaches it: go on without it
 
 
 _RECALLS = 100

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
 
+from .affine import aff_add
 from .counts import Counts, TensorTraffic
 from .lift.program import OpInfo, Program
 from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
@@ -207,8 +208,6 @@ class Binding:
         """The same pointers without a root, as lanes need whose pointers come from different arguments."""
         if p.root is None:
             return p
-        from .ops.arith_int import aff_add
-
         bases = [a.base + start for a, start in self.roots[p.root]]
         if b.rank_index is None:
             return Ptr(None, aff_add(p.off, bases[b.rank]), p.den)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .lift.types import Ty
+from .lift.types import FLOAT8, Ty
 from .values import Aff, Box, Desc, Ptr, dense_int, dense_mask, exact_bounds, from_lane_array, lane_array
 
 
@@ -181,8 +181,7 @@ def _join_tensors(values: list[Any], axis: int, lanes: list[tuple[int, ...]], nd
     for p, ln in zip(parts, lanes, strict=True):
         sizes[axis] = ln[axis]
         out.append(p.expand(sizes))
-    raw = dtype.itemsize == 1 and dtype.is_floating_point
-    if raw:
+    if dtype in FLOAT8:
         return torch.cat([p.contiguous().view(torch.uint8) for p in out], dim=axis).view(dtype)
     return torch.cat(out, dim=axis)
 

@@ -20,6 +20,7 @@ from kernbench.errors import KernbenchError
 from kernbench.torch_backend.modes import plain_torch  # the one import upwards: torch's privates live there (ADR 0027)
 
 from . import lanes as lane_ops
+from .affine import aff_add
 from .batch import Batch, flat, merge, select, squeeze
 from .binding import Binding, Launch
 from .checks import checks_of
@@ -427,8 +428,6 @@ def _lanes_of(v: Any, lanes: tuple[int, ...]) -> np.ndarray:
 
 
 def _add_lanes(iv: Any, step: Any, lanes: tuple[int, ...]) -> Any:
-    from .ops.arith_int import aff_add
-
     if type(iv) is Tensor or type(step) is Tensor:
         return from_lane_array(_lanes_of(iv, lanes) + _lanes_of(step, lanes))
     return aff_add(iv, step)

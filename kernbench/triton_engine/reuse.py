@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kernbench.cost.kernel_time import occupancy, suggested_resources
 from kernbench.topology.device import DeviceSpec
 
-from .access import Access
+from .access import Access, flat_index, pieces
 from .counts import Counts
 from .lift.program import OpInfo
-from .values import Aff, Box, Ptr, dense_mask, lane_array
+from .values import Aff, Ptr, lane_array
 
 if TYPE_CHECKING:
     from .binding import Launch
@@ -28,14 +27,12 @@ def visit(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtyp
     """Check and count a store as if it were done."""
     if b.x.wave is not None:
         return
-    access = Access(b, info, p, tile, dtype.itemsize)
-    dense = mask if type(mask) is Tensor else None
-    box = mask if type(mask) is Box else None
-    if dense is None and box is None and not mask:
+    access = Access(b, info, p, tile, dtype.itemsize, mask)
+    if access.masked_off:
         return
-    if p.den is None and dense is None and access.pieces(box) is not None:
+    if p.den is None and access.dense is None and pieces(access, access.box) is not None:
         return
-    access.flat_index(dense_mask(box, b.lanes, tile) if box is not None else dense)  # type: ignore[arg-type]
+    flat_index(access)
 
 
 def wave_bytes(b: Any, p: Ptr, tile: tuple[int, ...], item: int) -> int:

@@ -23,6 +23,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import torch
 
+from .lift.types import FLOAT8
+
 I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -250,8 +252,17 @@ def dense_mask(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...]) -> torch
     return out
 
 
-def full(v: Value, dtype: torch.dtype, ndim: int) -> torch.Tensor:
-    """A uniform number as a tensor of ``ndim`` size-1 dimensions; tensors pass through."""
-    if isinstance(v, torch.Tensor):
-        return v
-    return torch.full((1,) * ndim, v, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)  # type: ignore[arg-type]
+def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A number as a tensor without dimensions; tensors pass through."""
+    return value if type(value) is torch.Tensor else torch.tensor(value, dtype=dtype)
+
+
+def filled(shape: tuple[int, ...], value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor of ``shape`` holding ``value`` (a number, or a tensor to broadcast)."""
+    if type(value) is torch.Tensor:
+        return value.expand(torch.broadcast_shapes(value.shape, shape)).clone(memory_format=torch.contiguous_format)
+    if value == 0 and value is not None:
+        return torch.zeros(shape, dtype=dtype)
+    if dtype in FLOAT8:
+        return torch.full(shape, value, dtype=torch.float32).to(dtype)
+    return torch.full(shape, value, dtype=dtype)

@@ -6,17 +6,10 @@ tests themselves, whose references must hold there too wherever the interpreter 
 
 from __future__ import annotations
 
-import os
-import sys
-
 import numpy as np
 import pytest
-import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-if sys.platform != "linux":
-    collect_ignore_glob = ["test_*.py"]
+from tests.triton_fixtures import INTERPRETED, collect_ignore_glob, engine, seeded
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,24 +22,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"Triton's interpreter: {marker.args[0]}")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _engine():
-    """The engine's driver, active while these tests run."""
-    if INTERPRETED:
-        yield
-        return
-    from kernbench.triton_engine import activate, deactivate
-
-    activate()
-    yield
-    deactivate()
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+__all__ = ["collect_ignore_glob", "engine", "rng", "seeded"]

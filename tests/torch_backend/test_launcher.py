@@ -235,3 +235,13 @@ def test_flight_recorder_files_are_read_by_torchs_tool(run: Run, tmp_path: Path,
         assert "collective: nccl:all_reduce" in said
         assert "missing ranks: {1}" in said
         assert "program.py:6" in said
+
+
+def test_a_trace_is_written_as_its_name_says(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "trace.svg"
+    assert run(REDUCES, "--nproc-per-node", "2", "--trace", str(picture)).exit_code == 0
+    assert "<svg" in picture.read_text()
+    refused = run(REDUCES, "--nproc-per-node", "2", "--trace", str(tmp_path / "trace.txt"))
+    assert refused.exit_code != 0
+    assert ".svg" in refused.output
+    assert "all_reduce" not in refused.output  # said before the program ran

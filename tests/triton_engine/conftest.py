@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-import torch
 
-if sys.platform != "linux":
-    collect_ignore_glob = ["test_*.py"]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _engine():
-    from kernbench.triton_engine import activate, deactivate
-
-    activate()
-    yield
-    deactivate()
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
+from tests.triton_fixtures import collect_ignore_glob, engine, seeded
 
 
 class Collected:
@@ -44,3 +26,6 @@ def collected():
     before = set_launch_sink(sink)
     yield sink
     set_launch_sink(before)
+
+
+__all__ = ["collect_ignore_glob", "collected", "engine", "seeded"]

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from kernbench.triton_engine.lift.literals import decode_number
 from kernbench.triton_engine.lift.lower import lift
-from kernbench.triton_engine.lift.parse import decode_number, parse_module
+from kernbench.triton_engine.lift.parse import parse_module
 from kernbench.triton_engine.lift.types import Ty, parse_type
 from kernbench.triton_engine.ops.registry import UnsupportedOpError
 

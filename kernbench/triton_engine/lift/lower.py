@@ -10,7 +10,8 @@ import torch
 from kernbench.triton_engine.ops.registry import UnsupportedOpError, lookup
 
 from . import analysis
-from .parse import Block, Function, Loc, Op, Region, parse_module
+from .locations import Loc
+from .parse import parse_module
 from .program import (
     Branch,
     Code,
@@ -24,6 +25,7 @@ from .program import (
     Return,
     SubProgram,
 )
+from .tree import Block, Function, Op, Region
 from .types import Ty
 
 #: Operations that mean nothing here: lanes of a batch move in step.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .parse import Loc
+from .locations import Loc
 from .types import Ty
 
 
@@ -41,7 +41,7 @@ class OpInfo:
     #: Only the store that follows looks at the result: it is computed there (:class:`..values.Late`).
     late: bool = False
     hoisted: bool = False
-    #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..footprint`).
+    #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..access.footprint`).
     layouts: dict[Any, Any] = field(default_factory=dict)
 
     @property

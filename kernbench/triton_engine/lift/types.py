@@ -30,6 +30,11 @@ TORCH_DTYPE: dict[str, torch.dtype] = {
     "f8E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 
+#: The floats of one byte, which much of torch and numpy cannot compute with: they are moved as bytes.
+FLOAT8: frozenset[torch.dtype] = frozenset(
+    d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize == 1
+)
+
 #: Bits of each integer element type.
 INT_BITS: dict[str, int] = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
 
@@ -105,20 +110,3 @@ def _desc_body(text: str) -> str:
     if body.startswith("tensor<"):
         return body[: body.rindex(">") + 1]
     return f"tensor<{body}>"  # newer spelling: !tt.tensordesc<32x64xf16>
-
-
-def split_types(text: str) -> list[str]:
-    """Split ``a, b -> c`` style lists at top-level commas (outside ``<>`` and ``()``)."""
-    parts, depth, start = [], 0, 0
-    for i, ch in enumerate(text):
-        if ch in "<([":
-            depth += 1
-        elif ch in ")]" or (ch == ">" and text[i - 1] != "-"):
-            depth -= 1
-        elif ch == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    tail = text[start:].strip()
-    if tail:
-        parts.append(tail)
-    return parts

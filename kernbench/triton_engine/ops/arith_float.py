@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.values import Value
+from kernbench.triton_engine.values import Value, as_tensor
 
 from .registry import op
 
@@ -25,10 +25,6 @@ def round_to(value: float, dtype: torch.dtype) -> float:
     if dtype is torch.float64:
         return value
     return float(torch.tensor(value, dtype=torch.float64).to(dtype).to(torch.float64))
-
-
-def tensor(value: Any, dtype: torch.dtype) -> Tensor:
-    return value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
 
 
 def _python_division(a: float, b: float) -> float:
@@ -123,13 +119,13 @@ def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], C
 
         def run(b: Any, x: Any, y: Any) -> Value:
             if type(x) is not Tensor and type(y) is not Tensor:
-                return float(dense(tensor(x, torch.float64), tensor(y, torch.float64)))
+                return float(dense(as_tensor(x, torch.float64), as_tensor(y, torch.float64)))
             if reuse:
                 k = reuse[0]
                 mine, other = (x, y) if k == 0 else (y, x)
                 if type(mine) is Tensor and (type(other) is not Tensor or _covers(mine.shape, other.shape)):
-                    return dense(tensor(x, dtype), tensor(y, dtype), out=mine)  # type: ignore[call-arg]
-            return dense(tensor(x, dtype), tensor(y, dtype))
+                    return dense(as_tensor(x, dtype), as_tensor(y, dtype), out=mine)  # type: ignore[call-arg]
+            return dense(as_tensor(x, dtype), as_tensor(y, dtype))
 
         return run
 
@@ -143,15 +139,22 @@ op("arith.maximumf", flops=1, unit="vector", inplace=True)(_extremum(torch.maxim
 op("arith.minimumf", flops=1, unit="vector", inplace=True)(_extremum(torch.minimum))
 
 
-@op("arith.remf", flops=1, unit="vector")
-def _remf(info: OpInfo) -> Callable[..., Value]:
-    dtype = info.ty.dtype
+def _binary(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
+    """A function of two numbers that only torch has, of scalars too."""
 
-    def run(b: Any, x: Any, y: Any) -> Value:
-        out = torch.fmod(tensor(x, dtype), tensor(y, dtype))
-        return out if type(x) is Tensor or type(y) is Tensor else float(out)
+    def build(info: OpInfo) -> Callable[..., Value]:
+        dtype = info.ty.dtype
 
-    return run
+        def run(b: Any, x: Any, y: Any) -> Value:
+            out = dense(as_tensor(x, dtype), as_tensor(y, dtype))
+            return out if type(x) is Tensor or type(y) is Tensor else float(out)
+
+        return run
+
+    return build
+
+
+op("arith.remf", flops=1, unit="vector")(_binary(torch.fmod))
 
 
 @op("tt.clampf", flops=2, unit="vector")
@@ -161,7 +164,7 @@ def _clampf(info: OpInfo) -> Callable[..., Value]:
 
     def run(b: Any, x: Any, lo: Any, hi: Any) -> Value:
         tensors = type(x) is Tensor or type(lo) is Tensor or type(hi) is Tensor
-        x, lo, hi = tensor(x, dtype), tensor(lo, dtype), tensor(hi, dtype)
+        x, lo, hi = as_tensor(x, dtype), as_tensor(lo, dtype), as_tensor(hi, dtype)
         out = torch.minimum(torch.maximum(x, lo), hi) if keep_nan else torch.fmin(torch.fmax(x, lo), hi)
         return out if tensors else float(out)
 
@@ -286,7 +289,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
 
         def nan_test(b: Any, x: Any, y: Any) -> Value:
             tensors = type(x) is Tensor or type(y) is Tensor
-            out = torch.isnan(tensor(x, dtype)) | torch.isnan(tensor(y, dtype))
+            out = torch.isnan(as_tensor(x, dtype)) | torch.isnan(as_tensor(y, dtype))
             out = out if want else ~out
             return out if tensors else bool(out)
 
@@ -308,29 +311,11 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
         else:
             result = _COMPARE[name](x, y if ty else torch.tensor(y, dtype=dtype))
         if one:
-            return result & ~torch.isnan(tensor(x, dtype)) & ~torch.isnan(tensor(y, dtype))
+            return result & ~torch.isnan(as_tensor(x, dtype)) & ~torch.isnan(as_tensor(y, dtype))
         return ~result if negate else result
 
     return run
 
 
-@op("math.copysign", flops=1, unit="vector")
-def _copysign(info: OpInfo) -> Callable[..., Value]:
-    dtype = info.ty.dtype
-
-    def run(b: Any, x: Any, y: Any) -> Value:
-        out = torch.copysign(tensor(x, dtype), tensor(y, dtype))
-        return out if type(x) is Tensor or type(y) is Tensor else float(out)
-
-    return run
-
-
-@op("math.powf", flops=1, unit="special")
-def _powf(info: OpInfo) -> Callable[..., Value]:
-    dtype = info.ty.dtype
-
-    def run(b: Any, x: Any, y: Any) -> Value:
-        out = torch.pow(tensor(x, dtype), tensor(y, dtype))
-        return out if type(x) is Tensor or type(y) is Tensor else float(out)
-
-    return run
+op("math.copysign", flops=1, unit="vector")(_binary(torch.copysign))
+op("math.powf", flops=1, unit="special")(_binary(torch.pow))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.access import Access
+from kernbench.triton_engine.access import Access, flat_index
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import Ty
 from kernbench.triton_engine.memory import Allocation
@@ -120,14 +120,10 @@ def _flat_elements(
     b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
 ) -> list[tuple[Allocation, np.ndarray, np.ndarray | None]]:
     """Element indices of every lane and element, row-major, per allocation, with the selection of active ones."""
-    access = Access(b, info, p, tile, dtype.itemsize)
     shape = b.lanes + tile
-    active: Tensor | None = None
-    if mask is not True:
-        full = materialise(mask, b, Ty("i1", tile))
-        active = full.expand(shape)
+    active = True if mask is True else materialise(mask, b, Ty("i1", tile)).expand(shape)
     out = []
-    for allocation, index, here in access.flat_index(active):
+    for allocation, index, here in flat_index(Access(b, info, p, tile, dtype.itemsize, active)):
         flat = index.expand(shape).reshape(-1).numpy()
         keep = None if here is None else np.nonzero(here.expand(shape).reshape(-1).numpy())[0]
         out.append((allocation, flat if keep is None else flat[keep], keep))

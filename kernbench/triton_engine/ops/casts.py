@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.affine import fits
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.values import Aff, Box, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
 
 from .arith_float import round_to
-from .arith_int import fits
 from .registry import op
 
 _FP8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine import access
+from kernbench.triton_engine.affine import aff_add, aff_scale
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
 from kernbench.triton_engine.reuse import visit, wave_bytes
 from kernbench.triton_engine.values import Aff, Box, Desc, Late, Ptr, Value, dense_int, from_lane_array, lane_array
 
-from .arith_int import aff_add, aff_scale, mask_and
 from .atomics import _flat_elements, _operand, update
+from .masks import mask_and
 from .registry import op
 from .shape import materialise
 

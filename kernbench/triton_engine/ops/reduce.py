@@ -62,23 +62,18 @@ def _bits(f: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, int], Tens
     return run
 
 
-def _max_number(x: Tensor, dim: int) -> Tensor:
-    """Maximum that ignores NaN: amax propagates NaN, so look again only when one came out."""
-    out = torch.amax(x, dim)
-    if out.dtype.is_floating_point and bool(torch.isnan(out).any()):
-        clean = torch.where(torch.isnan(x), torch.tensor(float("-inf"), dtype=x.dtype), x)
-        every = torch.isnan(x).all(dim)
-        out = torch.where(every, out, torch.amax(clean, dim))
-    return out
+def _number_extremum(reduce: Callable[[Tensor, int], Tensor], worst: float) -> Callable[[Tensor, int], Tensor]:
+    """Extremum that ignores NaN: ``reduce`` propagates NaN, so look again, with ``worst`` there, only when one came out."""
 
+    def run(x: Tensor, dim: int) -> Tensor:
+        out = reduce(x, dim)
+        if out.dtype.is_floating_point and bool(torch.isnan(out).any()):
+            nan = torch.isnan(x)
+            clean = torch.where(nan, torch.tensor(worst, dtype=x.dtype), x)
+            out = torch.where(nan.all(dim), out, reduce(clean, dim))
+        return out
 
-def _min_number(x: Tensor, dim: int) -> Tensor:
-    out = torch.amin(x, dim)
-    if out.dtype.is_floating_point and bool(torch.isnan(out).any()):
-        clean = torch.where(torch.isnan(x), torch.tensor(float("inf"), dtype=x.dtype), x)
-        every = torch.isnan(x).all(dim)
-        out = torch.where(every, out, torch.amin(clean, dim))
-    return out
+    return run
 
 
 _KNOWN: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -86,8 +81,8 @@ _KNOWN: dict[str, Callable[[Tensor, int], Tensor]] = {
     "arith.addi": _sum,
     "arith.mulf": lambda x, dim: torch.prod(x, dim, dtype=x.dtype),
     "arith.muli": lambda x, dim: torch.prod(x, dim, dtype=x.dtype),
-    "arith.maxnumf": _max_number,
-    "arith.minnumf": _min_number,
+    "arith.maxnumf": _number_extremum(torch.amax, float("-inf")),
+    "arith.minnumf": _number_extremum(torch.amin, float("inf")),
     "arith.maximumf": torch.amax,
     "arith.minimumf": torch.amin,
     "arith.maxsi": torch.amax,

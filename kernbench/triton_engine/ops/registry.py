@@ -39,6 +39,8 @@ TABLE: dict[str, OpDef] = {}
 _MODULES = (
     "arith_int",
     "arith_float",
+    "compare",
+    "select",
     "casts",
     "shape",
     "dot",

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.affine import aff_add, aff_scale
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import Ty
 from kernbench.triton_engine.values import Aff, Box, Ptr, Value, dense_int, dense_mask
 
-from .arith_int import aff_add, aff_scale
 from .registry import op
 
 _AXES = {"x": 0, "y": 1, "z": 2}

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from .interpreter import Frame, Stuck, run
+from .interpreter import Stuck, run
 from .parse import Assembly, parse
+from .state import Frame
 
 __all__ = ["Assembly", "Frame", "Stuck", "parse", "run"]

@@ -11,7 +11,7 @@ from typing import final
 from torch import Tensor
 from torch import dtype as Dtype
 
-from .memory import Allocation
+from kernbench.triton_engine.memory import Allocation
 
 Cell = tuple[tuple[int, int], ...]
 

@@ -1,0 +1,68 @@
+"""Out-of-bounds accesses: the error names tensor, rank, program and source line of the first element outside."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.errors import MemoryAccessError
+from kernbench.triton_engine.memory import Allocation
+
+from .footprint import Cell, Footprint
+from .operands import Access
+
+
+def out_of_bounds(access: Access, offset: int, allocation: Allocation | None, cell: Cell | None) -> NoReturn:
+    """Raise the out-of-bounds error for a byte offset into (or an address outside of) an allocation."""
+    b, info = access.b, access.info
+    verb = "writes" if "store" in info.name else "updates" if "atomic" in info.name else "reads"
+    where = b.describe_lanes(cell)
+    if allocation is None:
+        what = f"{verb} address {offset:#x}, which belongs to no live tensor"
+    else:
+        index = offset // access.item
+        limit = allocation.nbytes // access.item
+        what = f"{verb} element {index} of {allocation.describe()}, which has {limit} elements of {access.item} bytes"
+    error = MemoryAccessError(
+        f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {access.tile}"
+    )
+    error.ranks = tuple(b.ranks(cell))  # type: ignore[attr-defined]
+    raise error
+
+
+def first_outside(access: Access, c: int, foot: Footprint, allocation: Allocation, cell: Cell) -> None:
+    """Find the first program of a piece that leaves the allocation, and the first element it reaches.
+
+    ``c``: byte offset of the piece's first element.
+    """
+    item, nl, steps, sizes = access.item, len(cell), foot.strides, foot.sizes
+    tile = torch.zeros((1,) * (len(sizes) - nl), dtype=torch.int64)
+    for j, (s, n) in enumerate(zip(steps[nl:], sizes[nl:], strict=True)):
+        shape = [1] * (len(sizes) - nl)
+        shape[j] = n
+        tile = tile + (torch.arange(n) * (s * item)).reshape(shape)
+    least, most = int(tile.min()), int(tile.max())
+    for lane in np.ndindex(*sizes[:nl]):
+        base = c + sum(i * s for i, s in zip(lane, steps, strict=False)) * item
+        if base + least < 0 or base + most + item > allocation.nbytes:
+            offsets = (tile + base).reshape(-1)
+            bad = offsets[(offsets < 0) | (offsets + item > allocation.nbytes)]
+            here = tuple((a + i, a + i + 1) for (a, _), i in zip(cell, lane, strict=True))
+            out_of_bounds(access, int(bad[0]), allocation, here)
+
+
+def gather_outside(
+    access: Access, index: Tensor, active: Tensor | None, allocation: Allocation, offset: int
+) -> NoReturn:
+    """Find the lane that reaches byte ``offset`` of an allocation, and raise the error for it."""
+    where = (index == offset).nonzero()
+    lane = tuple(where[0].tolist()[: len(access.b.lanes)]) if len(where) else ()
+    out_of_bounds(
+        access,
+        offset,
+        allocation,
+        tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, access.b.lanes, strict=False)),
+    )

@@ -1,0 +1,117 @@
+"""Loads of tiles: a strided view where addresses are affine, an indexed copy where they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import FLOAT8
+from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.values import Aff, Ptr, filled
+
+from .footprint import Piece
+from .gathered import flat_index
+from .operands import Access
+from .per_rank import load_ranks
+from .strided import pieces
+from .windows import load_windows
+
+
+def load(
+    b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
+) -> Tensor | None:
+    """Load a tile; None when the mask is false everywhere and the result is ``other``."""
+    access = Access(b, info, p, tile, dtype.itemsize, mask)
+    if access.masked_off:
+        return None
+    dense = access.dense
+    if p.den is None:
+        if dense is not None and b.x.checks is None:
+            found = _load_masked(access, dense, dtype, other)
+            if found is not None:
+                return found
+        elif dense is None:
+            if b.rank_index is not None and b.x.checks is None:
+                tiles = load_ranks(access, dtype)
+                if tiles is not None:
+                    return tiles
+            elif type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
+                windows = load_windows(access, dtype, other)
+                if windows is not None:
+                    return windows
+            cut = pieces(access, access.box)
+            if cut is not None:
+                if b.x.checks is not None:
+                    for piece in cut[0]:
+                        b.x.checks.read_piece(b, info, piece, dtype.itemsize)
+                return _load_pieces(info, cut[0], cut[1], dtype, other)
+    groups = flat_index(access)
+    if b.x.checks is not None:
+        for allocation, index, here in groups:
+            b.x.checks.read_index(b, info, allocation, index, here, dtype.itemsize)
+    if not groups:
+        return None
+    raw = torch.uint8 if dtype in FLOAT8 else dtype
+    if len(groups) == 1 and groups[0][2] is None:
+        out = groups[0][0].flat(raw).take(groups[0][1])
+    elif raw is dtype:
+        out = _gather(groups, dtype, 0 if other is None else other)
+    else:
+        out = _gather(groups, raw, _as_bytes(other, dtype))
+    return out if raw is dtype else out.view(dtype)
+
+
+def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
+    """``other`` as the bytes of 8-bit floats."""
+    if other is None:
+        return 0
+    return (
+        other.contiguous().view(torch.uint8)
+        if type(other) is Tensor
+        else int(torch.tensor([other]).to(dtype).view(torch.uint8))
+    )
+
+
+def _gather(groups: list[tuple[Allocation, Tensor, Tensor | None]], dtype: torch.dtype, other: Any) -> Tensor:
+    """The elements of several allocations, ``other`` where none is read."""
+    out: Any = other if type(other) is Tensor else torch.tensor(other, dtype=dtype)
+    for allocation, index, here in groups:
+        values = allocation.flat(dtype).take(index)
+        out = values if here is None else torch.where(here, values, out)
+    return out
+
+
+def _load_pieces(
+    info: OpInfo, cut: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: Any
+) -> Tensor | None:
+    """The tile value that pieces make up, ``other`` outside of them; None if there is no piece."""
+    if not cut:
+        return None
+    if len(cut) == 1:
+        piece = cut[0]
+        view = piece.read(dtype)
+        if tuple(piece.sizes) == shape:
+            return view if info.view_ok else view.clone()
+    out = filled(shape, 0 if other is None else other, dtype)
+    for piece in cut:
+        out[piece.where].copy_(piece.read(dtype))
+    return out
+
+
+def _load_masked(access: Access, mask: Tensor, dtype: torch.dtype, other: Any) -> Tensor | None:
+    """Affine addresses under an arbitrary mask: read everything if all of it lies inside the allocation."""
+    if not access.b.x.whole_in_bounds(access.b, access.pointer, access.tile, access.item):
+        return None
+    if dtype in FLOAT8:
+        return None
+    cut = pieces(access, None)
+    if cut is None:
+        return None
+    values = _load_pieces(access.info, cut[0], cut[1], dtype, None)
+    if values is None:
+        return None
+    fill = other if type(other) is Tensor else torch.tensor(0 if other is None else other, dtype=dtype)
+    return torch.where(mask, values, fill)

@@ -1,0 +1,83 @@
+"""A load or store and its operands, taken apart: the affine part of the pointer, the bounds and tensors of the mask."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+from torch import Tensor
+
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.values import Aff, Box, Ptr
+
+
+@final
+class Access:
+    """One load, store or atomic executed by one batch: pointers to elements of ``item`` bytes, a tile of them per lane.
+
+    The mask is a ``box``, a ``dense`` tensor (shape: broadcastable lanes + tile), or nothing (every element is accessed),
+    unless the access is ``masked_off`` entirely.
+    """
+
+    __slots__ = ("b", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
+
+    def __init__(self, b: Any, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True) -> None:
+        self.b = b
+        self.info = info
+        self.pointer = pointer
+        self.tile = tile
+        self.item = item
+        self.box: Box | None = None
+        self.dense: Tensor | None = None
+        self.masked_off = False
+        if type(mask) is Box:
+            self.box = mask
+        elif type(mask) is Tensor:
+            self.dense = mask
+        else:
+            self.masked_off = not mask
+
+    def affine_pointer(self) -> tuple[int, tuple[int, ...], tuple[int, ...], np.ndarray | None]:
+        """The pointer's byte offset: constant, strides over lanes and tile, and what is not affine over the lanes."""
+        off = self.pointer.off
+        if type(off) is Aff:
+            return off.c, off.ls, off.ts, off.arr
+        return off, (0,) * len(self.b.lanes), (0,) * len(self.tile), None
+
+    def mask_bounds(self, mask: Box | None) -> tuple[tuple[Any, ...], tuple[Any, ...], list[np.ndarray]]:
+        """First and last index per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""
+        if mask is None:
+            none = (None,) * len(self.tile)
+            return none, none, []
+        low: list[Any] = [None] * len(self.tile)
+        high: list[Any] = [None] * len(self.tile)
+        varying: list[np.ndarray] = []
+        for j, bound in enumerate(mask.bounds):
+            if bound is None:
+                continue
+            lo: Any
+            hi: Any
+            lo, hi = bound
+            n = self.tile[j]
+            if type(lo) is np.ndarray:
+                lo = np.clip(lo, 0, n)
+                varying.append(lo)
+            else:
+                lo = 0 if lo < 0 else n if lo > n else lo
+            if type(hi) is np.ndarray:
+                hi = np.clip(hi, 0, n)
+                varying.append(hi)
+            else:
+                hi = 0 if hi < 0 else n if hi > n else hi
+            low[j], high[j] = lo, hi
+        if varying:
+            return *filled_bounds(low, high, self.tile), varying
+        return tuple(low), tuple(high), varying
+
+
+def filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Bounds with the whole tile where there is no mask."""
+    return (
+        tuple([0 if v is None else v for v in low]),
+        tuple([n if v is None else v for v, n in zip(high, tile, strict=True)]),
+    )

@@ -1,0 +1,153 @@
+"""``arith.cmpi``: decided by bounds where they suffice, else a box where the difference is affine, else a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.affine import aff_sub
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.values import (
+    Aff,
+    Box,
+    Ptr,
+    Value,
+    as_tensor,
+    dense_int,
+    dense_mask,
+    exact_bounds,
+    lane_array,
+)
+
+from .registry import op
+
+_SIGNED_COMPARE: dict[str, tuple[Any, Any]] = {
+    "eq": (lambda a, b: a == b, torch.eq),
+    "ne": (lambda a, b: a != b, torch.ne),
+    "slt": (lambda a, b: a < b, torch.lt),
+    "sle": (lambda a, b: a <= b, torch.le),
+    "sgt": (lambda a, b: a > b, torch.gt),
+    "sge": (lambda a, b: a >= b, torch.ge),
+}
+
+_NO_BOUND = 1 << 62
+
+
+@op("arith.cmpi")
+def _cmpi(info: OpInfo) -> Callable[..., Value]:
+    predicate = info.words[0]
+    ty = info.operand_types[0]
+    tile = ty.shape
+    if ty.is_ptr:
+        return _compare_pointers(predicate, tile)
+    bits, dtype = ty.bits, ty.dtype
+    unsigned = predicate.startswith("u")
+    signed = "s" + predicate[1:] if unsigned else predicate
+    python, dense = _SIGNED_COMPARE[signed]
+    if ty.elem == "i1":
+        return _compare_masks(signed, unsigned, tile)
+    mask = (1 << bits) - 1
+    flip = -(1 << (bits - 1))
+
+    def run(b: Any, x: Any, y: Any) -> Value:
+        tx, ty_ = type(x), type(y)
+        if tx is not Tensor and ty_ is not Tensor:
+            if tx is not Aff and ty_ is not Aff:
+                return python(x & mask, y & mask) if unsigned else python(x, y)
+            plain = not unsigned or ((x.lo if tx is Aff else x) >= 0 and (y.lo if ty_ is Aff else y) >= 0)
+            if plain:
+                d = aff_sub(x, y)
+                if type(d) is not Aff:
+                    return python(d, 0)
+                known = _decided(signed, d.lo, d.hi)
+                if known is not None:
+                    return known
+                d.lo, d.hi = exact_bounds(d, b.lanes, tile)
+                known = _decided(signed, d.lo, d.hi)
+                if known is not None:
+                    return known
+                box = _box(signed, d, b.lanes)
+                if box is not None:
+                    return box
+                if not any(d.ts):
+                    lane = python(lane_array(d, b.lanes), 0)
+                    return torch.from_numpy(np.asarray(lane)).reshape(lane.shape + (1,) * len(tile))
+        x, y = dense_int(x, b.lanes, tile, dtype), dense_int(y, b.lanes, tile, dtype)
+        if unsigned:
+            x, y = x ^ flip, y ^ flip
+        return dense(x, y) if type(x) is Tensor else dense(as_tensor(x, dtype), y)
+
+    return run
+
+
+def _decided(predicate: str, lo: int, hi: int) -> bool | None:
+    """The truth of ``d predicate 0`` for every d in [lo, hi], or None."""
+    if predicate == "slt":
+        return True if hi < 0 else False if lo >= 0 else None
+    if predicate == "sle":
+        return True if hi <= 0 else False if lo > 0 else None
+    if predicate == "sgt":
+        return True if lo > 0 else False if hi <= 0 else None
+    if predicate == "sge":
+        return True if lo >= 0 else False if hi < 0 else None
+    if predicate == "eq":
+        return False if lo > 0 or hi < 0 else True if lo == hi == 0 else None
+    return True if lo > 0 or hi < 0 else False if lo == hi == 0 else None
+
+
+def _box(predicate: str, d: Aff, lanes: tuple[int, ...]) -> Box | None:
+    """``d predicate 0`` as a range of the one tile index that ``d`` varies with."""
+    varying = [j for j, s in enumerate(d.ts) if s]
+    if len(varying) != 1 or predicate in ("eq", "ne"):
+        return None
+    j = varying[0]
+    s = d.ts[j]
+    base: Any = d.c
+    if d.arr is not None or any(d.ls):
+        base = lane_array(Aff(d.c, d.ls, (), 0, 0, d.arr), lanes)
+    strict = predicate in ("slt", "sgt")
+    below = predicate in ("slt", "sle")
+    if not below:  # -d < 0
+        s, base = -s, -base
+    if not strict:  # d <= 0  <=>  d - 1 < 0
+        base = base - 1
+    # s*i + base < 0
+    if s > 0:
+        limit: Any = -(base // s)  # i < ceil(-base / s)
+        bound = (-_NO_BOUND, limit)
+    else:
+        bound = (base // (-s) + 1, _NO_BOUND)
+    if isinstance(base, np.ndarray) and base.size == 1:
+        bound = (int(np.asarray(bound[0]).reshape(-1)[0]), int(np.asarray(bound[1]).reshape(-1)[0]))
+    bounds: list[Any] = [None] * len(d.ts)
+    bounds[j] = bound
+    return Box(tuple(bounds))
+
+
+def _compare_masks(predicate: str, unsigned: bool, tile: tuple[int, ...]) -> Callable[..., Value]:
+    python, dense = _SIGNED_COMPARE[predicate]
+
+    def run(b: Any, x: Any, y: Any) -> Value:
+        x, y = dense_mask(x, b.lanes, tile), dense_mask(y, b.lanes, tile)
+        if type(x) is not Tensor and type(y) is not Tensor:
+            return python(int(x), int(y)) if unsigned else python(-int(x), -int(y))
+        x = x if type(x) is Tensor else torch.tensor(x)
+        y = y if type(y) is Tensor else torch.tensor(y)
+        x, y = x.to(torch.int8), y.to(torch.int8)
+        return dense(x, y) if unsigned or predicate in ("eq", "ne") else dense(-x, -y)
+
+    return run
+
+
+def _compare_pointers(predicate: str, tile: tuple[int, ...]) -> Callable[..., Value]:
+    _, dense = _SIGNED_COMPARE["s" + predicate[1:] if predicate.startswith("u") else predicate]
+
+    def run(b: Any, x: Ptr, y: Ptr) -> Value:
+        p, q = b.x.addresses(b, x, tile), b.x.addresses(b, y, tile)
+        return dense(p, q)
+
+    return run

@@ -1,0 +1,79 @@
+"""``arith.select``: of numbers, masks and pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.lift.types import FLOAT8
+from kernbench.triton_engine.values import (
+    Aff,
+    Ptr,
+    Value,
+    as_tensor,
+    dense_int,
+    dense_mask,
+    from_lane_array,
+    lane_array,
+)
+
+from .registry import op
+
+
+@op("arith.select")
+def _select(info: OpInfo) -> Callable[..., Value]:
+    ty = info.ty
+    tile = ty.shape
+    if ty.is_ptr:
+        return _select_pointers(tile)
+    dtype = ty.dtype
+    is_mask = ty.elem == "i1"
+    is_int = ty.is_int
+
+    def run(b: Any, c: Any, x: Any, y: Any) -> Value:
+        if type(c) is bool or type(c) is int:
+            return x if c else y
+        lanes = b.lanes
+        if is_mask:
+            x, y = dense_mask(x, lanes, tile), dense_mask(y, lanes, tile)
+        elif is_int:
+            if not tile and type(c) is Tensor and type(x) is not Tensor and type(y) is not Tensor:
+                return from_lane_array(np.where(c.numpy(), lane_array(x, lanes), lane_array(y, lanes)))
+            x, y = dense_int(x, lanes, tile, dtype), dense_int(y, lanes, tile, dtype)
+        c = dense_mask(c, lanes, tile)
+        if type(c) is bool:
+            return x if c else y
+        if c.dim() < len(lanes) + len(tile):
+            c = c.reshape(c.shape + (1,) * (len(lanes) + len(tile) - c.dim()))
+        if type(x) is not Tensor and type(y) is not Tensor:
+            x = torch.full((1,) * c.dim(), x, dtype=torch.float32 if dtype in FLOAT8 else dtype).to(dtype)
+        if type(x) is not Tensor:
+            return torch.where(c, as_tensor(x, dtype), y)
+        return torch.where(c, x, y if type(y) is Tensor else as_tensor(y, dtype))
+
+    return run
+
+
+def _select_pointers(tile: tuple[int, ...]) -> Callable[..., Value]:
+    def run(b: Any, c: Any, x: Ptr, y: Ptr) -> Value:
+        if type(c) is bool or type(c) is int:
+            return x if c else y
+        c = dense_mask(c, b.lanes, tile)
+        if type(c) is bool:
+            return x if c else y
+        if c.dim() < len(b.lanes) + len(tile):
+            c = c.reshape(c.shape + (1,) * (len(b.lanes) + len(tile) - c.dim()))
+        one = x.root == y.root  # offsets into one argument, else addresses
+        numbers = b.x.offsets if one else b.x.addresses
+        chosen = torch.where(c, numbers(b, x, tile), numbers(b, y, tile))
+        root = x.root if one else None
+        if not tile:
+            return Ptr(root, from_lane_array(chosen.numpy()))
+        return Ptr(root, Aff(0, (0,) * len(b.lanes), (0,) * len(tile), 0, 0), chosen)
+
+    return run

@@ -1,0 +1,104 @@
+"""What instructions work on: the registers of all invocations, the ones that execute now, and memory."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from .numbers import U64, decode
+from .parse import AssemblyError
+
+
+class Memory(Protocol):
+    """Loads, stores and updates by absolute address; addresses are uint64 arrays."""
+
+    def load(self, address: np.ndarray, nbytes: int) -> np.ndarray: ...
+
+    def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None: ...
+
+
+@dataclass
+class Frame:
+    """The state of ``n`` invocations: registers by name, program counters (``-1`` or past the end: finished)."""
+
+    n: int
+    registers: dict[str, np.ndarray]
+    pc: np.ndarray
+    specials: dict[str, np.ndarray | int] = field(default_factory=dict)
+
+    def select(self, keep: np.ndarray) -> Frame:
+        return Frame(
+            int(keep.sum()),
+            {k: v[keep] for k, v in self.registers.items()},
+            self.pc[keep],
+            {k: v[keep] if isinstance(v, np.ndarray) else v for k, v in self.specials.items()},
+        )
+
+
+class State:
+    """A frame while it runs. ``mask``: the invocations that execute the instruction at hand.
+
+    ``changed``: memory was written since somebody last waited; ``watched``: the addresses read last.
+    """
+
+    def __init__(self, frame: Frame, memory: Memory) -> None:
+        self.frame = frame
+        self.memory = memory
+        self.changed = False
+        self.mask: np.ndarray | slice = slice(None)
+        self.watched: np.ndarray | None = None
+
+    @property
+    def count(self) -> int:
+        return int(self.mask.sum()) if isinstance(self.mask, np.ndarray) else self.frame.n
+
+    def raw(self, name: str) -> np.ndarray:
+        """An operand as 64-bit registers."""
+        n = self.count
+        if name in self.frame.registers:
+            return self.frame.registers[name][self.mask]
+        if name in self.frame.specials:
+            v = self.frame.specials[name]
+            return v[self.mask].astype(U64) if isinstance(v, np.ndarray) else np.full(n, v, dtype=U64)
+        if name[:2] in ("0f", "0F", "0d", "0D"):
+            return np.full(n, int(name[2:], 16), dtype=U64)
+        try:
+            return np.full(n, int(name.rstrip("U"), 0) & 0xFFFFFFFFFFFFFFFF, dtype=U64)
+        except ValueError:
+            pass
+        try:
+            bits = struct.unpack("<I", struct.pack("<f", float(name)))[0]
+            return np.full(n, bits, dtype=U64)
+        except ValueError:
+            raise AssemblyError(f"inline assembly reads {name}, which has no value") from None
+
+    def value(self, name: str, kind: str) -> np.ndarray:
+        """An operand as numbers of a type; ``!`` negates a predicate."""
+        negated = name.startswith("!")
+        out = decode(self.raw(name.lstrip("!")), kind)
+        return ~out if negated and kind == "pred" else out
+
+    def assign(self, name: str, raw: np.ndarray) -> None:
+        """Write a register where the mask holds; ``_`` takes anything."""
+        if name == "_":
+            return
+        register = self.frame.registers.get(name)
+        if register is None:
+            register = self.frame.registers[name] = np.zeros(self.frame.n, dtype=U64)
+        register[self.mask] = raw
+
+    def address(self, text: str) -> np.ndarray:
+        """The addresses of ``[register+offset]``."""
+        inner = text.strip()[1:-1].strip()
+        base, sign, offset = ([*re.split(r"\s*([+])\s*", inner, maxsplit=1), "", "0"])[:3]
+        out = self.raw(base)
+        return out + U64(int(offset, 0) & 0xFFFFFFFFFFFFFFFF) if sign else out
+
+    @staticmethod
+    def names(text: str) -> list[str]:
+        """The registers of a vector operand, or the only one."""
+        return [p.strip() for p in text[1:-1].split(",")] if text.startswith("{") else [text]
