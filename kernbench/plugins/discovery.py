@@ -11,9 +11,11 @@ and modules of the package ``kernbench.plugins`` that are not kernbench's own.
 
 from __future__ import annotations
 
+import ast
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -72,16 +74,36 @@ def find_plugins() -> list[Found]:
         point.name: Found(point.name, f"entry point of {origin(point)}", point.load) for point in installed(PLUGINS)
     }
     for folder in kernbench.plugins.__path__:
-        kernbench_itself = os.path.isfile(os.path.join(folder, "..", "cli.py"))  # this copy, or another on the path
+        of_kernbench = _modules_of_kernbench(folder)
         for info in pkgutil.iter_modules([folder]):
             name = f"{kernbench.plugins.__name__}.{info.name}"
-            if info.name in OWN_MODULES and kernbench_itself:
+            if info.name in of_kernbench:
                 continue
             if info.name in OWN_MODULES:
                 warn(f"{folder}/{info.name} cannot be a plugin: kernbench has a module {name} of its own. Rename it")
             else:
                 found.setdefault(name, Found(name, f"module in {folder}", partial(import_module, name)))
     return [found[name] for name in sorted(found)]
+
+
+def _modules_of_kernbench(folder: str) -> Set[str]:
+    """The modules in a folder ``kernbench/plugins`` that are no plugins because a copy of kernbench has them there.
+
+    Another copy on the path, say an editable install of another checkout, may have other modules than this one: what its
+    own list (:data:`OWN_MODULES` in its source) says counts there, and all of its modules if it has none to be read.
+    """
+    if os.path.realpath(folder) == os.path.dirname(os.path.realpath(__file__)):
+        return OWN_MODULES
+    if not os.path.isfile(os.path.join(folder, "..", "cli.py")):
+        return frozenset()
+    try:
+        source = Path(folder, "discovery.py").read_text(encoding="utf-8")
+    except OSError:
+        source = ""
+    listed = re.search(r"^OWN_MODULES = frozenset\(\s*(\{[^}]*\})", source, re.MULTILINE)
+    if listed is None:
+        return {info.name for info in pkgutil.iter_modules([folder])}
+    return OWN_MODULES | ast.literal_eval(listed.group(1))
 
 
 def load_reference(reference: str) -> Any:

@@ -146,6 +146,33 @@ def test_the_environment_names_plugins(folder: Path, value: str, loaded: list[st
     assert done.stdout.strip() == str(loaded), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        ('OWN_MODULES = frozenset({"discovery", "newer"})\n', ["kernbench.plugins.acme_part"]),  # another checkout
+        ("", []),  # a copy that does not say which modules are its own
+        (None, ["kernbench.plugins.acme_part", "kernbench.plugins.newer"]),  # a part of the package, no kernbench
+    ],
+)
+def test_modules_of_another_kernbench_on_the_path_are_no_plugins(
+    tmp_path: Path, own: str | None, found: list[str]
+) -> None:
+    other = tmp_path / "kernbench" / "plugins"
+    other.mkdir(parents=True)
+    for name in ("newer", "acme_part"):
+        (other / f"{name}.py").write_text("def kernbench_run_started(event):\n    pass\n")
+    if own is not None:
+        (other.parent / "cli.py").touch()
+        (other / "manager.py").touch()
+        (other / "discovery.py").write_text(own)
+    code = "from kernbench.plugins.discovery import find_plugins; print([found.name for found in find_plugins()])"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == (str(found), "")
+
+
 # -- the examples --------------------------------------------------------------------------------------------------------
 
 

@@ -109,5 +109,5 @@ def test_joints_are_drawn_once_per_pair() -> None:
 
 @pytest.mark.parametrize("name", ["sip8", "dgx_h100_2n"])
 def test_the_pictures_of_the_documentation_are_current(name: str) -> None:
-    picture = Path(__file__).parents[2] / "docs" / "pictures" / f"{name}.svg"
+    picture = Path(__file__).parents[2] / "docs" / "images" / f"{name}.svg"
     assert picture.read_text(encoding="utf-8") == draw_system(resolve_topology(name).topology_obj)
