@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH, COLLECTIVE = range(7)
+SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(6)
 
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
@@ -44,8 +44,6 @@ def classify(func: Any) -> int:
         return SKIP
     namespace, _, name = func.name().partition("::")
     name = name.partition(".")[0]
-    if namespace == "_c10d_functional":
-        return COLLECTIVE  # makes its output in C++; its group records it
     if namespace not in _NAMESPACES or name in _SKIPPED:
         return SKIP
     if name in _TRANSFERS:
@@ -161,7 +159,7 @@ class Recorder(TorchDispatchMode):
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
-        if kind == COLLECTIVE or func._opname in _ALLOCATIONS:
+        if func._opname in _ALLOCATIONS:
             return
         if not outputs and not inputs:
             return
