@@ -8,6 +8,7 @@ Relies on: ``_group_name_to_store`` of that module.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -50,10 +51,16 @@ def _set_group_info(group_name: str, *args: Any, **kwargs: Any) -> Any:
 
 def without_kernel() -> list[str]:
     """The operations of symmetric memory that nothing on this machine computes, ``namespace::name.overload``."""
-    C: Any = torch._C
+    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    names = [name for name in C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::")]
-    return sorted(n for n in names if not any(C._dispatch_has_kernel_for_dispatch_key(n, key) for key in keys))
+    return [name for name in _operations(MODULE in sys.modules) if not any(has_kernel(name, key) for key in keys)]
+
+
+@functools.lru_cache(maxsize=2)
+def _operations(imported: bool) -> list[str]:
+    """All of them; importing the module adds some."""
+    everything: Any = torch._C._dispatch_get_all_op_names()
+    return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
 
 
 def install(patches: Patches, library: Any) -> None:
