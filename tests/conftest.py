@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,3 +34,11 @@ def ctx() -> Iterator[RuntimeContext]:
     """A simulation of the default system."""
     with kernbench.simulate() as context:
         yield context
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own reaction to Ctrl-C, also where whoever started the tests has it ignored (in the background of a shell)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -121,16 +121,23 @@ class Baton:
         self.holder: Carrier | None = None
         self.ended: list[Carrier] = []
         self._choose = choose
+        self._failure: BaseException | None = None
         self._home = threading.Lock()
         self._home.acquire()
 
     def lend(self, carrier: Carrier) -> None:
-        """In main: let ``carrier``'s thread run; return when a thread gives the baton back, which need not be that one."""
+        """In main: let ``carrier``'s thread run; return when a thread gives the baton back, which need not be that one.
+
+        Raises what :meth:`fail` was called with.
+        """
         self.holder = carrier
         carrier.turn.release()
         if not carrier.started:
             carrier.start()  # it finds that it is its turn: the body runs without another change of thread
         self._home.acquire()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     def pass_on(self) -> None:
         """In a carrier's thread, which goes on to wait for its turn."""
@@ -144,6 +151,11 @@ class Baton:
     def give_back(self) -> None:
         """In a carrier's thread: main runs."""
         self.holder = None
+        self._home.release()
+
+    def fail(self, error: BaseException) -> None:
+        """In any thread, while the holder waits for ever: main runs, and raises ``error``."""
+        self._failure = error
         self._home.release()
 
     def recall(self) -> None:

@@ -99,9 +99,6 @@ class RankScheduler:
         self.interrupted = False
         self.observer: RankObserver | None = None
         self._refusals = 0
-        self.handles_interrupts = False
-        self.stuck: BaseException | None = None
-        """Why main was interrupted, if not by Ctrl-C."""
         self.before_switch: Callable[[], None] | None = None
         """Called in a rank that is about to wait; it may raise. None, nearly always: then a switch pays for nothing."""
 
@@ -195,6 +192,13 @@ class RankScheduler:
         carrier = self._baton.holder
         return None if carrier is None else next((rank for rank in self.ranks if rank.carrier is carrier), None)
 
+    def give_up(self, rank: Rank, error: BaseException) -> None:
+        """In any thread, while ``rank`` has the baton and waits for ever: go on without it; main raises ``error``."""
+        assert rank.carrier is not None
+        rank.carrier.stuck = True
+        self.interrupted = True
+        self._baton.fail(error)
+
     def current_rank(self) -> int | None:
         """Index of the rank that is running, or None in main (and in a kernel)."""
         return self.rank_by_greenlet.get(getcurrent())
@@ -213,17 +217,12 @@ class RankScheduler:
 
         def interrupt(signum: int, frame: Any) -> None:
             self.interrupted = True
-            stuck, self.stuck = self.stuck, None
-            if stuck is not None:
-                raise stuck
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGINT, interrupt)
-        self.handles_interrupts = True
         try:
             yield
         finally:
-            self.handles_interrupts = False
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.interrupted = False
 

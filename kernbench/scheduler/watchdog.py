@@ -11,7 +11,6 @@ A rank counts as blocked if, between two looks, its thread has used no processor
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -85,12 +84,8 @@ class Watchdog:
             )
         sys.stderr.write(f"kernbench: {report}\n")
         sys.stderr.flush()
-        if for_ever and self._scheduler.handles_interrupts:
-            self._scheduler.stuck = HiddenBlockingError(report)
-            rank.carrier.stuck = True
-            signal.pthread_kill(
-                threading.main_thread().ident or 0, signal.SIGINT
-            )  # wakes main, which waits for a lock, too
+        if for_ever:
+            self._scheduler.give_up(rank, HiddenBlockingError(report))
 
     def _for_ever(self, rank: Rank) -> bool:
         """Whether the rank waits for a lock that only another rank, none of which can run, could release."""

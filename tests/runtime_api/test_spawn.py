@@ -319,6 +319,7 @@ def test_a_base_exception_in_the_scheduler_leaves_nothing_behind(ctx, monkeypatc
     ctx.multiprocessing.spawn(worker, nprocs=3, isolation=isolation)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @each_isolation
 def test_ctrl_c_ends_the_simulation(ctx, isolation):
     def worker(rank):

@@ -188,6 +188,7 @@ def test_an_error_made_ready_behind_a_carrier_is_raised_in_its_turn():
     assert order == [0, 0, "raised", 1, 1]
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     scheduler = RankScheduler()
     cleaned = []
