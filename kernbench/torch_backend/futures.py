@@ -40,15 +40,17 @@ class _Pending:
         operations: all must be done.
         future: torch's.
         tensors: its value.
+        awaited: whether the rank's stream waits for them: then the value may be used, as with NCCL.
     """
 
     operations: Sequence[Operation]
     future: Any
     tensors: list[torch.Tensor]
+    awaited: bool = False
 
     @property
     def done(self) -> bool:
-        return all(op.done for op in self.operations)
+        return self.awaited or all(op.done for op in self.operations)
 
     def complete(self) -> None:
         for op in self.operations:
@@ -97,10 +99,10 @@ class Futures:
         for name, function in (("wait", wait), ("value", value), ("done", done)):
             patches.set(_Future, name, function)
 
-    def make(self, operations: Sequence[Operation], tensors: Sequence[torch.Tensor]) -> Any:
-        """A future of this rank that completes with ``tensors`` when ``operations`` are done."""
+    def make(self, operations: Sequence[Operation], tensors: Sequence[torch.Tensor], *, awaited: bool = False) -> Any:
+        """A future of this rank that completes with ``tensors`` when ``operations`` are done, or have been ``awaited``."""
         future: Any = torch.futures.Future()
-        pending = _Pending(operations, future, list(tensors))
+        pending = _Pending(operations, future, list(tensors), awaited)
         if pending.done:
             pending.complete()
             return future
@@ -113,10 +115,12 @@ class Futures:
                 _C_ENGINE.queue_callback(lambda: self._finish(pending))
         return future
 
-    def settle(self) -> None:
-        """Complete this rank's futures whose operations are done; their callbacks run."""
+    def settle(self, awaited: Any = None) -> None:
+        """Complete this rank's futures whose operations are done, and the ``awaited`` one; their callbacks run."""
         rank = self._ctx.distributed._rank()
         pending = self.outstanding.get(rank, ())
+        for each in pending:
+            each.awaited |= each.future is awaited
         ready = [each for each in pending if each.done]
         for each in ready:
             self._remove(rank, each)

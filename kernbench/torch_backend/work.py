@@ -28,6 +28,7 @@ class SimWork(dist.Work):
     """
 
     _future: Any = None
+    _awaited = False
     future_waits = False
     """Whether :meth:`get_future` waits: C++ code would look at the future before this rank can complete it."""
 
@@ -57,7 +58,8 @@ class SimWork(dist.Work):
             wait(op)
         environment = self._ctx._environment
         if environment is not None and environment.futures.outstanding:
-            environment.futures.settle()
+            environment.futures.settle(self._future)
+        self._awaited = True
         return True
 
     def synchronize(self) -> None:
@@ -96,7 +98,7 @@ class SimWork(dist.Work):
             if self.future_waits:
                 self.wait()
             assert self._ctx._environment is not None
-            self._future = self._ctx._environment.futures.make(self._operations, self._tensors)
+            self._future = self._ctx._environment.futures.make(self._operations, self._tensors, awaited=self._awaited)
         return self._future
 
     def get_future_result(self) -> Any:

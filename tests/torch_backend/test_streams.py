@@ -140,3 +140,19 @@ def test_the_timeline_is_the_same_twice() -> None:
 
     first, second = ([(op.name, op.start, op.end) for op in run(body, 8)] for _ in range(2))
     assert first == second
+
+
+def test_the_value_of_a_future_is_there_once_the_stream_waits_for_it() -> None:
+    """C++ code (DDP's reducer, after an uneven join) asks for it without letting other ranks run."""
+    stock_done, seen = torch._C.Future.done, {}
+
+    def body(ctx: Any) -> None:
+        early, late = (dist.all_reduce(torch.ones(N, device="cuda"), async_op=True) for _ in range(2))
+        future = early.get_future()
+        for work in (early, late):
+            work.wait()
+        seen["done"] = [stock_done(each) for each in (future, late.get_future())]
+        seen["values"] = [each.value()[0][0].item() for each in (future, late.get_future())]
+
+    run(body)
+    assert seen == {"done": [True, True], "values": [4.0, 4.0]}
