@@ -175,17 +175,13 @@ class ScheduleBuilder:
         Raises ValueError if a member or a cell is out of range, a member sends to itself (other than by ``Way.LOCAL``),
         a queue is used twice in a round, or a cell is written twice in it.
         """
-        columns = np.broadcast_arrays(
-            *(
-                np.asarray(column, dtype=np.int64)
-                for column in (src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
-            )
-        )
-        source, target, cells, reduces, lanes, landing, ways = (np.atleast_2d(column) for column in columns)
-        if source.shape[1] == 0:
-            return self
-        rounds = np.repeat(np.arange(source.shape[0]), source.shape[1])
-        self._add(rounds, *(column.ravel() for column in (source, target, cells, reduces, lanes, landing, ways)))
+        columns = [
+            np.atleast_2d(column)
+            for column in _columns(src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
+        ]
+        count, transfers = columns[0].shape
+        if transfers:
+            self._add(np.repeat(np.arange(count), transfers), *(column.ravel() for column in columns))
         return self
 
     def local(self, member: ArrayLike, cell: ArrayLike, to_cell: ArrayLike, *, reduce: ArrayLike) -> ScheduleBuilder:
@@ -206,15 +202,10 @@ class ScheduleBuilder:
     ) -> ScheduleBuilder:
         """Add transfers ``[k]`` in any order, each in the round ``at`` (a number >= 0, counted from here); rounds without
         transfers are left out. Raises as :meth:`round` does."""
-        columns = np.broadcast_arrays(
-            *(
-                np.atleast_1d(np.asarray(column, dtype=np.int64))
-                for column in (at, src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
-            )
-        )
+        columns = _columns(at, src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
         if columns[0].size:
-            order = np.argsort(columns[0], kind="stable")
-            rounds, *rest = (column[order] for column in columns)
+            order = np.argsort(np.atleast_1d(columns[0]), kind="stable")
+            rounds, *rest = (np.atleast_1d(column)[order] for column in columns)
             self._add(np.unique(rounds, return_inverse=True)[1].reshape(-1), *rest)
         return self
 
@@ -300,6 +291,11 @@ def queue_keys(
     into, out_of = first + src, first + members + dst
     inside = first + 2 * members + dst * slots + to_cell
     return np.select([way == Way.LOCAL, way == Way.UP, way == Way.DOWN], [inside, into, out_of], pairs)
+
+
+def _columns(*values: ArrayLike) -> tuple[IntArray, ...]:
+    """``values`` as integers, broadcast against each other."""
+    return tuple(np.broadcast_arrays(*(np.asarray(value, dtype=np.int64) for value in values)))
 
 
 def _first_repeat(rounds: IntArray, keys: IntArray, count: int) -> int | None:
