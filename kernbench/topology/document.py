@@ -7,6 +7,7 @@ one (``extends``) while each value still remembers its own file.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -96,11 +97,18 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Read one YAML file. What is wrong with the text is in ``.problems``, never raised."""
-    top = Mark(str(path), 1, ())
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        top = Mark(str(path), 1, ())
         return Document({}, {(): top}, [Problem(top, f"cannot be read ({error})", "a readable YAML text file")])
+    return _parse(str(path), text).copy()
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(file: str, text: str) -> Document:
+    """What ``text`` of ``file`` says; a program that simulates the same system again does not parse it again."""
+    top = Mark(file, 1, ())
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -109,12 +117,12 @@ def read_document(path: Path) -> Document:
         if not isinstance(root, yaml.MappingNode):
             found = describe(loader.construct_document(root))
             return Document({}, {(): top}, [Problem(top, found, "a mapping of keys to values")])
-        walker = _Walker(loader, str(path))
+        walker = _Walker(loader, file)
         return Document(walker.value(root, ()), walker.marks, walker.problems)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         reason = " ".join(part for part in (error.context, error.problem) if part)
-        return Document({}, {(): top}, [Problem(Mark(str(path), line, ()), f"broken YAML: {reason}", "YAML syntax")])
+        return Document({}, {(): top}, [Problem(Mark(file, line, ()), f"broken YAML: {reason}", "YAML syntax")])
     except yaml.YAMLError as error:
         return Document({}, {(): top}, [Problem(top, f"broken YAML: {error}", "YAML syntax")])
     finally:
