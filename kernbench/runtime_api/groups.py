@@ -73,7 +73,7 @@ class Collective:
     @property
     def matched(self) -> bool:
         """Whether every member has arrived."""
-        return len(self.arrivals) == self.group.size
+        return len(self.arrivals) == len(self.group.ranks)
 
     @property
     def complete(self) -> bool:
@@ -148,8 +148,9 @@ class ProcessGroup:
             collective.error = _mismatch(collective, arrival)
         if collective.error is not None:
             return collective, CollectiveMismatchError(str(collective.error))
-        collective.arrivals[rank] = arrival
-        if collective.matched:
+        arrivals = collective.arrivals
+        arrivals[rank] = arrival
+        if len(arrivals) == len(self.ranks):
             del self._open[sequence]
         return collective, None
 

@@ -21,7 +21,7 @@ from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Sign
 from kernbench.runtime_api.history import History
 from kernbench.runtime_api.locations import user_location
 from kernbench.runtime_api.messages import Mailbox
-from kernbench.runtime_api.posting import new_operation, touch
+from kernbench.runtime_api.posting import new_operation, rank_of, touch
 from kernbench.runtime_api.tensor import storage_of
 from kernbench.sim_engine.operation import Operation
 
@@ -76,7 +76,7 @@ class Matcher:
         """
         ctx = self._ctx
         me = ctx._me()
-        rank = ctx.distributed._rank() if me.rank is None else me.rank
+        rank = rank_of(me)
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
@@ -88,13 +88,14 @@ class Matcher:
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
         shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
-        self.history.add(rank, group, collective.sequence, signature, op, arrival.location, shapes=shapes)
+        self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
         if ctx.hooks is not None:
             ctx.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
-        if len(collective.arrivals) == 1 and error is None:
-            ctx._pending_collectives.append(collective)
         ctx.engine.progress += 1
-        if error is not None:
+        if error is None:
+            if len(collective.arrivals) == 1:
+                ctx._pending_collectives.append(collective)
+        else:
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             for other in collective.arrivals.values():

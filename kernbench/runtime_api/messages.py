@@ -18,7 +18,7 @@ from kernbench.errors import CollectiveMismatchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
 from kernbench.runtime_api.locations import Location, user_location
-from kernbench.runtime_api.posting import new_operation, touch
+from kernbench.runtime_api.posting import new_operation, rank_of, touch
 from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
@@ -92,16 +92,14 @@ class Mailbox:
         """
         ctx = self._ctx
         me = ctx._me()
-        rank = ctx.distributed._rank()
+        rank = rank_of(me)
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
         op = new_operation(ctx, me, "send" if sends else "recv", stream, (tensor,))
         after = me.before(me.stream)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
         touch(ctx, me, op, (tensor,) if sends else (), () if sends else (tensor,))
-        self._history.add(
-            rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
-        )
+        self._history.add(rank, group, -1, message.signature, op, message.location, peer, (tuple(tensor.shape),))
         if ctx.hooks is not None:
             ctx.hooks.collective_enqueued(group.name, -1, message.signature, op, message.location, peer)
         ctx.engine.progress += 1
