@@ -392,10 +392,6 @@ class Distributed:
         self._ctx._me().last = None  # whatever it had enqueued has ended
         return None
 
-    def _start_matched(self) -> bool:
-        """Hand everything that has been matched to the engine; False if there is nothing."""
-        return self.matcher.start_matched()
-
     def _forget_unmatched(self) -> None:
         """Drop what can never be matched."""
         self.matcher.forget_unmatched()

@@ -11,6 +11,7 @@ import torch
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.runtime_api.locations import Location
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.plan_run import PlanRun
 
 
 class Signature(NamedTuple):
@@ -60,14 +61,18 @@ class Arrival:
 
 @dataclass(eq=False, slots=True)
 class Collective:
-    """The n-th collective of a group: who has arrived."""
+    """The n-th collective of a group: who has arrived.
+
+    Attributes:
+        run: its way through virtual time, once it has been matched and handed to the engine.
+    """
 
     group: ProcessGroup
     sequence: int
     signature: Signature
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     started: bool = False
-    ended: int = 0
+    run: PlanRun | None = None
     error: CollectiveMismatchError | None = None
 
     @property
@@ -78,11 +83,7 @@ class Collective:
     @property
     def complete(self) -> bool:
         """Whether every member's part has ended."""
-        return self.ended == self.group.size
-
-    def member_ended(self) -> None:
-        """Called when the part of one more member has ended."""
-        self.ended += 1
+        return self.run is not None and self.run.finished
 
     @property
     def missing(self) -> list[int]:

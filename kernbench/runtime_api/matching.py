@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _PER_CELL = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 """Collectives whose signature describes one cell of the work buffer, of which there is one per member."""
 
+_COALESCED = frozenset({"all_reduce", "all_gather"})
+"""Collectives that a member may bring several tensors to."""
+
 
 class Matcher:
     """The calls of one context that wait for other ranks' calls.
@@ -132,14 +135,17 @@ class Matcher:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
         pending = self._ctx._pending_collectives
         started = self.mailbox.match_any_source()
-        for item in list(self.mailbox.paired):
-            pair, arrivals, count = item
-            if self._values_ready(arrivals):
-                self.mailbox.paired.remove(item)
-                self.runs.start(pair, arrivals, pair.signature.algorithm, count, 0, None)
-                started = True
+        if self.mailbox.paired:
+            paired, self.mailbox.paired = self.mailbox.paired, []
+            for item in paired:
+                pair, arrivals, count = item
+                if self._values_ready(arrivals):
+                    self.runs.start(pair, arrivals, pair.signature.algorithm, count, 0, None)
+                    started = True
+                else:
+                    self.mailbox.paired.append(item)
         for collective in list(pending):
-            if collective.matched and not collective.started and self._values_ready(collective.arrivals.values()):
+            if not collective.started and collective.matched and self._values_ready(collective.arrivals.values()):
                 collective.started = True
                 self._start(collective)
                 started = True
@@ -157,7 +163,7 @@ class Matcher:
         return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
     def _start(self, collective: Collective) -> None:
-        arrivals = [collective.arrivals[rank] for rank in collective.group.ranks]
+        arrivals = list(map(collective.arrivals.__getitem__, collective.group.ranks))
         try:
             splits = _splits(collective, arrivals)
         except CollectiveMismatchError as error:
@@ -167,10 +173,10 @@ class Matcher:
             self._ctx._pending_collectives.remove(collective)
             return
         signature = collective.signature
-        reference = next(iter((*arrivals[0].inputs, *arrivals[0].outputs)), None)
-        count = 1 if reference is None else reference.numel()  # a barrier passes a token
-        if signature.op in ("all_reduce", "all_gather"):
-            count = sum(tensor.numel() for tensor in arrivals[0].inputs)
+        first = arrivals[0].inputs or arrivals[0].outputs
+        count = first[0].numel() if first else 1  # a barrier passes a token
+        if signature.op in _COALESCED:
+            count = sum([tensor.numel() for tensor in arrivals[0].inputs])
         if signature.op in _PER_CELL:
             count *= len(arrivals) * (2 if signature.op == "all_to_all" else 1)
         root = None if signature.root is None else collective.group.index[signature.root]

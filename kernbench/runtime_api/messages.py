@@ -71,6 +71,7 @@ class Mailbox:
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
         self.paired: list[tuple[Collective, list[Arrival], int]] = []
+        self._pairs: dict[tuple[ProcessGroup, int, int], ProcessGroup] = {}
 
     def clear(self) -> None:
         """Forget everything."""
@@ -78,6 +79,7 @@ class Mailbox:
         self._receives.clear()
         self._any_source.clear()
         self.paired.clear()
+        self._pairs.clear()
 
     @property
     def waiting(self) -> list[Message]:
@@ -123,6 +125,8 @@ class Mailbox:
 
     def match_any_source(self) -> bool:
         """Pair receives from any source with the sends that are there; False if there is none."""
+        if not self._any_source:
+            return False
         matched = False
         for receive in list(self._any_source):
             sends = [
@@ -156,7 +160,7 @@ class Mailbox:
             for side in (send, receive):
                 side.op.fail(CollectiveMismatchError(text), ctx._me().clock)
             return
-        pair = ProcessGroup(f"{send.rank} -> {receive.rank} of {send.group.name}", (send.rank, receive.rank))
+        pair = self._pair_of(send.group, send.rank, receive.rank)
         signature = send.signature
         collective = Collective(pair, 0, signature, started=True)
         arrivals = [
@@ -165,6 +169,14 @@ class Mailbox:
         ]
         collective.arrivals = dict(enumerate(arrivals))
         self.paired.append((collective, arrivals, send.tensor.numel()))
+
+    def _pair_of(self, group: ProcessGroup, sender: int, receiver: int) -> ProcessGroup:
+        key = (group, sender, receiver)
+        pair = self._pairs.get(key)
+        if pair is None:
+            pair = ProcessGroup(f"{sender} -> {receiver} of {group.name}", (sender, receiver))
+            self._pairs[key] = pair
+        return pair
 
     def give_up(self, op: Operation) -> None:
         """Drop the message of an operation that has waited too long."""

@@ -29,6 +29,7 @@ try:
 except ImportError:  # another build of greenlet: threads end as it likes
     _greenlet = None
 
+
 class _OfThread(threading.local):
     carrier: Carrier | None = None  # a default in the class: looking for what is not there takes a microsecond
 
