@@ -239,10 +239,11 @@ def _require_main(ctx: RuntimeContext) -> None:
 def _drain_once(ctx: RuntimeContext) -> bool:
     """Do the next thing that can be done; False if nothing can."""
     ran = ctx.executor.flush(ctx.engine.now)
-    if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
+    if _resume_done(ctx) or ctx.distributed.matcher.start_matched() or ran:
         return True
     ctx.polls.schedule()
-    if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
+    upcoming = ctx.engine.next_event
+    if upcoming is not None and ctx.deadlines.expire_before(upcoming):
         return True
     return ctx.engine.advance() or ctx.deadlines.expire_asked_for()
 
@@ -257,11 +258,15 @@ def _resume_done(ctx: RuntimeContext) -> bool:
     ended = ctx._ended_waits  # in a large world few of many waits end at a time
     if ended:
         done = {op for op in ended if op.done}
-        ended[:] = [op for op in ended if not op.done] if waits else []
-        for op, target in waits:
+        ended[:] = [op for op in ended if op not in done] if waits else []
+        still = []
+        for item in waits:
+            op, target = item
             if op in done:
                 scheduler.make_ready(target, op.error)
-        waits[:] = [item for item in waits if item[0] not in done]
+            else:
+                still.append(item)
+        waits[:] = still
     return scheduler.run_ready() > 0
 
 
