@@ -230,7 +230,7 @@ def _require_main(ctx: RuntimeContext) -> None:
 def _drain_once(ctx: RuntimeContext) -> bool:
     """Do the next thing that can be done; False if nothing can."""
     ran = ctx.executor.flush(ctx.engine.now)
-    if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
+    if _resume_done(ctx) or ctx.distributed._start_matched() or ran or ctx.couplings.settle():
         return True
     ctx.polls.schedule()
     if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
