@@ -73,7 +73,7 @@ class CollectiveRuns:
             **request.described,
             "payload": payload,
         }
-        sips = [op.sip for op in parts]
+        sips = tuple([op.sip for op in parts])
         nodes = len(set(map(ctx.topology.node_of, sips))) if ctx.topology.nodes > 1 else 1
         spread = collective_spread(nodes, payload)
         for op in parts:
@@ -92,8 +92,8 @@ class CollectiveRuns:
             arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
         ctx.engine.op_log.collectives.append(
             CollectiveTrace(
-                str(collective), run, [arrival.rank for arrival in arrivals], sips, request.config.buffer_kind,
-                [op.operands[-1].address if op.operands else 0 for op in parts], request.cell_offsets, detail,
+                str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
+                tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.cell_offsets, detail,
             )
         )  # fmt: skip
 
