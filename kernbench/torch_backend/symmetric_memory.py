@@ -153,7 +153,7 @@ class SymmetricMemory:
         storage = flat.untyped_storage()
         self._place(flat, where)
         setattr(storage, _ATTRIBUTE, Part(self._owner(where), storage, self._pad(where), group_name))
-        self._allocated = True
+        self._allocated = self.ctx.kernel_memory.signals = True
         if alloc_id is not None:
             self._persistent[key] = flat
         return _view(storage, dtype, size, stride)
@@ -310,7 +310,8 @@ def install(patches: Patches, library: Any, devices: Devices) -> None:
         lambda cls: memory.signal_pad_size, lambda cls, nbytes: memory.set_pad_size(nbytes), None, ""
     )
     patches.set(symmetric, "signal_pad_size", size)
-    symmetric_ops.register(library, memory, without_kernel())
+    symmetric_ops.install(patches, memory)
+    symmetric_ops.register(library, without_kernel())
     memory.library = library
     patches.set(sys.modules[__name__], "_active", memory)
 
@@ -323,7 +324,7 @@ def install_module(patches: Patches, module: Any) -> None:
     memory = _active
     if memory is None:
         return
-    symmetric_ops.register(memory.library, memory, without_kernel())  # importing it has defined some
+    symmetric_ops.register(memory.library, without_kernel())  # importing it has defined some
     for name in ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools"):
         patches.set(module, name, PerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)

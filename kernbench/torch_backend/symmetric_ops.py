@@ -26,6 +26,7 @@ from kernbench.triton_engine.signals import WORD, Party, Words
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.group import SimProcessGroup
+    from kernbench.torch_backend.patches import Patches
     from kernbench.torch_backend.symmetric_memory import SymmetricMemory
 
 NAMESPACE = "symm_mem"
@@ -55,23 +56,36 @@ def _operations(imported: bool) -> list[str]:
     return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
 
 
-def register(library: Any, memory: SymmetricMemory, names: Sequence[str]) -> None:
+_running: Operations | None = None
+"""Whose operations run now. A kernel that torch has once been given is kept for ever, so it must hold nobody's."""
+
+
+def install(patches: Patches, memory: SymmetricMemory) -> None:
+    """Let the operations be those of ``memory``'s ranks."""
+    patches.set(sys.modules[__name__], "_running", Operations(memory))
+
+
+def register(library: Any, names: Sequence[str]) -> None:
     """Give ``names`` kernels for simulated GPUs, for as long as ``library`` lives."""
-    ours = _Operations(memory)
     for name in names:
         short = name.partition("::")[2].removesuffix(".")
-        library.impl(short, _kernel(ours, short), "CPU")
+        library.impl(short, _kernel(short), "CPU")
 
 
-def _kernel(ours: _Operations, name: str) -> Callable[..., Any]:
-    if name in WRITTEN_IN_PYTHON:
+@functools.cache
+def _kernel(name: str) -> Callable[..., Any]:
+    method = name.strip("_")
+    if name not in WRITTEN_IN_PYTHON and not hasattr(Operations, method):
+        return _refusal(name)
 
-        def python(*args: Any, **kwargs: Any) -> Any:
-            with ours.recording():
-                return getattr(sys.modules[MODULE], WRITTEN_IN_PYTHON[name])(*args, **kwargs)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        assert _running is not None
+        if name not in WRITTEN_IN_PYTHON:
+            return getattr(_running, method)(*args, **kwargs)
+        with _running.recording():
+            return getattr(sys.modules[MODULE], WRITTEN_IN_PYTHON[name])(*args, **kwargs)
 
-        return python
-    return getattr(ours, name.strip("_"), None) or _refusal(name)
+    return kernel
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -122,7 +136,7 @@ class StreamWrites:
         return input
 
 
-class _Operations:
+class Operations:
     """A method per operation that C++ writes on hardware; names without the underscores at their ends."""
 
     def __init__(self, memory: SymmetricMemory) -> None:
@@ -318,4 +332,4 @@ class _Operations:
         return result
 
 
-__all__ = ["MODULE", "NAMESPACE", "StreamWrites", "operations", "register"]
+__all__ = ["MODULE", "NAMESPACE", "StreamWrites", "install", "operations", "register"]
