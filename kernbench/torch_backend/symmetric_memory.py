@@ -12,7 +12,6 @@ Relies on: those static methods, ``signal_pad_size`` being a static property of 
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -29,10 +28,11 @@ from kernbench.torch_backend.symmetric_handle import Handle, Part
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
     from kernbench.torch_backend.devices import Devices
     from kernbench.torch_backend.group import SimProcessGroup
 
-NAMESPACE, MODULE = symmetric_ops.NAMESPACE, symmetric_ops.MODULE
+MODULE = symmetric_ops.MODULE
 
 BACKENDS = ("CUDA", "NVSHMEM", "NCCL")
 
@@ -75,20 +75,37 @@ class _Meeting:
 
 
 class SymmetricMemory:
-    """The symmetric memory of the ranks of one spawn: what C++ does on hardware."""
+    """The symmetric memory of the ranks that run: what C++ does on hardware."""
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
-        self.ctx = devices.ctx
-        self.library: Any = None
-        self._backend = "CUDA"
         self._default_pad_size: int = torch._C._distributed_c10d._SymmetricMemory.signal_pad_size
+        self._forget()
+
+    def _forget(self) -> None:
+        self._backend = "CUDA"
         self._pad_sizes: dict[int | None, int] = {}
         self._meetings: dict[tuple[Communicator, int], _Meeting] = {}
         self._calls: defaultdict[tuple[Communicator, int | None], int] = defaultdict(int)
         self._channels: weakref.WeakKeyDictionary[Communicator, Communicator] = weakref.WeakKeyDictionary()
         self._persistent: dict[tuple[int | None, int], torch.Tensor] = {}
         self._allocated = False
+
+    def open(self) -> None:
+        """Serve the ranks of a spawn, also through ``torch.ops``."""
+        _open.append(self)
+        symmetric_ops.register(current)
+
+    def close(self) -> None:
+        """Forget what they had. Idempotent."""
+        if self in _open:
+            _open.remove(self)
+            self._forget()
+
+    @property
+    def ctx(self) -> RuntimeContext:
+        """Their simulation."""
+        return self.devices.ctx
 
     def rank(self) -> int | None:
         """The rank that runs."""
@@ -285,17 +302,17 @@ def _view(storage: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequenc
 # -- installing ----------------------------------------------------------------------------------------------------------
 
 
-def without_kernel() -> list[str]:
-    """The operations of symmetric memory that nothing on this machine computes, ``namespace::name.overload``."""
-    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
-    keys = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return [name for name in symmetric_ops.operations() if not any(has_kernel(name, key) for key in keys)]
+_open: list[SymmetricMemory] = []
+"""Those that serve ranks; the last one's run."""
 
 
-def install(patches: Patches, library: Any, devices: Devices) -> None:
-    """Simulate symmetric memory for as long as the patches and ``library`` (of the namespace ``symm_mem``) live."""
-    memory = SymmetricMemory(devices)
-    devices.symmetric_memory = memory
+def current() -> SymmetricMemory | None:
+    """The symmetric memory of the ranks that run."""
+    return _open[-1] if _open else None
+
+
+def install(patches: Patches, memory: SymmetricMemory) -> None:
+    """Let ``memory`` answer torch's Python module, for as long as the patches are in place."""
     symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
     for name in (
         "empty_strided_p2p", "rendezvous", "set_backend", "get_backend", "has_multicast_support", "is_symm_mem_tensor",
@@ -310,21 +327,14 @@ def install(patches: Patches, library: Any, devices: Devices) -> None:
         lambda cls: memory.signal_pad_size, lambda cls, nbytes: memory.set_pad_size(nbytes), None, ""
     )
     patches.set(symmetric, "signal_pad_size", size)
-    symmetric_ops.install(patches, memory)
-    symmetric_ops.register(library, without_kernel())
-    memory.library = library
-    patches.set(sys.modules[__name__], "_active", memory)
-
-
-_active: SymmetricMemory | None = None
 
 
 def install_module(patches: Patches, module: Any) -> None:
     """What torch's Python module keeps per process, per rank; and what it would do by CUDA's memory pools."""
-    memory = _active
+    memory = current()
     if memory is None:
         return
-    symmetric_ops.register(memory.library, without_kernel())  # importing it has defined some
+    symmetric_ops.register(current)  # importing it has defined some
     for name in ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools"):
         patches.set(module, name, PerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)
@@ -337,4 +347,4 @@ def _no_pool(device: Any) -> Any:
     )
 
 
-__all__ = ["SymmetricMemory", "install", "install_module", "part_of", "without_kernel"]
+__all__ = ["SymmetricMemory", "current", "install", "install_module", "part_of"]

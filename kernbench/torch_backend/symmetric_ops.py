@@ -26,7 +26,6 @@ from kernbench.triton_engine.signals import WORD, Party, Words
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.group import SimProcessGroup
-    from kernbench.torch_backend.patches import Patches
     from kernbench.torch_backend.symmetric_memory import SymmetricMemory
 
 NAMESPACE = "symm_mem"
@@ -45,45 +44,49 @@ WRITTEN_IN_PYTHON = {
 """Operations that torch registers for CUDA only, and the functions of its module that compute them."""
 
 
-def operations() -> list[str]:
-    """All of them, ``namespace::name.overload``; importing torch's module adds some."""
-    return _operations(MODULE in sys.modules)
+_known: set[str] = set()
+"""Operations that have been looked at."""
+
+
+@functools.cache
+def _library() -> Any:
+    """Where our kernels are registered; as long as the process lives, since torch keeps a kernel that it once had."""
+    return torch.library.Library(NAMESPACE, "IMPL")
 
 
 @functools.lru_cache(maxsize=2)
-def _operations(imported: bool) -> list[str]:
+def operations(imported: bool) -> list[str]:
+    """All of them, ``namespace::name.overload``; importing torch's module adds some."""
     everything: Any = torch._C._dispatch_get_all_op_names()
     return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
 
 
-_running: Operations | None = None
-"""Whose operations run now. A kernel that torch has once been given is kept for ever, so it must hold nobody's."""
-
-
-def install(patches: Patches, memory: SymmetricMemory) -> None:
-    """Let the operations be those of ``memory``'s ranks."""
-    patches.set(sys.modules[__name__], "_running", Operations(memory))
-
-
-def register(library: Any, names: Sequence[str]) -> None:
-    """Give ``names`` kernels for simulated GPUs, for as long as ``library`` lives."""
+def register(current: Callable[[], SymmetricMemory | None]) -> None:
+    """Give the operations that nothing on this machine computes kernels for the simulated GPUs of the ``current`` ranks."""
+    names = operations(MODULE in sys.modules)
+    if len(names) == len(_known):
+        return
+    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in names:
-        short = name.partition("::")[2].removesuffix(".")
-        library.impl(short, _kernel(short), "CPU")
+        keys = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+        if name not in _known and not any(has_kernel(name, key) for key in keys):
+            short = name.partition("::")[2].removesuffix(".")
+            _library().impl(short, _kernel(current, short), "CPU")
+        _known.add(name)
 
 
-@functools.cache
-def _kernel(name: str) -> Callable[..., Any]:
-    method = name.strip("_")
-    if name not in WRITTEN_IN_PYTHON and not hasattr(Operations, method):
-        return _refusal(name)
-
+def _kernel(current: Callable[[], SymmetricMemory | None], name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        assert _running is not None
-        if name not in WRITTEN_IN_PYTHON:
-            return getattr(_running, method)(*args, **kwargs)
-        with _running.recording():
-            return getattr(sys.modules[MODULE], WRITTEN_IN_PYTHON[name])(*args, **kwargs)
+        memory = current()
+        if memory is None:
+            raise NotImplementedError(
+                f"torch.ops.symm_mem.{name}: nothing computes it on the CPU outside simulated ranks"
+            )
+        ours = _Operations(memory)
+        if name in WRITTEN_IN_PYTHON:
+            with ours.recording():
+                return getattr(sys.modules[MODULE], WRITTEN_IN_PYTHON[name])(*args, **kwargs)
+        return (getattr(ours, name.strip("_"), None) or _refusal(name))(*args, **kwargs)
 
     return kernel
 
@@ -102,7 +105,6 @@ class StreamWrites:
     """Words that a stream writes: what ``cuStreamWriteValue32`` and ``cuMemsetD32Async`` do."""
 
     def __init__(self, memory: SymmetricMemory) -> None:
-        self._ctx = memory.ctx
         self._devices = memory.devices
 
     def stream_write_value32(self, input: torch.Tensor, offset: int, val: int) -> torch.Tensor:
@@ -119,7 +121,7 @@ class StreamWrites:
             raise RuntimeError(f"{name}: expected a contiguous tensor")
         if offset < 0 or count <= 0 or offset + count > input.numel():
             raise RuntimeError(f"{name}: words {offset} to {offset + count} of a tensor that has {input.numel()}")
-        ctx = self._ctx
+        ctx = self._devices.ctx
         me = ctx._me()
         ctx.settle_stream()
         words = input.detach().view(torch.int32).view(-1)
@@ -136,7 +138,7 @@ class StreamWrites:
         return input
 
 
-class Operations:
+class _Operations:
     """A method per operation that C++ writes on hardware; names without the underscores at their ends."""
 
     def __init__(self, memory: SymmetricMemory) -> None:
@@ -332,4 +334,4 @@ class Operations:
         return result
 
 
-__all__ = ["MODULE", "NAMESPACE", "StreamWrites", "install", "operations", "register"]
+__all__ = ["MODULE", "StreamWrites", "operations", "register"]
