@@ -264,11 +264,13 @@ class RankScheduler:
         """While ranks run: Ctrl-C ends the simulation, and carriers share one core and end quickly."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.interruptible())
-            stack.enter_context(settled_heap())
             if self._carried:
                 stack.enter_context(Watchdog(self).watching())
                 stack.enter_context(one_core())
                 stack.enter_context(quick_thread_end())
+            # left first: greenlet's cleanup asks the collector who refers to a thread's greenlet, and drops a reference of one
+            # that nobody seems to have, whereas a frozen heap hides the carriers that do
+            stack.enter_context(settled_heap())
             yield
 
     def make_ready(self, target: Any, error: BaseException | None = None) -> None:
