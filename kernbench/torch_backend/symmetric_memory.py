@@ -339,6 +339,8 @@ def install_module(patches: Patches, module: Any) -> None:
         patches.set(module, name, PerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)
     patches.set(module, "is_nvshmem_available", lambda: False)
+    for name in ("_is_test_mode", "_mocked_group_names"):  # a rank that is unwound leaves them as it set them
+        patches.set(module, name, getattr(module, name))
 
 
 def _no_pool(device: Any) -> Any:
