@@ -88,7 +88,7 @@ class KernelMemory:
 
     def _words_of(self, found: Placed) -> Words | None:
         if found.words is None and self.signals and found.nbytes <= _MOST_SIGNAL_BYTES:
-            found.words = Words()
+            found.words = Words(found.sip)
         words: Words | None = found.words
         return words
 

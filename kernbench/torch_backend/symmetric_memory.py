@@ -259,14 +259,14 @@ class SymmetricMemory:
         place_shared(flat, self.devices.memory_at(where))
         owner = self._owner(where)
         state = self.ctx.storages.allocate(flat, owner, "symmetric buffer")
-        state.allocation.words = Words()
+        state.allocation.words = Words(state.allocation.sip)
         self.devices.mine().used = True
 
     def _pad(self, where: torch.device) -> torch.Tensor:
         pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
         place_shared(pad, self.devices.memory_at(where))
         state = self.ctx.storages.allocate(pad, self._owner(where), "signal pad")
-        state.allocation.words = Words()
+        state.allocation.words = Words(state.allocation.sip)
         return pad
 
     def _owner(self, where: torch.device) -> Any:

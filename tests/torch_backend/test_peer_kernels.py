@@ -273,6 +273,62 @@ def test_copies_on_one_stream_feed_a_kernel_on_another(gpus: Callable[..., Any])
         assert spent == pytest.approx(4.0, abs=0.2)
 
 
+@triton.jit
+def _there(pointer, heaps, mine, peer):
+    """The same place in a peer's heap."""
+    offset = pointer.to(tl.uint64, bitcast=True) - tl.load(heaps + mine)
+    return (tl.load(heaps + peer).to(tl.pointer_type(tl.int8)) + offset).to(pointer.dtype, bitcast=True)
+
+
+@triton.jit
+def _put_kernel(source, target, flags, n, heaps, mine, peer, BLOCK: tl.constexpr):
+    block = tl.program_id(0)
+    offsets = block * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(source + offsets, mask=offsets < n)
+    tl.store(_there(target + offsets, heaps, mine, peer), values, mask=offsets < n)
+    tl.debug_barrier()
+    tl.atomic_cas(_there(flags + block, heaps, mine, peer), 0, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def _take_kernel(source, flags, out, n, BLOCK: tl.constexpr):
+    block = tl.program_id(0)
+    offsets = block * BLOCK + tl.arange(0, BLOCK)
+    while tl.load(flags + block, volatile=True) != 1:
+        pass
+    tl.store(out + offsets, tl.load(source + offsets, mask=offsets < n) * 2, mask=offsets < n)
+    tl.store(flags + block, 0)
+
+
+def test_a_ring_over_one_heap(gpus: Callable[..., Any]) -> None:
+    """Pointers are translated from heap to heap. Who waits for the late rank ends late, and nobody else, although the takers
+    of all ranks run as one batch."""
+    numel, blocks = 10_000, 10
+
+    def body(rank: int) -> float:
+        heap, handle = _meet(1 << 16, torch.uint8)
+        heaps = torch.tensor(handle.buffer_ptrs, dtype=torch.uint64).cuda()
+        target = heap[: numel * 4].view(torch.float32)
+        flags = heap[numel * 4 : (numel + blocks) * 4].view(torch.int32)
+        source, out = torch.full((numel,), rank + 1.0, device="cuda"), torch.zeros(numel, device="cuda")
+        side = torch.cuda.Stream()
+        handle.barrier()
+        side.wait_stream(torch.cuda.current_stream())
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side):
+            _take_kernel[(blocks,)](target, flags, out, numel, BLOCK=1024)
+            end.record()  # type: ignore[no-untyped-call]
+        if rank == 2:
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+        _put_kernel[(blocks,)](source, target, flags, numel, heaps, rank, (rank + 1) % WORLD, BLOCK=1024)
+        torch.cuda.synchronize()
+        assert out.eq(2 * ((rank - 1) % WORLD + 1)).all()
+        return begin.elapsed_time(end)  # type: ignore[no-untyped-call]
+
+    assert [round(spent, 1) for spent in gpus(body)] == [0.0, 0.0, 0.0, 2.0]
+
+
 # -- multicast -----------------------------------------------------------------------------------------------------------
 
 
