@@ -100,6 +100,19 @@ class RankDevice:
                 remote.move(self.ctx.sips[block.memory.index], self.state.sip, tensor.numel() * tensor.element_size())
         return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
 
+    def look_around(self, name: str) -> None:
+        """The host has looked at memory that other ranks write, maybe not for the last time: let them go on for a moment."""
+        state = self.state
+        look = Operation(
+            f"{name} of memory that ranks share",
+            "timer",
+            rank=state.rank,
+            sip=state.sip,
+            stream="host",
+            enqueue=state.clock,
+        )
+        self.ctx.polls.look(look)
+
     def finish(self) -> None:
         """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
         self.finish_stream(self.state.stream)

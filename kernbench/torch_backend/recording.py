@@ -169,6 +169,9 @@ class Recorder(TorchDispatchMode):
             if device.ctx.hooks is not None:
                 device.ctx.hooks.host_read(inputs[0], func._opname)
             device.finish()
+            block = block_of(inputs[0])
+            if block is not None and block.shared:
+                device.look_around(func._opname)
             return
         cost = self._costs.of(
             func._opname,
