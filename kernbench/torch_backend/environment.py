@@ -20,7 +20,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
-from kernbench.torch_backend import clocks, profiling
+from kernbench.torch_backend import clocks, compiling, module_hooks, profiling, warning_filters
 from kernbench.torch_backend.backend_options import BackendOptions
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
@@ -94,6 +94,9 @@ class Environment:
             self.futures.install(self._patches)
             self.devices.open(self._patches)
             profiling.install(self._patches, self.ctx)
+            compiling.install_backend(self._patches)
+            module_hooks.install(self._patches, self.state.modules)
+            warning_filters.install(self._patches, self.state.modules, self.ctx.scheduler.current_rank)
             self.state.open(self._patches)
             self._imports.open()
         except BaseException:
@@ -105,6 +108,7 @@ class Environment:
         self._imports.close()
         self.state.close()
         self._patches.undo()
+        compiling.forget_names()
         self.devices.close()
         self.futures.outstanding.clear()
         if self._isolated:

@@ -17,12 +17,20 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from kernbench.torch_backend import context_parallel, dtensor_random, fake_tensors, loss_parallel
+from kernbench.torch_backend import (
+    compiling,
+    context_parallel,
+    device_meshes,
+    dtensor_random,
+    fake_tensors,
+    loss_parallel,
+)
 from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
 INSTALLERS = {
-    module.MODULE: module.install for module in (context_parallel, dtensor_random, fake_tensors, loss_parallel)
+    module.MODULE: module.install
+    for module in (compiling, context_parallel, device_meshes, dtensor_random, fake_tensors, loss_parallel)
 }
 """What is changed in a module once it is there."""
 

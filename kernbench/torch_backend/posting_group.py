@@ -19,7 +19,7 @@ from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.backend_options import BackendStandIn
 from kernbench.torch_backend.call_arguments import Tensors, timeout_of
-from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.placement import block_of, place
 from kernbench.torch_backend.work import SimWork
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class PostingGroup(_ProcessGroup):
         self._environment = environment
         self._ctx = environment.ctx
         self._post_to = environment.ctx.distributed.matcher
+        self._device = environment.devices.mine()
         self.communicator = communicator
         self._rank = rank
         self.backend_name = backend
@@ -212,6 +213,10 @@ class PostingGroup(_ProcessGroup):
         self._ctx.deadlines.add(operation, operation.enqueue + timeout, expire, asked_for=asked_for)
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
+        memory = self._device.collective_memory
+        if memory is not None:
+            for tensor in tensors:
+                place(tensor, memory)
         on_stream = any(block_of(tensor) is not None for tensor in tensors)
         work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:

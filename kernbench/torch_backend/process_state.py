@@ -11,12 +11,14 @@ Relies on: ``os.environ._data`` holding the variables, ``torch.default_generator
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from kernbench.torch_backend.lazy_generators import LazyGenerators
 from kernbench.torch_backend.module_globals import ModuleGlobals
@@ -80,6 +82,7 @@ class ProcessState:
         self._encodings: dict[str, Any] = {}
         self._told: dict[str, str] = {}
         self._open = False
+        self._readers, self._writers = _READERS, _WRITERS
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
         self.generators = LazyGenerators(lambda: self._resident, lambda rank: seed_of(ctx.seed, rank))
@@ -91,6 +94,7 @@ class ProcessState:
         self._open = True
         self.generators.open(patches)
         self.modules.open()
+        self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
 
     def close(self) -> None:
         """Put main's state back. Idempotent."""
@@ -112,7 +116,7 @@ class ProcessState:
         if saved is None:
             saved = self._saved[resident] = _Saved()
             saved.given = self._environ._data
-        flags = tuple([read() for read in _READERS])
+        flags = tuple([read() for read in self._readers])
         saved.generator = _GENERATOR.get_state()
         saved.flags = flags
         saved.environ = self._environ._data
@@ -127,7 +131,7 @@ class ProcessState:
         else:
             _GENERATOR.set_state(state.generator)
         if state.flags != flags:
-            for write, value, present in zip(_WRITERS, state.flags, flags, strict=True):
+            for write, value, present in zip(self._writers, state.flags, flags, strict=True):
                 if value != present:
                     write(value)
         self._environ._data = state.environ
@@ -135,6 +139,21 @@ class ProcessState:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
         self._resident = rank
+
+    def _switch_once_set(self, patches: Patches, owner: Any, name: str, read: Getter) -> None:
+        """A setting that takes long to read and is rarely changed is switched from the first change on."""
+        write = getattr(owner, name)
+
+        @functools.wraps(write)
+        def change(value: Any) -> None:
+            if write not in self._writers:
+                before = read()
+                self._readers, self._writers = (*self._readers, read), (*self._writers, write)
+                for saved in self._saved.values():
+                    saved.flags = (*saved.flags, before)
+            write(value)
+
+        patches.set(owner, name, change)
 
     def _fresh(self, rank: int) -> _Saved:
         main = self._saved[None]
