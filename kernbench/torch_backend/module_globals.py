@@ -135,7 +135,13 @@ class ModuleGlobals:
             vars(module)["__kernbench_note__"] = self._note
 
     def take(self, module: ModuleType, names: Sequence[str]) -> None:
-        """Take in some globals while a rank runs: what they are now stays that rank's, the others and main get copies."""
+        """Take in some globals while a rank runs: what they are now stays that rank's, the others and main get copies.
+
+        A module is taken in once.
+        """
+        if module.__name__ in self._known:
+            return
+        self._known.add(module.__name__)
         switched = _Switched(module, list(names))
         switched.values[None] = [_fresh(value) for value in switched.initial.values()]
         self._switched.append(switched)

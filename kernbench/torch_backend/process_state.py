@@ -72,7 +72,9 @@ class _Saved:
 class ProcessState:
     """Switches the state of the process between the ranks of one spawn and main (rank None)."""
 
-    def __init__(self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str]) -> None:
+    def __init__(
+        self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
+    ) -> None:
         self._ctx = ctx
         self._world_size = world_size
         self._resident: int | None = None
@@ -85,14 +87,14 @@ class ProcessState:
         self._readers, self._writers = _READERS, _WRITERS
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
-        self.generators = LazyGenerators(lambda: self._resident, lambda rank: seed_of(ctx.seed, rank))
+        self._generators = generators
         self.modules = ModuleGlobals(per_rank_modules)
 
     def open(self, patches: Patches) -> None:
         """Remember main's state. From here on :meth:`enter` switches."""
         self._original = dict(self._environ._data)
         self._open = True
-        self.generators.open(patches)
+        self._generators.open(lambda rank: seed_of(self._ctx.seed, rank))
         self.modules.open()
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
 
@@ -102,7 +104,7 @@ class ProcessState:
             return
         self.enter(None)
         self._open = False
-        self.generators.close()
+        self._generators.close()
         self.modules.close()
         self._restore_c_environment()
         self._saved.clear()
@@ -138,7 +140,7 @@ class ProcessState:
         if state.main is not None:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
-        self._resident = rank
+        self._resident = self._generators.resident = rank
 
     def _switch_once_set(self, patches: Patches, owner: Any, name: str, read: Getter) -> None:
         """A setting that takes long to read and is rarely changed is switched from the first change on."""

@@ -14,23 +14,21 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from kernbench.torch_backend.devices import current_rank
 from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
 _NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
 
 
-def install(patches: Patches, modules: ModuleGlobals, current_rank: Callable[[], int | None]) -> None:
-    """Notice the first block of a rank."""
+def install(patches: Patches, modules: Callable[[], ModuleGlobals]) -> None:
+    """Notice a rank's first block."""
     stock: Any = warnings.catch_warnings.__enter__
-    taken = False
 
     @functools.wraps(stock)
     def enter(self: Any) -> Any:
-        nonlocal taken
-        if not taken and current_rank() is not None:
-            taken = True
-            modules.take(warnings, _NAMES)
+        if current_rank() is not None:
+            modules().take(warnings, _NAMES)
         return stock(self)
 
     patches.set(warnings.catch_warnings, "__enter__", enter)
