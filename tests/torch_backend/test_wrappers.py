@@ -175,7 +175,8 @@ def test_what_a_cpu_rank_compiles_is_compiled_and_recorded(backend: str) -> None
 
     def worker(rank: int) -> None:
         dist.init_process_group("gloo")
-        compiled = torch.compile(lambda x: torch.relu(x @ x).sum(), backend=own if backend == "own" else backend, fullgraph=True)
+        chosen = own if backend == "own" else backend
+        compiled = torch.compile(lambda x: torch.relu(x @ x).sum(), backend=chosen, fullgraph=True)
         x = torch.full((4, 4), rank + 1.0, requires_grad=True)
         compiled(x).backward()
         assert x.grad is not None
