@@ -187,7 +187,10 @@ def test_what_a_cpu_rank_compiles_is_compiled_and_recorded(backend: str) -> None
         ctx.multiprocessing.spawn(worker, nprocs=2)
         assert any("mm" in record.name for record in ctx.engine.op_log.records())
     assert bool(graphs) == (backend == "own")
-    assert torch.compile(lambda x: x + torch.cuda.device_count(), backend="eager")(torch.zeros(1)) == torch.cuda.device_count()
+    assert (
+        torch.compile(lambda x: x + torch.cuda.device_count(), backend="eager")(torch.zeros(1))
+        == torch.cuda.device_count()
+    )
 
 
 def test_what_a_gpu_rank_compiles_runs_as_written(ranks: Ranks) -> None:
@@ -197,3 +200,27 @@ def test_what_a_gpu_rank_compiles_runs_as_written(ranks: Ranks) -> None:
         return compiled(torch.ones(3, device="cuda")).cpu().item()
 
     assert ranks(body, 2, backend="nccl") == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_sharded_heads_and_batches(ranks: Ranks, dim: int, masked: bool) -> None:
+    q, k, v = (torch.randn(2, 4, 8, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    leaf = q.clone().requires_grad_()
+    mask = torch.zeros(1, 1, 8, 8).masked_fill(torch.ones(8, 8).triu(1).bool(), -1e9) if masked else None
+    expected = nn.functional.scaled_dot_product_attention(leaf, k, v, attn_mask=mask, is_causal=not masked)
+    expected.square().sum().backward()
+
+    def body() -> Any:
+        torch.cuda.set_device(dist.get_rank())
+        mesh = init_device_mesh("cuda", (2,))
+        sharded = [distribute_tensor(each, mesh, [Shard(dim)]).requires_grad_() for each in (q, k, v)]
+        given = None if mask is None else distribute_tensor(mask, mesh, [Replicate()])
+        out = nn.functional.scaled_dot_product_attention(*sharded, attn_mask=given, is_causal=mask is None)
+        assert out.placements == (Shard(dim),)
+        out.square().sum().backward()
+        return out.full_tensor().detach().cpu(), sharded[0].grad.full_tensor().cpu()
+
+    for out, grad in ranks(body, 2, backend="nccl"):
+        torch.testing.assert_close(out, expected.detach())
+        torch.testing.assert_close(grad, leaf.grad)
