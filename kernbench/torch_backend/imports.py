@@ -24,6 +24,7 @@ from kernbench.torch_backend import (
     device_meshes,
     dtensor_random,
     fake_tensors,
+    fsdp_profiler,
     loss_parallel,
     symmetric_memory,
 )
@@ -31,7 +32,8 @@ from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
 _PLAIN = (
-    attention_sharding, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors, loss_parallel,
+    attention_sharding, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors, fsdp_profiler,
+    loss_parallel,
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import timeit
 import warnings
 from collections import OrderedDict
 from typing import Any
@@ -12,9 +13,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils import benchmark
 
 import kernbench
 from tests.torch_backend.conftest import Ranks
@@ -224,3 +227,31 @@ def test_attention_of_sharded_heads_and_batches(ranks: Ranks, dim: int, masked: 
     for out, grad in ranks(body, 2, backend="nccl"):
         torch.testing.assert_close(out, expected.detach())
         torch.testing.assert_close(grad, leaf.grad)
+
+
+def test_benchmarks_and_profiles_speak_virtual_time(ranks: Ranks) -> None:
+    def body() -> Any:
+        torch.cuda.set_device(dist.get_rank())
+        a = torch.randn(256, 256, device="cuda")
+        a @ a
+        measured = benchmark.Timer("a @ a; torch.cuda.synchronize()", globals={"a": a, "torch": torch}).timeit(10).mean
+        elsewhere = timeit.timeit(lambda: (a @ a, torch.cuda.synchronize()), number=10) / 10
+        with torch.profiler.profile() as profile:
+            a @ a
+            dist.all_reduce(a)
+        names = {event.key for event in profile.key_averages()}
+        return measured, elsewhere, "aten::mm" in names, "nccl:all_reduce" in names
+
+    first, again = ranks(body, 2, backend="nccl"), ranks(body, 2, backend="nccl")
+    assert first == again  # the wall clock is never the same
+    assert all(0 < measured < 1e-3 and found and reduced for measured, _, found, reduced in first)
+
+
+def test_fsdps_own_profiler_is_each_ranks(ranks: Ranks) -> None:
+    def body() -> None:
+        profiler = _debug_utils.SimpleProfiler
+        with profiler.profile(profiler.Type.ALL):
+            dist.barrier()
+        profiler.reset()
+
+    ranks(body)
