@@ -116,8 +116,8 @@ class Operation:
         self.start = start
         self.end = end
         dependents, self._dependents = self._dependents, None
-        for callback in dependents or ():
-            callback()
+        if dependents:
+            _tell(dependents)
 
     def fail(self, error: BaseException, at: float) -> None:
         """End it at ``at`` with ``error``; dependents run on, as a failed kernel does not stop its stream's clock."""
@@ -129,6 +129,33 @@ class Operation:
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
         return f"<{type(self).__name__} {self.name!r} ({self.kind}) rank {self.rank} {state}>"
+
+
+_to_tell: list[Callable[[], None]] = []
+"""Who is still to be told while somebody is being told, last first."""
+
+
+def _tell(callbacks: list[Callable[[], None]]) -> None:
+    """Call each; those that a callback leads to come before those after it, as if they were called from it.
+
+    A host that runs ahead leaves a chain of operations as long as it likes behind one that has not ended, and ending that one
+    ends them all: calls inside calls would run out of stack.
+    """
+    outermost = not _to_tell
+    if outermost:
+        _to_tell.append(_nobody)
+    _to_tell.extend(reversed(callbacks))
+    if not outermost:
+        return
+    try:
+        while len(_to_tell) > 1:
+            _to_tell.pop()()
+    finally:
+        _to_tell.clear()
+
+
+def _nobody() -> None:
+    """Stands below those who are to be told, so that the list says that somebody is telling."""
 
 
 class Stream:

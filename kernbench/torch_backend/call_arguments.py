@@ -46,8 +46,8 @@ _parsed = functools.cache(ReduceOp.parse)
 
 
 def root_of(opts: Any) -> int:
-    """The root's number in the group, of options or given as it is."""
-    return int(getattr(opts, "rootRank", opts))
+    """The root's number in the group, of options or given as it is; by default 0, as C++ has it."""
+    return 0 if opts is None else int(getattr(opts, "rootRank", opts))
 
 
 def timeout_of(opts: Any) -> timedelta | None:

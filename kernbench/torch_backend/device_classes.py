@@ -123,6 +123,7 @@ def install(patches: Patches, devices: Devices, cuda: dict[str, Any]) -> None:
         "setStream": cuda["set_stream"],
         "emptyCache": cuda["empty_cache"],
     }
+    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     for name, value in accelerator.items():
         if hasattr(torch._C, f"_accelerator_{name}"):
             patches.set(torch._C, f"_accelerator_{name}", value)

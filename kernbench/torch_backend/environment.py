@@ -21,14 +21,14 @@ import torch.distributed.distributed_c10d
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
 from kernbench.torch_backend import clocks, profiling
-from kernbench.torch_backend.backend_options import BackendOptions
+from kernbench.torch_backend.backend_classes import backend_class
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
 from kernbench.torch_backend.group import SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
+from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, default_members, make_helper
 from kernbench.torch_backend.process_state import ProcessState
 from kernbench.torch_backend.store import StoreHost, store_classes
 from kernbench.torch_backend.world import RankWorld
@@ -73,6 +73,7 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
+        self._debug_level = dist.get_debug_level()
         self.devices = Devices(ctx)
         self.futures = Futures(ctx)
         self.state = ProcessState(ctx, world_size, per_rank_modules)
@@ -107,6 +108,7 @@ class Environment:
         self._patches.undo()
         self.devices.close()
         self.futures.outstanding.clear()
+        dist.set_debug_level(self._debug_level)
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
@@ -151,6 +153,8 @@ class Environment:
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
         patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
+        for name in ("_plugins", "backend_type_map", "default_device_backend_map"):  # a rank may register a backend
+            patch(backends, name, dict(getattr(backends, name)))
         ddp: Any = torch.nn.parallel.DistributedDataParallel
         patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         reducer: Any = dist.Reducer
@@ -158,9 +162,19 @@ class Environment:
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)
-        if not hasattr(dist, "ProcessGroupNCCL"):
+        patch(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
+        for backend, name in (("gloo", "ProcessGroupGloo"), ("nccl", "ProcessGroupNCCL")):
+            cls = backend_class(backend, self._make_directly)
             for module in (dist, c10d):
-                patch(module, "ProcessGroupNCCL", NcclStandIn)
+                patch(module, name, cls)
+
+    def _make_directly(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
+        """A group that a program makes without ``init_process_group``."""
+        members, number = default_members(self, size, rank, store)
+        return self.make_group(
+            members=members, rank=number, backend=backend, timeout=timeout or DEFAULT_TIMEOUTS[0],
+            name=f"made directly ({backend})", description="undefined", store=store,
+        )  # fmt: skip
 
     def make_group(
         self,
@@ -226,10 +240,3 @@ def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., di
         return {**stock(module), "backend_name": backend, **threads, **variables}
 
     return data
-
-
-class NcclStandIn:
-    """``ProcessGroupNCCL`` for programs that make its options."""
-
-    Options = BackendOptions
-    NCCLConfig = object

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
 
+PATIENCE = 100
+"""Looks in a row, without a change, after which a rank is taken to poll."""
+
+
 class Contents:
     """The keys and values behind one or more store objects, and the ranks that wait for a key."""
 
@@ -27,6 +31,8 @@ class Contents:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.waiters: list[tuple[Callable[[], bool], Operation]] = []
+        self.changes = 0
+        self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
 
 
 class StoreHost:
@@ -36,10 +42,15 @@ class StoreHost:
         self.ctx = ctx
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
+        self._kept: list[CooperativeStore] = []
 
     def shared(self, *key: Any) -> Contents:
         """The contents that every store of this address has."""
         return self._shared.setdefault(key, Contents())
+
+    def keep(self, store: CooperativeStore) -> None:
+        """C++ that has a store, such as a ``PrefixStore`` around it, does not keep its Python part, which has the methods."""
+        self._kept.append(store)
 
     def free_port(self) -> int:
         """A port that no store has."""
@@ -56,6 +67,7 @@ class CooperativeStore(dist.Store):
 
     def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
         super().__init__()
+        host.keep(self)
         self._host = host
         self._contents = contents
         self._timeout = timeout
@@ -83,6 +95,7 @@ class CooperativeStore(dist.Store):
     def _changed(self) -> None:
         """Resume those whose key is there now."""
         contents, clock = self._contents, self._host.ctx._me().clock
+        contents.changes += 1
         if not contents.waiters:
             return
         still = []
@@ -95,6 +108,16 @@ class CooperativeStore(dist.Store):
             else:
                 still.append((ready, op))
         contents.waiters = still
+
+    def _looked(self, what: str) -> None:
+        """A rank that looks again and again while nothing changes lets the others go on."""
+        contents, me = self._contents, self._host.ctx._me()
+        changes, looks = contents.looks.get(me.rank, (-1, 0))
+        looks = looks + 1 if changes == contents.changes else 0
+        contents.looks[me.rank] = (contents.changes, looks)
+        if looks > PATIENCE:
+            op = Operation(f"store key {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+            self._host.ctx.polls.look(op)
 
     # -- torch.distributed.Store -------------------------------------------------------------------------------------
 
@@ -119,6 +142,9 @@ class CooperativeStore(dist.Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0; return the sum."""
+        if not amount and key in self._contents.values:
+            self._looked(key)
+            return int(self._contents.values[key])
         total = int(self._contents.values.get(key, b"0")) + amount
         self._contents.values[key] = str(total).encode()
         self._changed()
@@ -131,6 +157,10 @@ class CooperativeStore(dist.Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
+        self._looked(", ".join(keys))
+        return self._has(keys)
+
+    def _has(self, keys: Sequence[str]) -> bool:
         return all(key in self._contents.values or self._contents.queues.get(key) for key in keys)
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
@@ -151,7 +181,10 @@ class CooperativeStore(dist.Store):
 
     def num_keys(self) -> int:
         """How many keys there are."""
+        self._looked("count")
         return len(self._contents.values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # by these names C++ calls them, for a PrefixStore
 
     def list_keys(self) -> list[str]:
         """The keys."""
@@ -159,7 +192,7 @@ class CooperativeStore(dist.Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there."""
-        self._wait_until(lambda: self.check(keys), ", ".join(keys), timeout)
+        self._wait_until(lambda: self._has(keys), ", ".join(keys), timeout)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys; waits until all are there."""
@@ -189,6 +222,7 @@ class CooperativeStore(dist.Store):
 
     def queue_len(self, key: str) -> int:
         """Length of a queue."""
+        self._looked(key)
         return len(self._contents.queues.get(key, ()))
 
     def clone(self) -> CooperativeStore:
