@@ -71,7 +71,7 @@ class Request:
     def schedule(self) -> Schedule:
         return self.build()
 
-    @property
+    @cached_property
     def described(self) -> dict[str, object]:
         """What the op log says of it."""
         detail: dict[str, object] = {

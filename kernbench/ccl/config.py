@@ -12,6 +12,7 @@ does so for every collective.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from kernbench.errors import ConfigError
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology import SystemSpec
+from kernbench.topology.document import SAFE_LOADER
 from kernbench.topology.shipped import config_root
 
 FILE_NAME = "ccl.yaml"
@@ -100,7 +102,7 @@ def load_ccl_config(
     Raises :class:`ConfigError` that lists every problem with file, key path and what was expected.
     """
     shipped = config_root() / FILE_NAME
-    layers: list[tuple[str | Path, dict[str, Any]]] = [(shipped, _read(shipped))]
+    layers: list[tuple[str | Path, Mapping[str, Any]]] = [(shipped, _read(shipped))]
     for name, (entry, owner) in (default_manager() if plugins is None else plugins).algorithms().items():
         if name in layers[0][1].get("algorithms", {}):
             raise ConfigError(f"{owner} brings an algorithm {name!r}, but a shipped one is called so: rename it")
@@ -181,9 +183,15 @@ def _did_you_mean(word: str, known: Any) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
+    return _parse(path, path.read_text())
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(path: Path, text: str) -> Mapping[str, Any]:
+    """What ``text`` of ``path`` says, to be read only; simulations of one process share it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.load(text, Loader=SAFE_LOADER)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if document is None:

@@ -92,6 +92,8 @@ class RuntimeContext(Factories, Barriers):
         self._ccl_loaded: CclConfig | None = self.ccl
         self.polls = Polls(self)
         self._inside_kernel = False
+        self.launch_costs = self.topology.device.launch
+        """What a launch costs, which every operation looks up."""
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
         self.op_costs = OpCosts(self.topology.device)
@@ -240,7 +242,7 @@ class RuntimeContext(Factories, Barriers):
         if self.observing:
             raise self._beside_the_program("launch")
         me = self._me()
-        launch = self.topology.device.launch
+        launch = self.launch_costs
         me.clock += launch.overhead
         op = Operation(
             name, kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
@@ -300,9 +302,10 @@ class RuntimeContext(Factories, Barriers):
 
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""
-        if op.end is not None and op.end > me.clock:
-            self.engine.op_log.add_wait((me.rank, me.clock, op.end, op))
-            me.clock = op.end
+        end = op.end
+        if end is not None and end > me.clock:
+            self.engine.op_log.add_wait((me.rank, me.clock, end, op))
+            me.clock = end
 
     def _block_on(self, op: Operation) -> None:
         if self.observing:
@@ -311,14 +314,15 @@ class RuntimeContext(Factories, Barriers):
             raise KernbenchError(
                 "a kernel cannot wait for a handle or read another operation's result: launch it later"
             )
-        if getcurrent() is self.scheduler.main:
+        scheduler = self.scheduler
+        if getcurrent() is scheduler.main:
             drive_until(self, op)
         else:
-            if self.scheduler.before_switch is not None:
-                self.scheduler.before_switch()
-            self._pending_worker_waits.append((op, self.scheduler.waitable()))
+            if scheduler.before_switch is not None:
+                scheduler.before_switch()
+            self._pending_worker_waits.append((op, scheduler.waitable()))
             op.when_resolved(partial(self._ended_waits.append, op))
-            self.scheduler.switch_to_main()
+            scheduler.switch_to_main()
             if not op.done:
                 raise KernbenchError(
                     f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"

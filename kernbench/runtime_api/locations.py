@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
 from types import FrameType
 from typing import NamedTuple
 
@@ -29,16 +28,23 @@ class Location(NamedTuple):
 NOWHERE = Location("<unknown>", 0, "?")
 
 
-@cache
-def _is_users(filename: str) -> bool:
-    return not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
+class _UsersFiles(dict[str, bool]):
+    """File name -> whether it is the user's, found out at the first look."""
+
+    def __missing__(self, filename: str) -> bool:
+        found = not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
+        self[filename] = found
+        return found
+
+
+_is_users = _UsersFiles()
 
 
 def location_of(frame: FrameType | None) -> Location:
     """The innermost frame, from ``frame`` outwards, that belongs neither to kernbench nor to torch."""
     while frame is not None:
         code = frame.f_code
-        if _is_users(code.co_filename):
+        if _is_users[code.co_filename]:
             return Location(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return NOWHERE

@@ -36,9 +36,9 @@ class StorageState:
     def operand(self, tensor: torch.Tensor, access: str = "rw") -> Operand:
         """The part of the allocation that ``tensor`` covers."""
         allocation = self.allocation
-        offset = int(tensor.storage_offset()) * tensor.element_size()
-        nbytes = tensor.numel() * tensor.element_size()
-        return Operand(allocation.space, allocation.sip, allocation.address + offset, nbytes, access, allocation.name)
+        itemsize = tensor.element_size()
+        address = allocation.address + int(tensor.storage_offset()) * itemsize
+        return Operand(allocation.space, allocation.sip, address, tensor.numel() * itemsize, access, allocation.name)
 
 
 class StorageTable:
@@ -74,7 +74,7 @@ class StorageTable:
 
     def adopt(self, tensor: torch.Tensor, owner: RankState) -> StorageState:
         """State of a tensor's storage; a tensor that comes from elsewhere gets a place now."""
-        state = self.known(tensor)
+        state = self._states.get(id(storage_of(tensor)))
         if state is None:
             state = self.allocate(plain(tensor), owner, noted=isinstance(tensor, Tensor))
         return state

@@ -277,6 +277,8 @@ class RankScheduler:
 
     def run_ready(self) -> int:
         """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
+        if not self.ready and self._picked is None:
+            return 0
         before = self.resumed
         if self._carried:
             self._run_carriers()

@@ -61,7 +61,6 @@ class Operation:
         self,
         name: str,
         kind: str,
-        *,
         rank: int | None,
         sip: int,
         stream: str,
@@ -112,12 +111,20 @@ class Operation:
             self._dependents.append(callback)
 
     def resolve(self, start: float, end: float) -> None:
-        """Fix the times (once), and tell whoever depends on them."""
+        """Fix the times (once), and tell whoever depends on them.
+
+        A dependent that resolves another operation has that one's dependents told after it, by the outermost call: a chain
+        may be as long as a program enqueues ahead of what it waits for, longer than a stack is deep.
+        """
         self.start = start
         self.end = end
         dependents, self._dependents = self._dependents, None
-        if dependents:
-            _tell(dependents)
+        if dependents is None:
+            return
+        outermost = not _telling
+        _telling.extend((None, *reversed(dependents)) if outermost else reversed(dependents))
+        if outermost:
+            _tell()
 
     def fail(self, error: BaseException, at: float) -> None:
         """End it at ``at`` with ``error``; dependents run on, as a failed kernel does not stop its stream's clock."""
@@ -131,31 +138,16 @@ class Operation:
         return f"<{type(self).__name__} {self.name!r} ({self.kind}) rank {self.rank} {state}>"
 
 
-_to_tell: list[Callable[[], None]] = []
-"""Who is still to be told while somebody is being told, last first."""
+_telling: list[Callable[[], None] | None] = []
+"""Whom the outermost :meth:`Operation.resolve` has still to tell, the next one last and None first; empty if none runs."""
 
 
-def _tell(callbacks: list[Callable[[], None]]) -> None:
-    """Call each; those that a callback leads to come before those after it, as if they were called from it.
-
-    A host that runs ahead leaves a chain of operations as long as it likes behind one that has not ended, and ending that one
-    ends them all: calls inside calls would run out of stack.
-    """
-    outermost = not _to_tell
-    if outermost:
-        _to_tell.append(_nobody)
-    _to_tell.extend(reversed(callbacks))
-    if not outermost:
-        return
+def _tell() -> None:
     try:
-        while len(_to_tell) > 1:
-            _to_tell.pop()()
+        while (callback := _telling.pop()) is not None:
+            callback()
     finally:
-        _to_tell.clear()
-
-
-def _nobody() -> None:
-    """Stands below those who are to be told, so that the list says that somebody is telling."""
+        _telling.clear()
 
 
 class Stream:

@@ -9,7 +9,7 @@ import pytest
 
 from kernbench.runtime_api.context import simulate
 from kernbench.testing.ranks import tagged_output
-from kernbench.topology import resolve_topology
+from kernbench.topology import TopologyHandle, resolve_topology
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.test_cases import SimulatedTestCases, see_devices
@@ -23,6 +23,7 @@ class DistributedTests:
     """
 
     def __init__(self, system: str) -> None:
+        self._name = system
         self._system = resolve_topology(system)
         self._patches = Patches()
         self._cases = SimulatedTestCases(self._run)
@@ -51,6 +52,11 @@ class DistributedTests:
         def configure(environment: Environment) -> None:
             environment.state.variables = lambda rank: {}  # nobody has launched a test's processes by torchrun
 
-        with simulate(self._system) as ctx, tagged_output(ctx):
+        with simulate(self._system_for(count)) as ctx, tagged_output(ctx):
             ctx.multiprocessing._configure = configure
             ctx.multiprocessing.spawn(body, nprocs=count, per_rank_modules=per_rank_modules)
+
+    def _system_for(self, count: int) -> TopologyHandle:
+        """The system, with as many nodes as ``count`` ranks need."""
+        node = self._system.topology_obj.sip_count
+        return self._system if count <= node else resolve_topology(self._name, nodes=-(-count // node))

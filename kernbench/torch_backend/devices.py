@@ -142,16 +142,23 @@ def _empty_strided(
 
 
 class Devices:
-    """The simulated GPUs of one spawn."""
+    """The simulated GPUs of the spawn that it is bound to. The functions that are replaced keep it beyond that one."""
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self.ctx = ctx
+    def __init__(self) -> None:
+        self._ctx: RuntimeContext | None = None
         self._ranks: dict[int, RankDevice] = {}
         self._memories: dict[int, DeviceMemory] = {}
         self._library: Any = None
         self._kernels: Any = None
         self._symmetric: Any = None
-        self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+        self._index: dict[int, int] = {}
+
+    @property
+    def ctx(self) -> RuntimeContext:
+        """The simulation. Raises :class:`KernbenchError` when no ranks run."""
+        if self._ctx is None:
+            raise KernbenchError("simulated GPUs exist while ranks run, and they have ended")
+        return self._ctx
 
     def index_of_sip(self, sip: int) -> int:
         return self._index[sip]
@@ -178,7 +185,7 @@ class Devices:
 
     def current(self) -> RankDevice | None:
         """The device of the rank that runs, None outside ranks."""
-        rank = self.ctx.scheduler.current_rank()
+        rank = None if self._ctx is None else self._ctx.scheduler.current_rank()
         return None if rank is None else self.of(rank)
 
     def mine(self) -> RankDevice:
@@ -211,8 +218,22 @@ class Devices:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    def open(self, patches: Patches) -> None:
-        """Give torch its simulated GPUs."""
+    def install(self, patches: Patches) -> None:
+        """Replace the names, for this spawn's ranks and for those that it will be bound to."""
+        device_classes.install(patches, self, cuda_names.install(patches, self))
+        device_functions.install(patches, self)
+        device_tensors.install(patches, self)
+        symmetric_memory.install(patches)
+
+    def bind(self, ctx: RuntimeContext) -> None:
+        """Answer for the GPUs of ``ctx``."""
+        self._ctx = ctx
+        self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+
+    def open(self, ctx: RuntimeContext, patches: Patches) -> None:
+        """Give torch the simulated GPUs of ``ctx``."""
+        self.bind(ctx)
+        patches.set(torch.cuda, "default_generators", [torch.default_generator] * self.count)
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")
@@ -221,10 +242,7 @@ class Devices:
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
         self._symmetric = torch.library.Library(symmetric_memory.NAMESPACE, "IMPL")
-        symmetric_memory.install(patches, self._symmetric)
-        device_classes.install(patches, self, cuda_names.install(patches, self))
-        device_functions.install(patches, self)
-        device_tensors.install(patches, self)
+        symmetric_memory.register(self._symmetric)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
@@ -237,6 +255,8 @@ class Devices:
         self._ranks.clear()
         for memory in self._memories.values():
             memory.changed = None
+        self._memories.clear()
+        self._ctx = None
 
     # -- allocating --------------------------------------------------------------------------------------------------
 

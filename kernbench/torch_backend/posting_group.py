@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -195,7 +196,7 @@ class PostingGroup(_ProcessGroup):
             op,
             shape,
             dtype,
-            None if reduction is None else reduction.value,
+            None if reduction is None else reduction._value_,
             None if root is None else self.communicator.ranks[root],
             self._ctx.ccl_config.algorithm_for(op),
         )
@@ -210,23 +211,29 @@ class PostingGroup(_ProcessGroup):
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
         timeout = (own or self.timeout).total_seconds()
+        self._ctx.deadlines.add(
+            operation, operation.enqueue + timeout, partial(self._expire, operation, timeout),
+            self._asked_for or own is not None,
+        )  # fmt: skip
 
-        def expire(at: float) -> None:
-            situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
-            self._post_to.give_up(
-                operation,
-                dist.DistBackendError(
-                    f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
-                    f"{self.communicator.name}.\n{situation}"
-                ),
-                at,
-            )
-
-        asked_for = self._asked_for or own is not None
-        self._ctx.deadlines.add(operation, operation.enqueue + timeout, expire, asked_for=asked_for)
+    def _expire(self, operation: Operation, timeout: float, at: float) -> None:
+        """The deadline of an operation has come, ``timeout`` s after it was posted."""
+        situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
+        self._post_to.give_up(
+            operation,
+            dist.DistBackendError(
+                f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
+                f"{self.communicator.name}.\n{situation}"
+            ),
+            at,
+        )
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
-        on_stream = any(block_of(tensor) is not None for tensor in tensors)
+        on_stream = False
+        for tensor in tensors:
+            if block_of(tensor) is not None:
+                on_stream = True
+                break
         work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:
             self._coalescing.append(work)

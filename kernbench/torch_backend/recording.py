@@ -193,7 +193,7 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     """Put an operation whose values are there already on the rank's stream."""
     me, engine = device.state, device.ctx.engine
-    launch = device.ctx.topology.device.launch
+    launch = device.ctx.launch_costs
     me.clock += launch.overhead
     stream = engine.stream(me.sip, me.stream)
     op = Operation(

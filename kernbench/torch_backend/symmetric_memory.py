@@ -63,13 +63,17 @@ def _operations(imported: bool) -> list[str]:
     return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
 
 
-def install(patches: Patches, library: Any) -> None:
-    """Refuse, for as long as the patches and ``library`` (of the namespace ``symm_mem``) live."""
+def install(patches: Patches) -> None:
+    """Refuse, for as long as the patches are in place."""
     symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
     for name in WAYS_IN:
         patches.set(symmetric, name, staticmethod(refusal(name)))
     patches.set(symmetric, "set_group_info", staticmethod(_set_group_info))
     for name, answer in ANSWERS.items():
         patches.set(symmetric, name, staticmethod(answer))
+
+
+def register(library: Any) -> None:
+    """Refuse the operations too, for as long as ``library`` (of the namespace ``symm_mem``) lives."""
     for name in without_kernel():
         library.impl(name.partition("::")[2], refusal(name), "CPU")

@@ -231,6 +231,7 @@ class SimulatedTestCases:
         stores = {name: getattr(dist, name) for name in ("TCPStore", "FileStore", "HashStore")}
 
         def alone(case: Any, result: Any) -> None:
+            patches = Patches()
             for name, cls in stores.items():
                 for module in (dist, dist.distributed_c10d, sys.modules["torch.distributed.rendezvous"]):
                     if hasattr(module, name):
@@ -246,7 +247,7 @@ class SimulatedTestCases:
             if (cls := getattr(common, name, None)) is not None
         )
         base: Any = common.TestCase
-        stock, run, patches = base.run, self._run, Patches()
+        stock, run = base.run, self._run
 
         @functools.wraps(stock)
         def run_test(case: Any, result: Any = None) -> Any:
@@ -271,7 +272,9 @@ def see_devices(patches: Patches, ctx: Any) -> None:
     Args:
         ctx: a simulation of the system whose GPUs they are.
     """
-    table = names(Devices(ctx))
+    devices = Devices()
+    devices.bind(ctx)
+    table = names(devices)
     for name in _SEEN_BY_MAIN:
         patches.set(torch.cuda, name, table[name])
     patches.set(torch.cuda, "current_device", lambda: 0)
