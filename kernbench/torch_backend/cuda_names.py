@@ -6,6 +6,7 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -279,7 +280,7 @@ def names(devices: Devices) -> dict[str, Any]:
         "device": on,
         "_DeviceGuard": on,
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": _another(exchange),
         "synchronize": lambda device=None: devices.mine().synchronize(),
         "ipc_collect": nothing,
         "is_current_stream_capturing": lambda: False,
@@ -363,8 +364,18 @@ def install(patches: Patches, devices: Devices) -> dict[str, Any]:
     }
     for name, value in accelerator.items():
         if hasattr(torch.accelerator, name):
-            patches.set(torch.accelerator, name, value)
+            patches.set(torch.accelerator, name, _another(value))
     return table
+
+
+def _another(function: Any) -> Any:
+    """The same function as an object of its own: Dynamo tells ``torch.cuda``'s and ``torch.accelerator``'s apart by that."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _unavailable(name: str) -> Any:

@@ -80,6 +80,11 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing here that Dynamo could trace, and wrapping would import it
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: else ``torch.compile`` would compile nothing below this mode. Compiled code's operations are seen one by one."""
+        return True
+
     def open(self) -> None:
         """Record from now on, in this thread."""
         # not `with self`: that also keeps flags per process, which ranks would leave in another order than they entered
