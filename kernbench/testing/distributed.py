@@ -12,7 +12,7 @@ from kernbench.testing.ranks import tagged_output
 from kernbench.topology import TopologyHandle, resolve_topology
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.test_cases import SimulatedTestCases, see_devices
+from kernbench.torch_backend.test_cases import SimulatedTestCases, patched_classes, see_devices
 
 
 class DistributedTests:
@@ -50,6 +50,7 @@ class DistributedTests:
 
     def _run(self, body: Callable[[int], Any], count: int, per_rank_modules: Sequence[str]) -> None:
         def configure(environment: Environment) -> None:
+            environment.state.modules.classes = patched_classes()
             environment.state.variables = lambda rank: {}  # nobody has launched a test's processes by torchrun
 
         with simulate(self._system_for(count)) as ctx, tagged_output(ctx):

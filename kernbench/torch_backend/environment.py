@@ -106,8 +106,13 @@ class Environment:
     def _lifted(self) -> Iterator[None]:
         """Stock torch and Python, for the length of a block."""
         names = self._stage.names
-        with self._patches.lifted(), nullcontext() if names is None else names.lifted():
-            yield
+        modules = self.state.modules
+        paused, modules.paused = modules.paused, True
+        try:
+            with self._patches.lifted(), nullcontext() if names is None else names.lifted():
+                yield
+        finally:
+            modules.paused = paused
 
     def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
         """``body`` with what a rank's thread needs around it."""

@@ -3,9 +3,9 @@
 What an operation gives is kept for the process, by the operation and its arguments; a tensor made on ``cuda`` is on the current
 GPU. Here the current GPU belongs to what is looked up by: else the ranks would find each other's.
 
-``Tensor.copy_`` asks for a CUDA runtime before it dispatches, its operation does not. Autograd asks for one of every fake tensor
-whose device C++ takes for a GPU, and ends the process: to C++ a fake tensor of a simulated GPU is on the CPU, as the tensors are
-that it stands for, and only Python is told of the GPU (what Dynamo traces branches on that).
+``Tensor.copy_`` asks for a CUDA runtime before it dispatches, its operation does not. Autograd asks for one of every fake
+tensor whose device C++ takes for a GPU, and ends the process: to C++ a fake tensor of a simulated GPU is on the CPU, as the
+tensors are that it stands for, and only Python is told of the GPU (what Dynamo traces branches on that).
 
 Relies on: ``_DispatchCacheKey`` of that module being made of one tuple; ``FakeTensor.__new__(cls, mode, elem, device, ...)``,
 ``fake_device`` being what C++ is told, and ``device`` and ``is_cuda`` what Python reads.

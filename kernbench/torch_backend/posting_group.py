@@ -19,7 +19,7 @@ from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.backend_options import BackendOptions, BackendStandIn
-from kernbench.torch_backend.call_arguments import Tensors, timeout_of
+from kernbench.torch_backend.call_arguments import Tensors, premultiplied, timeout_of
 from kernbench.torch_backend.placement import block_of
 from kernbench.torch_backend.work import SimWork
 
@@ -200,6 +200,8 @@ class PostingGroup(_ProcessGroup):
             None if root is None else self.communicator.ranks[root],
             self._ctx.ccl_config.algorithm_for(op),
         )
+        if reduction is not None and opts is not None:
+            inputs = premultiplied(opts, inputs)
         self._sequence += 1
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, timeout_of(opts))

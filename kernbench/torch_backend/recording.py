@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True: else ``torch.compile`` would compile nothing below this mode. Compiled code's operations are seen one by one."""
+        """True: else ``torch.compile`` would compile nothing. The operations of compiled code are seen one by one."""
         return True
 
     def open(self) -> None:

@@ -291,6 +291,21 @@ def see_devices(patches: Patches, ctx: Any) -> None:
             patches.set(module, "ProcessGroupNCCL", backend_class("nccl"))
 
 
+_PATCHED = ("torch.distributed.fsdp.",)
+"""Where torch's tests replace methods, each process its own."""
+
+
+def patched_classes() -> list[type]:
+    """Classes of torch whose methods tests replace: those are each rank's own."""
+    return [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith(_PATCHED)
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == name and not issubclass(value, tuple | BaseException)
+    ]
+
+
 def _sets_up_cuda_class(cls: Any) -> None:
     """torch's own makes a tensor, in main."""
     cls.no_magma = cls.no_cudnn = True
