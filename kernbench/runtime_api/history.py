@@ -73,9 +73,9 @@ class History:
         op: Operation,
         location: Location,
         peer: int | None,
-        shapes: tuple[tuple[int, ...], ...],
+        shapes: tuple[tuple[int, ...], ...] | None,
     ) -> None:
-        """Note a call."""
+        """Note a call; ``shapes`` None: of one tensor, with the signature's shape."""
         calls = self._calls.get(rank)
         if calls is None:
             calls = self._calls[rank] = deque(maxlen=KEPT)
@@ -90,7 +90,11 @@ class History:
 
     def of(self, rank: int) -> list[Call]:
         """The last calls of a rank, oldest first."""
-        return [Call(*fields) for fields in self._calls.get(rank, ())]
+        calls = []
+        for caller, number, group, sequence, signature, op, location, peer, shapes in self._calls.get(rank, ()):
+            given = shapes if shapes is not None else () if signature.shape is None else (signature.shape,)
+            calls.append(Call(caller, number, group, sequence, signature, op, location, peer, given))
+        return calls
 
     @property
     def ranks(self) -> list[int]:

@@ -90,7 +90,12 @@ class Matcher:
         after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
-        shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
+        if error is None:
+            signature = arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
+        tensors = inputs if given is None else given
+        shapes = None
+        if len(tensors) != 1 or tensors[0].shape != signature.shape:
+            shapes = tuple([tuple(tensor.shape) for tensor in tensors])
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
         if ctx.hooks is not None:
             ctx.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)

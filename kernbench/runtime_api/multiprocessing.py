@@ -239,7 +239,7 @@ def _require_main(ctx: RuntimeContext) -> None:
 def _drain_once(ctx: RuntimeContext) -> bool:
     """Do the next thing that can be done; False if nothing can."""
     ran = ctx.executor.flush(ctx.engine.now)
-    if _resume_done(ctx) or ctx.distributed.matcher.start_matched() or ran:
+    if _resume_done(ctx) or ctx.distributed.matcher.start_matched() or ran or ctx.couplings.settle():
         return True
     ctx.polls.schedule()
     upcoming = ctx.engine.next_event

@@ -47,7 +47,7 @@ def touch(
     if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
         state = ctx.storages.adopt(inputs[0], me)
         state.last = op
-        op.operands = (state.operand(inputs[0]),)
+        op.operands = state.operands_in_place(inputs[0])
         return
     operands = []
     written = {id(tensor) for tensor in outputs}

@@ -27,11 +27,12 @@ def _borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
 class StorageState:
     """One storage: its allocation, and the last operation enqueued on it."""
 
-    __slots__ = ("allocation", "last")
+    __slots__ = ("_whole", "allocation", "last")
 
     def __init__(self, allocation: Allocation) -> None:
         self.allocation = allocation
         self.last: Operation | None = None
+        self._whole: tuple[Operand] | None = None
 
     def operand(self, tensor: torch.Tensor, access: str = "rw") -> Operand:
         """The part of the allocation that ``tensor`` covers."""
@@ -39,6 +40,15 @@ class StorageState:
         itemsize = tensor.element_size()
         address = allocation.address + int(tensor.storage_offset()) * itemsize
         return Operand(allocation.space, allocation.sip, address, tensor.numel() * itemsize, access, allocation.name)
+
+    def operands_in_place(self, tensor: torch.Tensor) -> tuple[Operand]:
+        """What an operation that reads and writes ``tensor`` alone touches: made once if that is the whole storage."""
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes != self.allocation.nbytes or not nbytes:
+            return (self.operand(tensor),)
+        if self._whole is None:
+            self._whole = (self.operand(tensor),)
+        return self._whole
 
 
 class StorageTable:

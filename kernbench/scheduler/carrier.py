@@ -98,8 +98,8 @@ def quick_thread_end() -> Iterator[None]:
 def settled_heap() -> Iterator[None]:
     """Let the collector of cyclic garbage look at new objects only, for the length of a block.
 
-    A world of a thousand ranks makes so many objects that full collections come often, and each walks through everything
-    that was ever imported: a tenth of the time to start such a world.
+    Ranks make so many objects, most of them lasting (the log's), that full collections come often, and each walks through
+    everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
     """
     if gc.get_freeze_count():
         yield  # somebody else has done it, and will undo it

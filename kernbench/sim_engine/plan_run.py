@@ -106,6 +106,7 @@ class PlanRun:
         self._on_members_end(members, at)
         if self._running == 0:
             self._engine.plan_finished(self)
+            del self._on_members_end, self._ended  # a log holds many runs
 
     # -- transfer by transfer ----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from kernbench.torch_backend.device_classes import TENSOR_TYPES
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.placement import Block, block_of
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import Devices
@@ -20,6 +21,9 @@ def install(patches: Patches, devices: Devices) -> None:
     base: Any = torch._C.TensorBase
     stock_to, stock_device, stock_is_cuda = base.to, base.device, base.is_cuda
     current = devices.current
+
+    def index_of(block: Block) -> int:
+        return devices.mine().index if block.shared else block.memory.index
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         target = kwargs.get("device", args[0] if args else None)
@@ -38,7 +42,7 @@ def install(patches: Patches, devices: Devices) -> None:
             return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
         block = block_of(tensor)
         here = block is not None
-        if block is not None and kind == "cuda" and _index_of(target) in (None, block.memory.index):
+        if block is not None and kind == "cuda" and _index_of(target) in (None, index_of(block)):
             return stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
         args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
         if here == (kind == "cuda"):
@@ -74,15 +78,17 @@ def install(patches: Patches, devices: Devices) -> None:
     def device_of(tensor: torch.Tensor) -> torch.device:
         block = block_of(tensor) if current() is not None else None
         if block is None:
+            if _answers_itself(type(tensor)):
+                return type(tensor).__torch_function__(stock_device.__get__, (type(tensor),), (tensor,), {})
             return stock_device.__get__(tensor)
-        return torch.device("cuda", block.memory.index)
+        return torch.device("cuda", index_of(block))
 
     def is_cuda(tensor: torch.Tensor) -> bool:
         return stock_is_cuda.__get__(tensor) or (current() is not None and block_of(tensor) is not None)
 
     def get_device(tensor: torch.Tensor) -> int:
         block = block_of(tensor)
-        return -1 if block is None else block.memory.index
+        return -1 if block is None else index_of(block)
 
     stock_type: Any = base.type
 
@@ -108,6 +114,13 @@ def install(patches: Patches, devices: Devices) -> None:
     patches.set(tensor_class, "is_pinned", is_pinned)
     patches.set(tensor_class, "record_stream", lambda tensor, stream: None)
     patches.set(tensor_class, "type", kind_or_cast)
+
+
+@functools.cache
+def _answers_itself(cls: type) -> bool:
+    """Whether a class of tensors has a torch function of its own: it knows torch's getter, not what stands in its place."""
+    function = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)  # type: ignore[attr-defined]
+    return function not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -130,7 +130,10 @@ class SimulatedTestCases:
         patch(common, "spawn_threads_and_init_comms", self._decorates_with_threads(common))
         from torch.testing._internal import common_device_type
 
-        patch(common_device_type.CUDATestBase, "setUpClass", classmethod(_sets_up_cuda_class))
+        cuda: Any = common_device_type.CUDATestBase
+        patch(cuda, "setUpClass", classmethod(_sets_up_cuda_class))
+        patch(cuda, "_do_cuda_non_default_stream", False)  # both ask a CUDA runtime
+        patch(cuda, "_do_cuda_memory_leak_check", False)
         self._solo(common)
 
     def undo(self) -> None:
@@ -232,6 +235,8 @@ class SimulatedTestCases:
 
         def alone(case: Any, result: Any) -> None:
             patches = Patches()
+            if hasattr(case, "_tls"):  # tolerances are of the thread, and main has set them
+                case._tls.precision, case._tls.rel_tol = type(case)._precision, type(case)._rel_tol
             for name, cls in stores.items():
                 for module in (dist, dist.distributed_c10d, sys.modules["torch.distributed.rendezvous"]):
                     if hasattr(module, name):
