@@ -279,7 +279,7 @@ def names(devices: Devices) -> dict[str, Any]:
         "device": on,
         "_DeviceGuard": on,
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": _another(exchange),
         "synchronize": lambda device=None: devices.mine().synchronize(),
         "ipc_collect": nothing,
         "is_current_stream_capturing": lambda: False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,8 @@ def install(patches: Patches, devices: Devices) -> None:
     def device_of(tensor: torch.Tensor) -> torch.device:
         block = block_of(tensor) if current() is not None else None
         if block is None:
+            if _answers_itself(type(tensor)):
+                return type(tensor).__torch_function__(stock_device.__get__, (type(tensor),), (tensor,), {})
             return stock_device.__get__(tensor)
         return torch.device("cuda", index_of(block))
 
@@ -122,6 +125,14 @@ def install(patches: Patches, devices: Devices) -> None:
     patches.set(tensor_class, "type", kind_or_cast)
     # to autograd, which would ask a CUDA runtime, a wrapper is on the CPU as its parts are
     patches.set(tensor_class, "_make_wrapper_subclass", staticmethod(make_wrapper))
+
+
+@functools.cache
+def _answers_itself(cls: type) -> bool:
+    """Whether a class of tensors has a torch function of its own: it knows torch's getter, not what stands in its place."""
+    stock: Any = torch.Tensor.__torch_function__
+    function: Any = cls.__torch_function__  # type: ignore[attr-defined]
+    return getattr(function, "__func__", function) not in (stock.__func__, torch._C._disabled_torch_function_impl)
 
 
 def _index_of(target: Any) -> int | None:

@@ -255,10 +255,14 @@ class Devices:
         device_tensors.install(patches, self)
         symmetric_memory.install(patches, self.symmetric_memory)
 
-    def open(self, ctx: RuntimeContext, patches: Patches) -> None:
-        """Give torch the simulated GPUs of ``ctx``."""
+    def bind(self, ctx: RuntimeContext) -> None:
+        """Answer for the GPUs of ``ctx``."""
         self._ctx = ctx
         self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+
+    def open(self, ctx: RuntimeContext, patches: Patches) -> None:
+        """Give torch the simulated GPUs of ``ctx``."""
+        self.bind(ctx)
         patches.set(torch.cuda, "default_generators", [torch.default_generator] * self.count)
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)

@@ -60,6 +60,7 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
+        self._debug_level = dist.get_debug_level()
         self._stage = Stage.take()
         self.devices = self._stage.devices
         self.futures = self._stage.futures
@@ -93,6 +94,7 @@ class Environment:
         self.state.close()
         self._patches.undo()
         compiling.forget_names()
+        dist.set_debug_level(self._debug_level)
         self._stage.close()
         if self._isolated:
             self._isolated = False
@@ -107,8 +109,13 @@ class Environment:
     def _lifted(self) -> Iterator[None]:
         """Stock torch and Python, for the length of a block."""
         names = self._stage.names
-        with self._patches.lifted(), nullcontext() if names is None else names.lifted():
-            yield
+        modules = self.state.modules
+        paused, modules.paused = modules.paused, True
+        try:
+            with self._patches.lifted(), nullcontext() if names is None else names.lifted():
+                yield
+        finally:
+            modules.paused = paused
 
     def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
         """``body`` with what a rank's thread needs around it."""
@@ -139,6 +146,8 @@ class Environment:
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
         patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
+        for name in ("_plugins", "backend_type_map", "default_device_backend_map"):  # a rank may register a backend
+            patch(backends, name, dict(getattr(backends, name)))
 
     def make_group(
         self,

@@ -183,8 +183,10 @@ class SimProcessGroup(PostingGroup):
 
     alltoall_base = all_to_all_single
 
-    def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
+    def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | torch.Tensor | None) -> Tensors:
         rows = tensor.shape[0] if tensor.dim() else 0
+        if isinstance(sizes, torch.Tensor):
+            sizes = sizes.tolist()
         if not sizes:
             if rows % self.size():
                 raise RuntimeError(

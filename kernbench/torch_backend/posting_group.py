@@ -18,8 +18,8 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend.backend_options import BackendStandIn
-from kernbench.torch_backend.call_arguments import Tensors, timeout_of
+from kernbench.torch_backend.backend_options import BackendOptions, BackendStandIn
+from kernbench.torch_backend.call_arguments import Tensors, premultiplied, timeout_of
 from kernbench.torch_backend.placement import block_of, place
 from kernbench.torch_backend.work import SimWork
 
@@ -73,6 +73,7 @@ class PostingGroup(_ProcessGroup):
         self._store = store
         self._coalescing: list[SimWork] | None = None
         self._sequence = 0
+        self._checks_at_once = dist.get_debug_level() == dist.DebugLevel.DETAIL
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,11 @@ class PostingGroup(_ProcessGroup):
 
     def _get_backend(self, device: Any) -> BackendStandIn:
         return BackendStandIn(self)
+
+    @property
+    def options(self) -> BackendOptions:
+        """Those of a backend, for programs that take this for one."""
+        return BackendStandIn(self).options
 
     def get_group_store(self) -> Any:
         return self._store
@@ -164,6 +170,11 @@ class PostingGroup(_ProcessGroup):
     def __repr__(self) -> str:
         return f"<{self.backend_name} process group {self._name}: rank {self._rank} of {self.size()}>"
 
+    def checking_at_once(self) -> PostingGroup:
+        """This group, whose calls wait until all members have made them: torch's ``DETAIL`` debug level."""
+        self._checks_at_once = True
+        return self
+
     # -- posting -----------------------------------------------------------------------------------------------------
 
     def _post(
@@ -194,9 +205,14 @@ class PostingGroup(_ProcessGroup):
         self._sequence += 1
         if self._ctx._me().unsettled:
             self._ctx.settle_stream()
+        if reduction is not None and opts is not None:
+            inputs = premultiplied(opts, inputs)
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, timeout_of(opts))
-        return self._work(operation, outputs)
+        work = self._work(operation, outputs)
+        if self._checks_at_once and self._coalescing is None:
+            work.wait()  # as torch's wrapper, which meets the others before it calls the collective
+        return work
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
