@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.cost.uncertainty import collective_spread
@@ -29,7 +29,6 @@ class CollectiveRuns:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
         self._kernels = KernelCollectives()
         self._markers: dict[Operation, Operation] = {}
         self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
@@ -123,7 +122,7 @@ class CollectiveRuns:
                 ranks = tuple(arrival.rank for arrival in arrivals)
                 self._kernels.run(module, ranks, inputs, outputs, reduction, root)
             else:
-                self._runner.move(request, inputs, outputs, reduction)
+                CollectiveRunner.move(request, inputs, outputs, reduction)
         return request
 
     def _find_request(
@@ -139,7 +138,7 @@ class CollectiveRuns:
         reduction: str | None,
     ) -> Request:
         config = self._ctx.ccl_config
-        return self._runner.request(
+        return shared_runner(self._ctx.topology, config).request(
             op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
             dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
         )  # fmt: skip

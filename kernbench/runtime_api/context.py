@@ -23,12 +23,13 @@ from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
 from kernbench.runtime_api.barriers import Barriers
+from kernbench.runtime_api.couplings import Couplings
 from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
 from kernbench.runtime_api.hooks import open_hooks
-from kernbench.runtime_api.launch import FunctionLaunch, as_grid, function_work
+from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
 from kernbench.runtime_api.polling import POLL_SECONDS as POLL_SECONDS
 from kernbench.runtime_api.polling import Polls
@@ -91,6 +92,7 @@ class RuntimeContext(Factories, Barriers):
         self._leaks: LeakGuard | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
         self.polls = Polls(self)
+        self.couplings = Couplings(self)
         self._inside_kernel = False
         self.launch_costs = self.topology.device.launch
         """What a launch costs, which every operation looks up."""
@@ -151,6 +153,7 @@ class RuntimeContext(Factories, Barriers):
         self._pending_collectives.clear()
         self.deadlines.clear()
         self.polls.clear()
+        self.couplings.clear()
         self.executor.clear()
 
     # -- who and when ------------------------------------------------------------------------------------------------
@@ -224,10 +227,11 @@ class RuntimeContext(Factories, Barriers):
         sizes = as_grid(grid)
         work = function_work(kernel, sizes, args)
         label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
+        awaited = self._me().awaiting_values()
         op = self._enqueue(label, "kernel", work.cost(self.topology.device), args)
         op.detail = {"grid": list(sizes)}
         if self.enable_data:
-            self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
+            self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op, awaited))
             if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
                 self._flush_values()  # nobody tells us when the host looks at a plain tensor
         if self.hooks is not None:
@@ -328,6 +332,25 @@ class RuntimeContext(Factories, Barriers):
                     f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
                 )
 
+    def settle_stream(self) -> None:
+        """What this rank's current stream has to do first has been computed; its host's clock stays where it is.
+
+        For operations that torch computes at once: a launch before them may wait for somebody still.
+        """
+        me = self._me()
+        behind = [*me.unsettled.pop(me.stream, ()), *me.awaiting_values()]
+        for stream in [stream for stream, ops in me.unsettled.items() if all(op.executed for op in ops)]:
+            del me.unsettled[stream]
+        if not all(op.executed for op in behind):
+            marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+            marker.resolve(me.clock, me.clock)
+            self.executor.submit(ValueMarker(marker, behind))
+            self._block_on(marker)
+        for op in behind:
+            if op.error is not None and not op.observed:
+                op.observed = True
+                raise op.error
+
     @staticmethod
     def _beside_the_program(what: str) -> KernbenchError:
         return KernbenchError(f"a plugin that observes cannot {what}: it is no part of the program")
@@ -354,6 +377,8 @@ class RuntimeContext(Factories, Barriers):
     def _settle_time(self) -> None:
         """In main: run the engine until nothing is in flight; main's host clock moves to the end of it all."""
         self.engine.run()
+        while self.couplings.settle():
+            self.engine.run()
         self._main.clock = max(self._main.clock, self.engine.now, self.engine.latest_end)
 
     def _unobserved_failures(self, me: RankState | None = None) -> list[Operation]:

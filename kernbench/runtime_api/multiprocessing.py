@@ -39,8 +39,9 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
     def __init__(self, failed: Sequence[Rank]) -> None:
         ordered = sorted(failed, key=lambda rank: rank.index)
         self.errors = {rank.index: rank.error for rank in ordered if rank.error is not None}
+        told: dict[str, int] = {}
         message = "".join(
-            f"\n\n-- Process {rank.index} terminated with the following error:\n{rank.traceback}"
+            f"\n\n-- Process {rank.index} terminated with the following error:\n{_once(rank, told)}"
             for rank in ordered[:_MOST_TRACEBACKS]
         )
         if len(ordered) > _MOST_TRACEBACKS:
@@ -50,6 +51,14 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
 
     def __reduce__(self) -> Any:
         return RuntimeError, (str(self),)
+
+
+def _once(rank: Rank, told: dict[str, int]) -> str:
+    """A rank's traceback. A report that another rank has shown, whom ``told`` names, is not shown again."""
+    report = str(rank.error)
+    if isinstance(rank.error, DeadlockError) and told.setdefault(report, rank.index) != rank.index:
+        return rank.traceback.replace(report, f"deadlock: the report is that of process {told[report]} above.")
+    return rank.traceback
 
 
 def pid_of(rank: int) -> int:
@@ -230,7 +239,7 @@ def _require_main(ctx: RuntimeContext) -> None:
 def _drain_once(ctx: RuntimeContext) -> bool:
     """Do the next thing that can be done; False if nothing can."""
     ran = ctx.executor.flush(ctx.engine.now)
-    if _resume_done(ctx) or ctx.distributed.matcher.start_matched() or ran:
+    if _resume_done(ctx) or ctx.distributed.matcher.start_matched() or ran or ctx.couplings.settle():
         return True
     ctx.polls.schedule()
     upcoming = ctx.engine.next_event

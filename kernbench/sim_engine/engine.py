@@ -140,6 +140,13 @@ class GraphEngine:
         if op.start is not None and op.end is None:
             self._end_stream_op(op, op.start + op.duration)
 
+    def end_after_waiting(self, op: Operation, seconds: float, waited: float) -> None:
+        """End ``op``, which has started: it worked for ``seconds`` and waited for others for ``waited`` seconds."""
+        op.duration = seconds if self.cost_model is None else self.cost_model(op, seconds)
+        if op.end is None:
+            assert op.start is not None
+            self._end_stream_op(op, op.start + waited + op.duration)
+
     def _end_stream_op(self, op: Operation, end: float) -> None:
         self._count_resolved(end)
         op.resolve(end if op.start is None else op.start, end)

@@ -20,11 +20,20 @@ from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.backend_options import BackendStandIn
 from kernbench.torch_backend.call_arguments import Tensors, timeout_of
-from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.placement import block_of, place
 from kernbench.torch_backend.work import SimWork
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
+
+
+def _keep_on_device(source: torch.Tensor, outputs: Tensors) -> None:
+    """Functional collectives make their outputs in C++, which knows CPU tensors only: they belong where the input is."""
+    block = block_of(source)
+    if block is not None and block_of(outputs[0]) is None:
+        for output in outputs:
+            place(output, block.memory)
+
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
@@ -190,6 +199,10 @@ class PostingGroup(_ProcessGroup):
             self._ctx.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
+        if self._ctx._me().unsettled:
+            self._ctx.settle_stream()
+        if inputs is not outputs and inputs and outputs:
+            _keep_on_device(inputs[0], outputs)
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, timeout_of(opts))
         return self._work(operation, outputs)

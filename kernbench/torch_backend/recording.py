@@ -141,12 +141,13 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
+        state = self._state
+        if state.unsettled:
+            self._device.ctx.settle_stream()
         operation = _operations[func]
         result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
-        if operation.kind > VIEW:
-            state = self._state
-            if not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
-                self._record(operation, args, kwargs, result)
+        if operation.kind > VIEW and not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
+            self._record(operation, args, kwargs, result)
         return result
 
     def _is_the_hosts(self) -> bool:
@@ -196,7 +197,7 @@ class Recorder(TorchDispatchMode):
                 if target is not None and origin is not None and target.memory is not origin.memory:
                     device.peer_copy(outputs, origin.memory, target.memory)
                     return
-            memory = device.memory if source is None else source.memory
+            memory = device.memory if source is None or source.shared else source.memory
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
@@ -208,7 +209,10 @@ class Recorder(TorchDispatchMode):
             device.finish()
             return
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
-        put_on_stream(device, operation.title, self._costs.of_tensors(operation.name, inputs, outputs, causal))
+        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
+        if device.used and any(block is not None and block.shared for block in blocks):
+            cost = device.over_links(cost, inputs)
+        put_on_stream(device, operation.title, cost)
 
 
 def _accumulates(name: str) -> bool:

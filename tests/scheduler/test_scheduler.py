@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 
 import pytest
+from greenlet import getcurrent, greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -209,3 +211,30 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     assert sorted(cleaned) == [0, 1, 2]
     assert scheduler.live_count == 0
     assert not any(rank.carrier.thread.is_alive() for rank in scheduler.ranks)
+
+
+@each_isolation
+def test_a_thread_that_ends_while_ranks_run_takes_no_reference_along(isolation):
+    """greenlet takes a thread's own greenlet away if the collector knows nobody who has it; a settled heap hides who does."""
+    held, begun, go = [], threading.Event(), threading.Event()
+
+    def use_greenlets():
+        held.append(getcurrent())
+        begun.set()
+        go.wait()
+
+    thread = threading.Thread(target=use_greenlets)
+    thread.start()
+    begun.wait()
+    alive = weakref.ref(held[0])
+
+    def body():
+        go.set()
+        thread.join()
+        greenlet(lambda: None).switch()  # what threads have left behind is looked at now and then
+
+    scheduler = RankScheduler()
+    scheduler.start([body], isolation=isolation)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert alive() is held[0]
