@@ -101,17 +101,18 @@ def settled_heap() -> Iterator[None]:
     Ranks make so many objects, most of them lasting (the log's), that full collections come often, and each walks through
     everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
 
-    Only inside :func:`quick_thread_end`: the search of greenlet does not see what is frozen, and where it finds nobody who
-    keeps the greenlet of a thread that has ended, it frees it.
+    Threads end quickly meanwhile (:func:`quick_thread_end`), and they must: greenlet's search for references to a thread's own
+    greenlet sees nothing of what has settled, and would take away a reference that somebody there has.
     """
-    if gc.get_freeze_count():
-        yield  # somebody else has done it, and will undo it
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    with quick_thread_end():
+        if gc.get_freeze_count():
+            yield  # somebody else has done it, and will undo it
+            return
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
 
 class Baton:

@@ -3,7 +3,11 @@
 A dispatch mode per rank sees each operation below autograd, also those of a backward pass. Operations on tensors that are
 on a simulated GPU are recorded; in a program that uses no GPU, those on any tensor are. Views cost nothing.
 
+What has to be known about an operation besides its arguments is found out once (:class:`Recorded`).
+
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
+
+Relies on: ``OpOverload._op`` computing what the overload does, ``_opname`` and ``_schema``.
 """
 
 from __future__ import annotations
@@ -60,7 +64,48 @@ def classify(func: Any) -> int:
     return MATH
 
 
-_kinds: dict[Any, int] = {}
+class Recorded:
+    """What there is to know about an operation, whatever its arguments: found out when it is first seen.
+
+    Attributes:
+        kind: see :func:`classify`.
+        call: computes it; without the frame that ``OpOverload.__call__`` is.
+        name: without namespace and overload.
+        title: with the overload, for traces.
+        allocates: it takes memory and launches nothing.
+        host_reads: its result is a value of the host's.
+        causal: where its argument ``is_causal`` is, None if it has none.
+    """
+
+    __slots__ = ("allocates", "call", "causal", "host_reads", "kind", "name", "title")
+
+    def __init__(self, func: Any) -> None:
+        self.kind = classify(func)
+        self.call = func._op if isinstance(func, torch._ops.OpOverload) else func
+        self.title = str(getattr(func, "__name__", "op"))
+        self.name = getattr(func, "_opname", self.title)
+        self.allocates = self.name in _ALLOCATIONS
+        self.host_reads = self.name in _HOST_READS
+        self.causal: int | None = None
+        if self.kind == GEMM:
+            names = [argument.name for argument in func._schema.arguments]
+            self.causal = names.index("is_causal") if "is_causal" in names else None
+
+    def is_causal(self, args: Any, kwargs: Any) -> bool:
+        """Whether an attention was told to skip what comes later."""
+        at = self.causal
+        if at is None:
+            return False
+        return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
+
+
+class _Operations(dict[Any, Recorded]):
+    def __missing__(self, func: Any) -> Recorded:
+        found = self[func] = Recorded(func)
+        return found
+
+
+_operations = _Operations()
 
 
 class Recorder(TorchDispatchMode):
@@ -73,6 +118,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: RankDevice) -> None:
         super().__init__()
         self._device = device
+        self._state = device.state
         self._costs = device.ctx.op_costs
 
     supports_higher_order_operators = True
@@ -100,16 +146,15 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
-        if self._device.state.unsettled:
+        state = self._state
+        if state.unsettled:
             self._device.ctx.settle_stream()
-        kind = _kinds.get(func)
-        if kind is None:
-            kind = _kinds[func] = classify(func)
-        if kind == COLLECTIVE:
+        operation = _operations[func]
+        if operation.kind == COLLECTIVE:
             return self._collective(func, args, kwargs or {})
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if kind > VIEW and not self._steps_aside():
-            self._record(func, kind, args, kwargs, result)
+        result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        if operation.kind > VIEW and not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
+            self._record(operation, args, kwargs, result)
         return result
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -129,19 +174,16 @@ class Recorder(TorchDispatchMode):
             place(each, block.memory)
         return result
 
-    def _steps_aside(self) -> bool:
-        """Whether the context records this operation itself, or it is the host's.
+    def _is_the_hosts(self) -> bool:
+        """Whether an operation of a rank that works on the context's tensors is the host's.
 
-        A rank that works on the context's tensors says what its device does: its plain CPU tensors are the host's. What
+        Such a rank says what its device does, and the context records that itself: its plain CPU tensors are the host's. What
         autograd computes below them in a backward pass is seen here only.
         """
-        state = self._device.state
-        if state.inside_operation:
-            return True
-        return state.holds_tensors and not self._device.used and torch._C._current_graph_task_id() < 0
+        return not self._device.used and torch._C._current_graph_task_id() < 0
 
-    def _record(self, func: Any, kind: int, args: Any, kwargs: Any, result: Any) -> None:
-        device = self._device
+    def _record(self, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
+        device, kind = self._device, operation.kind
         inputs: list[torch.Tensor] = []
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -163,7 +205,7 @@ class Recorder(TorchDispatchMode):
             on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
-                placed = wanted.type == "cuda" or (on_device and _accumulates(func))
+                placed = wanted.type == "cuda" or (on_device and _accumulates(operation.name))
                 if kind == TRANSFER and placed != on_device:
                     device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
@@ -183,40 +225,26 @@ class Recorder(TorchDispatchMode):
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
-        if func._opname in _ALLOCATIONS:
+        if operation.allocates or not (outputs or inputs):
             return
-        if not outputs and not inputs:
-            return
-        if func._opname in _HOST_READS:
+        if operation.host_reads:
             if device.ctx.hooks is not None:
-                device.ctx.hooks.host_read(inputs[0], func._opname)
+                device.ctx.hooks.host_read(inputs[0], operation.name)
             device.finish()
             block = block_of(inputs[0])
             if block is not None and block.shared:
-                device.look_around(func._opname)
+                device.look_around(operation.name)
             return
-        cost = self._costs.of(
-            func._opname,
-            tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
-            tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
-            causal=kind == GEMM and _is_causal(func, args, kwargs),
-        )
+        causal = operation.causal is not None and operation.is_causal(args, kwargs)
+        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
         if device.used and any(block is not None and block.shared for block in blocks):
             cost = device.over_links(cost, inputs)
-        device.enqueue(func.__name__, cost)
+        put_on_stream(device, operation.title, cost)
 
 
-def _accumulates(func: Any) -> bool:
+def _accumulates(name: str) -> bool:
     """Whether this makes room for a leaf's gradient: in C++, which says that the leaf is on the CPU."""
-    return func._opname == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
-
-
-def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an attention was told to skip what comes later."""
-    for at, argument in enumerate(func._schema.arguments):
-        if argument.name == "is_causal":
-            return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
-    return False
+    return name == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
 
 
 def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
@@ -225,22 +253,20 @@ def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     launch = device.ctx.launch_costs
     me.clock += launch.overhead
     stream = engine.stream(me.sip, me.stream)
-    op = Operation(
-        name, cost.kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
-        duration=cost.seconds, spread=cost.spread,
-    )  # fmt: skip
+    seconds = cost.seconds
+    op = Operation(name, cost.kind, me.rank, me.sip, me.stream, me.clock + launch.latency, seconds, cost.spread)
     op.nbytes = cost.nbytes
     tail = stream.tail
     if (tail is None or tail.end is not None) and not me.awaited:
         start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
-        seconds = cost.seconds
         if engine.cost_model is not None:
             op.duration = seconds = engine.cost_model(op, seconds)
-        op.start, op.end = start, start + seconds
+        op.start = start
+        op.end = end = start + seconds
         stream.tail = op
         engine.op_log.add(op)
-        if op.end > engine.latest_end:
-            engine.latest_end = op.end
+        if end > engine.latest_end:
+            engine.latest_end = end
     else:
         engine.submit(op, after=me.take_awaited())
     me.last = me.tails[me.stream] = op

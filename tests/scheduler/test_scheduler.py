@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+import weakref
 
 import pytest
-from greenlet import _greenlet
+from greenlet import _greenlet, getcurrent, greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -231,3 +232,30 @@ def test_the_heap_is_frozen_only_while_greenlet_does_not_search_it(isolation, mo
         scheduler.run_ready()
     assert frozen_inside == [True]
     assert frozen_when_switched == [(False, False), (True, False)]
+
+
+@each_isolation
+def test_a_thread_that_ends_while_ranks_run_takes_no_reference_along(isolation):
+    """greenlet takes a thread's own greenlet away if the collector knows nobody who has it; a settled heap hides who does."""
+    held, begun, go = [], threading.Event(), threading.Event()
+
+    def use_greenlets():
+        held.append(getcurrent())
+        begun.set()
+        go.wait()
+
+    thread = threading.Thread(target=use_greenlets)
+    thread.start()
+    begun.wait()
+    alive = weakref.ref(held[0])
+
+    def body():
+        go.set()
+        thread.join()
+        greenlet(lambda: None).switch()  # what threads have left behind is looked at now and then
+
+    scheduler = RankScheduler()
+    scheduler.start([body], isolation=isolation)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert alive() is held[0]
