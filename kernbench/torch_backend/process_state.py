@@ -95,8 +95,8 @@ class ProcessState:
         self._original = dict(self._environ._data)
         self._open = True
         self._generators.open(lambda rank: seed_of(self._ctx.seed, rank))
-        self.modules.open()
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
+        self.modules.open()  # from here on, what is set in a module that it watches is main's
 
     def close(self) -> None:
         """Put main's state back. Idempotent."""
