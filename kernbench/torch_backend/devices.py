@@ -27,8 +27,10 @@ from kernbench.torch_backend import (
     symmetric_memory,
     sync_batch_norm,
 )
+from kernbench.torch_backend.device_generators import DeviceGenerators
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.placement import DeviceMemory, place
+from kernbench.torch_backend.process_state import seed_of
 from kernbench.torch_backend.recording import Recorder, put_on_stream
 
 if TYPE_CHECKING:
@@ -41,14 +43,16 @@ class RankDevice:
 
     Attributes:
         used: whether the program has put anything on a GPU: then only that is recorded, else everything is.
+        generators: of the rank's GPUs.
         memory: of the SIP that the rank drives now.
     """
 
-    def __init__(self, devices: Devices, state: RankState) -> None:
+    def __init__(self, devices: Devices, rank: int) -> None:
         self.ctx = devices.ctx
-        self.state = state
+        self.state: RankState = devices.ctx._ranks[rank]
         self.used = False
         self.recorder = Recorder(self)
+        self.generators = DeviceGenerators(seed_of(self.ctx.seed, rank))
         self._devices = devices
 
     @property
@@ -67,6 +71,10 @@ class RankDevice:
     def memory_at(self, device: Any) -> DeviceMemory:
         """Memory of a device that the program names."""
         return self._devices.memory_at(device)
+
+    def number(self, device: Any) -> int:
+        """Index of a device that the program names."""
+        return self._devices.number(device)
 
     def transfer(self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None) -> None:
         """A copy from the host to a SIP's ``memory``, or (None) to the host, which waits for what is on the stream."""
@@ -180,7 +188,7 @@ class Devices:
         """The device of a rank."""
         device = self._ranks.get(rank)
         if device is None:
-            device = self._ranks[rank] = RankDevice(self, self.ctx._ranks[rank])
+            device = self._ranks[rank] = RankDevice(self, rank)
         return device
 
     def current(self) -> RankDevice | None:
@@ -229,7 +237,6 @@ class Devices:
         """Give torch the simulated GPUs of ``ctx``."""
         self._ctx = ctx
         self._index = {sip: index for index, sip in enumerate(ctx.sips)}
-        patches.set(torch.cuda, "default_generators", [torch.default_generator] * self.count)
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.device_generators import draws
 from kernbench.torch_backend.placement import block_of, place
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def classify(func: Any) -> int:
 
 
 _kinds: dict[Any, int] = {}
+_drawing: set[Any] = set()
 
 
 class Recorder(TorchDispatchMode):
@@ -95,15 +97,33 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._steps_aside():
-            return result
         kind = _kinds.get(func)
         if kind is None:
             kind = _kinds[func] = classify(func)
+            if draws(func):
+                _drawing.add(func)
+        if func in _drawing and (kwargs or self._device.used):
+            result = self._draw(func, args, kwargs or {})
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._steps_aside():
+            return result
         if kind > VIEW:
             self._record(func, kind, args, kwargs, result)
         return result
+
+    def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that draws random numbers: on a GPU, from that GPU's generator."""
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            index = self._device.number(wanted) if wanted.type == "cuda" else None
+        else:
+            blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
+            index = next((block.memory.index for block in blocks if block is not None), None)
+        if index is None or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        with self._device.generators.drawing(index):
+            return func(*args, **kwargs)
 
     def _steps_aside(self) -> bool:
         """Whether the context records this operation itself, or it is the host's.
