@@ -91,7 +91,7 @@ def lower_library(
 
 def paced(plan: TransferPlan, seconds: float) -> TransferPlan:
     """``plan`` with all its times stretched so that, undisturbed, it takes ``seconds`` in all."""
-    free = max(member_ends(plan, np.zeros(plan.members)), default=0.0)
+    free = max(member_ends(plan, [0.0] * plan.members), default=0.0)
     if free <= 0.0:
         return plan
     return plan.stretched(seconds / free)

@@ -61,7 +61,6 @@ class Operation:
         self,
         name: str,
         kind: str,
-        *,
         rank: int | None,
         sip: int,
         stream: str,

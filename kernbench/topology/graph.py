@@ -46,6 +46,8 @@ class Topology:
         self._plan = NodePlan(system, nodes=count)
         self._stride = len(self._plan.links)
         self.links = LinkTable(self._stride * count, self._make_link)
+        self.notes: dict[str, Any] = {}
+        """What others have found out about this graph, by whom; it lives as long as the graph."""
         self.route: Callable[[int, int], Route] = lru_cache(_ROUTE_CACHE)(self._route)
         """``route(src_sip, dst_sip)``: the way between two SIPs."""
 

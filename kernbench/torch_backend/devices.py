@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.cost.work import Cost, copy_cost
+from kernbench.cost.work import Cost, copy_cost, over_links
 from kernbench.errors import KernbenchError
+from kernbench.runtime_api.remote_traffic import RemoteTraffic
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend import (
     cuda_names,
@@ -29,7 +30,7 @@ from kernbench.torch_backend import (
 )
 from kernbench.torch_backend.device_generators import DeviceGenerators
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import DeviceMemory, place
+from kernbench.torch_backend.placement import DeviceMemory, block_of, place
 from kernbench.torch_backend.process_state import seed_of
 from kernbench.torch_backend.recording import Recorder, put_on_stream
 
@@ -98,6 +99,15 @@ class RankDevice:
             place(output, target)
         self.enqueue("device to device", copy_cost(route, nbytes, "link"))
 
+    def over_links(self, cost: Cost, tensors: Sequence[torch.Tensor]) -> Cost:
+        """``cost`` of an operation some of whose operands may be in other SIPs' memory."""
+        remote = RemoteTraffic(self.ctx)
+        for tensor in tensors:
+            block = block_of(tensor)
+            if block is not None and block.shared:
+                remote.move(self.ctx.sips[block.memory.index], self.state.sip, tensor.numel() * tensor.element_size())
+        return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
+
     def finish(self) -> None:
         """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
         self.finish_stream(self.state.stream)
@@ -158,7 +168,7 @@ class Devices:
         self._memories: dict[int, DeviceMemory] = {}
         self._library: Any = None
         self._kernels: Any = None
-        self._symmetric: Any = None
+        self.symmetric_memory = symmetric_memory.SymmetricMemory(self)
         self._index: dict[int, int] = {}
 
     @property
@@ -231,7 +241,7 @@ class Devices:
         device_classes.install(patches, self, cuda_names.install(patches, self))
         device_functions.install(patches, self)
         device_tensors.install(patches, self)
-        symmetric_memory.install(patches)
+        symmetric_memory.install(patches, self.symmetric_memory)
 
     def open(self, ctx: RuntimeContext, patches: Patches) -> None:
         """Give torch the simulated GPUs of ``ctx``."""
@@ -244,18 +254,18 @@ class Devices:
         self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
-        self._symmetric = torch.library.Library(symmetric_memory.NAMESPACE, "IMPL")
-        symmetric_memory.register(self._symmetric)
+        self.symmetric_memory.open()
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
         if self._library is not None:
             _allocating.remove(self)
-        for library in (self._library, self._kernels, self._symmetric):
+        for library in (self._library, self._kernels):
             if library is not None:
                 library._destroy()
-        self._library = self._kernels = self._symmetric = None
+        self._library = self._kernels = None
         self._ranks.clear()
+        self.symmetric_memory.close()
         for memory in self._memories.values():
             memory.changed = None
         self._memories.clear()
