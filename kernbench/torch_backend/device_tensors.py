@@ -28,7 +28,7 @@ def install(patches: Patches, devices: Devices) -> None:
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         target = kwargs.get("device", args[0] if args else None)
         if isinstance(target, torch.Tensor):
-            kind = "cuda" if block_of(target) is not None else "cpu"
+            kind = "cuda" if _where(target) is not None else "cpu"
             if kind == "cuda":
                 target = device_of(target)
                 args = (target, args[0].dtype, *args[1:])
@@ -39,7 +39,10 @@ def install(patches: Patches, devices: Devices) -> None:
         if kind not in ("cuda", "cpu") or current() is None:
             return stock_to(tensor, *args, **kwargs)
         if type(tensor) not in _PLAIN:
-            return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
+            args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
+            if kind == "cpu" and _where(tensor) is not None:
+                kwargs["copy"] = True  # its own operation moves what it wraps
+            return stock_to(tensor, *args, **kwargs)
         block = block_of(tensor)
         here = block is not None
         if block is not None and kind == "cuda" and _index_of(target) in (None, index_of(block)):
@@ -76,16 +79,17 @@ def install(patches: Patches, devices: Devices) -> None:
         return to(tensor, torch.device("cpu"))
 
     def device_of(tensor: torch.Tensor) -> torch.device:
-        block = block_of(tensor) if current() is not None else None
+        block = _where(tensor) if current() is not None else None
         if block is None:
-            return stock_device.__get__(tensor)
+            device: torch.device = _asked(stock_device.__get__, tensor)
+            return device
         return torch.device("cuda", index_of(block))
 
     def is_cuda(tensor: torch.Tensor) -> bool:
-        return stock_is_cuda.__get__(tensor) or (current() is not None and block_of(tensor) is not None)
+        return _asked(stock_is_cuda.__get__, tensor) or (current() is not None and _where(tensor) is not None)
 
     def get_device(tensor: torch.Tensor) -> int:
-        block = block_of(tensor)
+        block = _where(tensor)
         return -1 if block is None else index_of(block)
 
     stock_type: Any = base.type
@@ -142,6 +146,22 @@ def install(patches: Patches, devices: Devices) -> None:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _where(tensor: torch.Tensor) -> Block | None:
+    """The block of a tensor; of one that wraps others, such as a DTensor, the first of those has it."""
+    flatten = None if type(tensor) in _PLAIN else getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None:
+        return block_of(tensor)
+    names = flatten(tensor)[0]
+    return _where(getattr(tensor, names[0])) if names else None
+
+
+def _asked(getter: Any, tensor: torch.Tensor) -> Any:
+    """What torch's own getter says; a class that overrides torch's functions is asked by that getter's name."""
+    if type(tensor) not in _PLAIN and torch.overrides.has_torch_function_unary(tensor):
+        return torch.overrides.handle_torch_function(getter, (tensor,), tensor)
+    return getter(tensor)
 
 
 def _index_of(target: Any) -> int | None:

@@ -7,6 +7,7 @@ Every method posts to the context's :class:`~kernbench.runtime_api.matching.Matc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -185,6 +186,9 @@ class SimProcessGroup(PostingGroup):
 
     def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
         rows = tensor.shape[0] if tensor.dim() else 0
+        sizes = (
+            [] if sizes is None else [operator.index(size) for size in sizes]
+        )  # may be numpy's numbers, or a tensor's
         if not sizes:
             if rows % self.size():
                 raise RuntimeError(
@@ -194,10 +198,10 @@ class SimProcessGroup(PostingGroup):
             sizes = [rows // self.size()] * self.size()
         if len(sizes) != self.size() or sum(sizes) != rows:
             raise RuntimeError(
-                f"all_to_all: {what} split sizes {list(sizes)} must be {self.size()} numbers whose sum is the size of "
+                f"all_to_all: {what} split sizes {sizes} must be {self.size()} numbers whose sum is the size of "
                 f"dimension 0, {rows}"
             )
-        return tensor.split(list(sizes))
+        return tensor.split(sizes)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:
         return self._post("barrier", (), (), opts, shape=None, dtype=None)

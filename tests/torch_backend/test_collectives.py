@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,12 +82,13 @@ def test_gathering_and_scattering_collectives(ranks: Ranks) -> None:
         assert from_list == 4 * rank
 
 
-def test_uneven_all_to_all(ranks: Ranks) -> None:
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_uneven_all_to_all(ranks: Ranks, kind: Any) -> None:
     def body() -> list[float]:
         rank = dist.get_rank()
         given, wanted = [rank + 1] * WORLD, [sender + 1 for sender in range(WORLD)]
         output = torch.zeros(sum(wanted))
-        dist.all_to_all_single(output, torch.full((sum(given),), float(rank)), wanted, given)
+        dist.all_to_all_single(output, torch.full((sum(given),), float(rank)), kind(wanted), kind(given))
         return output.tolist()
 
     assert ranks(body) == [[0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]] * WORLD
