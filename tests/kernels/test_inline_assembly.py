@@ -245,7 +245,7 @@ def _pairs(high: torch.Tensor, low: torch.Tensor) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("kind, dtype", [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
+@pytest.mark.parametrize(("kind", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
 def test_pairs_of_fp8_are_packed_and_unpacked(kind, dtype):
     x, y = torch.randn(64) * 100, torch.randn(64)
     packed = _words(f"{{ .reg .b16 t; cvt.rn.satfinite.{kind}.f32 t, $1, $2; cvt.u32.u16 $0, t; }}", x, y)

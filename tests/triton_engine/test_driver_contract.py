@@ -103,6 +103,18 @@ def test_launches_stop_at_ttir_and_resources_compile_in_full():
     assert used.shared >= 2 * 64 * 64 * 2
 
 
+def test_later_stages_are_compiled_when_they_are_read():
+    a, b, c = torch.randn(64, 128).half(), torch.randn(128, 64).half(), torch.empty(64, 64)
+    kernel = staged_kernel[(1,)](a, b, c, 128, N=64, num_warps=4, num_stages=3)
+    assert set(kernel.asm) <= {"source", "ttir"}
+    assert "tt.dot" in kernel.asm["ttir"]
+    assert '"ttg.num-warps" = 4' in kernel.asm["ttgir"]
+    assert ".target sm_90" in kernel.asm["ptx"]
+    assert kernel.asm["cubin"]
+    with pytest.raises(KeyError):
+        kernel.asm["no such stage"]
+
+
 def test_warmup_compiles_in_full_and_what_it_returns_can_be_launched():
     a, b, c = torch.randn(32, 64).half(), torch.randn(64, 32).half(), torch.empty(32, 32)
     kernel = staged_kernel.warmup(a, b, c, 64, N=32, grid=(1,))
