@@ -10,7 +10,7 @@ _KEPT = "_kernbench_init"
 
 
 class LaterStages(dict[str, Any]):
-    """Texts by stage, as Triton's ``asm``; those after TTIR (``ttgir``, ``llir``, ``ptx``, ``cubin``, ``sass``, ...) on demand."""
+    """Texts by stage, as Triton's ``asm``; those after TTIR (``ttgir``, ``ptx``, ``cubin``, ``sass``, ...) on demand."""
 
     def __init__(self, kernel: Any) -> None:
         super().__init__((stage, text) for stage, text in kernel.asm.items() if text != b"")
@@ -38,12 +38,12 @@ def install() -> None:
             self.asm = LaterStages(self)
 
     setattr(CompiledKernel, _KEPT, original)
-    CompiledKernel.__init__ = __init__  # type: ignore[method-assign]
+    CompiledKernel.__init__ = __init__
 
 
 def uninstall() -> None:
     from triton.compiler.compiler import CompiledKernel
 
     if hasattr(CompiledKernel, _KEPT):
-        CompiledKernel.__init__ = getattr(CompiledKernel, _KEPT)  # type: ignore[method-assign]
+        CompiledKernel.__init__ = getattr(CompiledKernel, _KEPT)
         delattr(CompiledKernel, _KEPT)
