@@ -291,3 +291,30 @@ def test_pairs_of_floats():
     x, y, out = torch.randn(64), torch.randn(64), torch.zeros(64)
     pairs_of_floats_kernel[(1,)](x, y, out, N=64)
     torch.testing.assert_close(out, x * y + y)
+
+
+@triton.jit
+def largest_magnitude(a, b):
+    return tl.inline_asm_elementwise(
+        "{ max.NaN.xorsign.abs.f32 $0, $1, $2; and.b32 $0, $0, 0x7fffffff; }",
+        "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def reduce_by_assembly_kernel(x_ptr, row_ptr, all_ptr, scan_ptr, M: tl.constexpr, N: tl.constexpr):
+    at = (tl.program_id(0) * M + tl.arange(0, M))[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(row_ptr + tl.program_id(0) * M + tl.arange(0, M), tl.reduce(x, 1, largest_magnitude))
+    tl.store(all_ptr + tl.program_id(0), tl.reduce(tl.ravel(x), 0, largest_magnitude))
+    tl.store(scan_ptr + at, tl.associative_scan(x, 1, largest_magnitude))
+
+
+def test_combine_function_in_assembly():
+    x = torch.randn(3 * 8, 16)
+    x[5, 3] = float("nan")
+    rows, everything, scan = torch.zeros(24), torch.zeros(3), torch.zeros(24, 16)
+    reduce_by_assembly_kernel[(3,)](x, rows, everything, scan, M=8, N=16)
+    torch.testing.assert_close(rows, x.abs().amax(1), equal_nan=True)
+    torch.testing.assert_close(everything, x.abs().view(3, -1).amax(1), equal_nan=True)
+    torch.testing.assert_close(scan[8:, 1:], x.abs().cummax(1).values[8:, 1:])  # the first element is not combined
