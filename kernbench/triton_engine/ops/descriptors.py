@@ -146,11 +146,11 @@ def _locate_fixed(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item
 def _wrapped(off: int | Aff) -> int | Aff:
     """Addresses are 64 bits: descriptors of ragged batches (``triton.tools.ragged_tma``) count on products that wrap."""
     c = off.c if type(off) is Aff else off
-    excess = c - wrap(c, 64)  # type: ignore[arg-type,operator]
+    excess = c - wrap(c, 64)
     if not excess:
         return off
     if type(off) is not Aff:
-        return off - excess  # type: ignore[operator]
+        return off - excess
     return Aff(off.c - excess, off.ls, off.ts, off.lo - excess, off.hi - excess, off.arr)
 
 
