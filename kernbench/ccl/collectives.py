@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from kernbench.ccl.closed_form import closed_form_plan, closed_form_seconds
-from kernbench.ccl.config import AUTO, AlgorithmConfig, Fidelity
+from kernbench.ccl.config import AUTO, AlgorithmConfig, CclConfig, Fidelity
 from kernbench.ccl.lower import lower, lower_library, paced
 from kernbench.ccl.movements import move
 from kernbench.ccl.placement import Placement
@@ -71,7 +72,7 @@ class Request:
     def schedule(self) -> Schedule:
         return self.build()
 
-    @property
+    @cached_property
     def described(self) -> dict[str, object]:
         """What the op log says of it."""
         detail: dict[str, object] = {
@@ -85,8 +86,28 @@ class Request:
         return detail
 
 
+_KEPT_PLAN = 1 << 13
+"""Transfers up to which a plan is kept with its system; a simulation keeps its own plans whatever their size."""
+
+_KEPT_PLANS = 256
+
+_KEPT_RUNNERS = 4
+
+
+def shared_runner(topology: Topology, config: CclConfig) -> CollectiveRunner:
+    """The runner of a system and a configuration, which simulations of one process share with its small plans."""
+    kept: list[tuple[CclConfig, CollectiveRunner]] = topology.notes.setdefault("collectives", [])
+    for known, runner in kept:
+        if known is config:
+            return runner
+    runner = CollectiveRunner(topology, config.select)
+    kept.append((config, runner))
+    del kept[:-_KEPT_RUNNERS]
+    return runner
+
+
 class CollectiveRunner:
-    """Prepares collectives on one system. Plans are kept: a training step repeats the same ones.
+    """Prepares collectives on one system.
 
     Args:
         topology: the system.
@@ -96,14 +117,14 @@ class CollectiveRunner:
     def __init__(self, topology: Topology, entry: Callable[[str], AlgorithmConfig]) -> None:
         self._topology = topology
         self._entry = entry
-        self.request = lru_cache(maxsize=256)(self._request)
+        self._kept: dict[tuple[Any, ...], Request] = {}
 
     @property
     def has_library(self) -> bool:
         """Whether the system's description leaves the choice to the vendor's library: its costs are that one's."""
         return self._topology.system.ccl.algorithm == AUTO
 
-    def _request(
+    def request(
         self,
         *,
         op: str,
@@ -130,6 +151,30 @@ class CollectiveRunner:
 
         Raises :class:`ConfigError` if ``config``'s algorithm implements another collective.
         """
+        asked = (op, config, sips, root, count, itemsize, dtype, splits, environ, fidelity, reduction)
+        found = self._kept.get(asked)
+        if found is None:
+            found = self._make(*asked)
+            if len(found.plan) <= _KEPT_PLAN:
+                if len(self._kept) >= _KEPT_PLANS:
+                    self._kept.clear()
+                self._kept[asked] = found
+        return found
+
+    def _make(
+        self,
+        op: str,
+        config: AlgorithmConfig,
+        sips: tuple[int, ...],
+        root: int | None,
+        count: int,
+        itemsize: int,
+        dtype: str,
+        splits: Splits | None,
+        environ: Environ,
+        fidelity: Fidelity,
+        reduction: str | None,
+    ) -> Request:
         wanted = _IMPLEMENTS.get(op, op)
         if config.name != AUTO:
             _check(config, wanted)

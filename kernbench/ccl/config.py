@@ -12,7 +12,9 @@ does so for every collective.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from kernbench.errors import ConfigError
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology import SystemSpec
+from kernbench.topology.document import SAFE_LOADER
 from kernbench.topology.shipped import config_root
 
 FILE_NAME = "ccl.yaml"
@@ -99,27 +102,55 @@ def load_ccl_config(
 
     Raises :class:`ConfigError` that lists every problem with file, key path and what was expected.
     """
-    shipped = config_root() / FILE_NAME
-    layers: list[tuple[str | Path, dict[str, Any]]] = [(shipped, _read(shipped))]
+    shipped = _file(config_root() / FILE_NAME)
+    layers = [shipped]
     for name, (entry, owner) in (default_manager() if plugins is None else plugins).algorithms().items():
-        if name in layers[0][1].get("algorithms", {}):
+        if name in shipped.document.get("algorithms", {}):
             raise ConfigError(f"{owner} brings an algorithm {name!r}, but a shipped one is called so: rename it")
-        layers.append((f"{owner}: algorithm {name}", {"algorithms": {name: dict(entry)}}))
+        layers.append(_layer(f"{owner}: algorithm {name}", {"algorithms": {name: dict(entry)}}))
     if system is not None and system.ccl:
-        layers.append((f"system {system.name}: ccl", {"defaults": dict(system.ccl)}))
+        layers.append(_layer(f"system {system.name}: ccl", {"defaults": dict(system.ccl)}))
     own = Path(path) if path is not None else Path(FILE_NAME)
     if path is not None and not own.is_file():
         raise ConfigError(f"{own}: no such file")
-    if own.is_file() and own.resolve() != shipped.resolve():
-        layers.append((own, _read(own)))
-    source = str(layers[-1][0])
+    if own.is_file() and own.resolve() != Path(shipped.source).resolve():
+        layers.append(_file(own))
+    return _merged(tuple(layers))
 
+
+@dataclass(frozen=True)
+class _Layer:
+    """One of the documents that are laid over each other.
+
+    Attributes:
+        source: where it comes from, for complaints.
+        text: all that it says, by which layers are compared.
+    """
+
+    source: str
+    text: str
+    document: Mapping[str, Any] = field(compare=False)
+
+
+def _file(path: Path) -> _Layer:
+    text = path.read_text()
+    return _Layer(str(path), text, _parse(path, text))
+
+
+def _layer(source: str, document: Mapping[str, Any]) -> _Layer:
+    return _Layer(source, repr(document), document)
+
+
+@functools.lru_cache(maxsize=16)
+def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
+    """The configuration that the layers make, the last one on top. Simulations of one process share it."""
+    source = layers[-1].source
     problems: list[str] = []
     defaults: dict[str, Any] = {}
     used: dict[str, str] = {}
     fidelity = "auto"
     entries: dict[str, dict[str, Any]] = {}
-    for file, document in layers:
+    for file, document in ((layer.source, layer.document) for layer in layers):
         for key in document:
             if key not in SECTIONS:
                 problems.append(f"{file}: {key}: unknown key; expected one of {', '.join(SECTIONS)}")
@@ -181,9 +212,11 @@ def _did_you_mean(word: str, known: Any) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _read(path: Path) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)
+def _parse(path: Path, text: str) -> Mapping[str, Any]:
+    """What ``text`` of ``path`` says, to be read only; simulations of one process share it."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.load(text, Loader=SAFE_LOADER)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if document is None:

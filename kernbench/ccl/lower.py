@@ -40,8 +40,9 @@ def lower(
     costs = QueueCosts.of(topology, config, dtype)
     requests = np.where(queues.way == Way.PULL, queues.latency, 0.0)
     lengths, length_of = _distinct(counts)
-    table = np.empty((2 * len(lengths), len(queues.links), 3))
-    for kind in _distinct(length_of + len(lengths) * schedule.reduces)[0].tolist():
+    kinds = length_of + len(lengths) * schedule.reduces
+    table = np.empty((3, 2 * len(lengths), len(queues.links)))
+    for kind in np.flatnonzero(np.bincount(kinds)).tolist():
         reduces, length = divmod(kind, len(lengths))
         nbytes = np.full(len(queues.links), float(lengths[length] * itemsize))
         serial, wait, busy = costs.transfer(
@@ -49,10 +50,13 @@ def lower(
         )
         local = queues.way == Way.LOCAL
         moved = (3.0 if reduces else 2.0) * nbytes / topology.device.hbm_copy_bandwidth
-        table[kind] = np.stack(
-            [np.where(local, moved, serial), np.where(local, 0.0, wait + requests), np.where(local, 0.0, busy)], axis=1
+        table[:, kind] = (
+            np.where(local, moved, serial),
+            np.where(local, 0.0, wait + requests),
+            np.where(local, 0.0, busy),
         )
-    serial, wait, busy = table[length_of + len(lengths) * schedule.reduces, queues.of].T
+    place = kinds * len(queues.links) + queues.of
+    serial, wait, busy = (each.reshape(-1)[place] if each.any() else np.zeros(len(place)) for each in table)
     return _plan(schedule, queues, counts * itemsize, serial, wait, busy=busy)
 
 
@@ -87,7 +91,7 @@ def lower_library(
 
 def paced(plan: TransferPlan, seconds: float) -> TransferPlan:
     """``plan`` with all its times stretched so that, undisturbed, it takes ``seconds`` in all."""
-    free = max(member_ends(plan, np.zeros(plan.members)), default=0.0)
+    free = max(member_ends(plan, [0.0] * plan.members), default=0.0)
     if free <= 0.0:
         return plan
     return plan.stretched(seconds / free)
@@ -157,12 +161,12 @@ def _plan(
         src_cell=schedule.cell,
         dst_cell=schedule.to_cell,
         nbytes=nbytes,
-        serial=np.ascontiguousarray(serial),
-        latency=np.ascontiguousarray(latency),
+        serial=serial,
+        latency=latency,
         queue=queues.of,
         queue_links=queues.links,
         reduces=schedule.reduces,
-        busy=nothing if busy is None else np.ascontiguousarray(busy),
+        busy=nothing if busy is None else busy,
         wire=nothing if wire is None else wire,
         paced=paced,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import is_
 
 import numpy as np
 import torch
@@ -45,11 +46,11 @@ def _all_reduce(
     # a coalesced all-reduce has several tensors per member
     for sources, targets in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), strict=True):
         flat_targets = [_flat(target) for target in targets]
-        same = all(mine is yours for mine, yours in zip(sources, targets, strict=True))
+        same = all(map(is_, sources, targets))
         flat_sources = flat_targets if same else [_flat(source) for source in sources]
         run_all_reduce(schedule, flat_sources, flat_targets, op)
         for target, flat in zip(targets, flat_targets, strict=True):
-            if flat.data_ptr() != target.data_ptr():
+            if flat is not target and flat.data_ptr() != target.data_ptr():
                 target.copy_(flat.view(target.shape))
 
 

@@ -46,7 +46,12 @@ class ReduceOp(enum.Enum):
 
     def combine(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         """``out = left op right``, elementwise, rounded to the dtype as every step of a hardware collective is."""
-        _COMBINE[self](left, right, out=out)
+        self.elementwise(left, right, out=out)
+
+    @property
+    def elementwise(self) -> Callable[..., torch.Tensor]:
+        """torch's function for ``left op right``, which takes ``out``."""
+        return _ELEMENTWISE[self._value_]
 
     def finish(self, total: torch.Tensor, members: int) -> None:
         """Turn the reduction of all members into the result, in place: the division of ``avg``.
@@ -62,13 +67,13 @@ class ReduceOp(enum.Enum):
 
 _ALIASES = {"prod": "product", "mean": "avg", "average": "avg", "minimum": "min", "maximum": "max", "add": "sum"}
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-_COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,
-    ReduceOp.PRODUCT: torch.mul,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
+_ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
 }

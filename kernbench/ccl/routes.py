@@ -44,22 +44,18 @@ class Queues:
 
 def queues_of(schedule: Schedule, topology: Topology, sips: Sequence[int]) -> Queues:
     """The queues of ``schedule`` on ``sips``. Members on one SIP exchange through its memory, without a link."""
-    keys = queue_keys(
-        schedule.src, schedule.dst, schedule.lane, schedule.to_cell, schedule.way, schedule.members, schedule.slots
-    )
-    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+    first, of = _numbered(schedule)
     src, dst, way = schedule.src[first], schedule.dst[first], schedule.way[first]
     links: list[tuple[int, ...]] = []
     bandwidth: list[float] = []
     latency: list[float] = []
-    across: list[bool] = []
-    for source, target, by in zip(src.tolist(), dst.tolist(), way.tolist(), strict=True):
-        here, there = sips[source], sips[target]
+    sip = np.asarray(sips, dtype=np.int64)
+    node = sip // topology.sips_per_node
+    for here, there, by in zip(sip[src].tolist(), sip[dst].tolist(), way.tolist(), strict=True):
         if here == there:
             links.append(())
             bandwidth.append(topology.device.hbm_copy_bandwidth)
             latency.append(0.0)
-            across.append(False)
             continue
         route = topology.route(here, there)
         half = len(route.links) // 2
@@ -67,8 +63,16 @@ def queues_of(schedule: Schedule, topology: Topology, sips: Sequence[int]) -> Qu
         links.append(taken)
         bandwidth.append(route.bandwidth)
         latency.append(route.latency / 2 if by in (Way.UP, Way.DOWN) else route.latency)
-        across.append(topology.node_of(here) != topology.node_of(there))
-    return Queues(
-        of.reshape(-1).astype(np.int64), src, dst, way, tuple(links), np.asarray(bandwidth), np.asarray(latency),
-        np.asarray(across, dtype=bool),
+    return Queues(of, src, dst, way, tuple(links), np.asarray(bandwidth), np.asarray(latency), node[src] != node[dst])
+
+
+def _numbered(schedule: Schedule) -> tuple[IntArray, IntArray]:
+    """``([queues] its first transfer, [transfers] its queue)``."""
+    begin = slice(int(schedule.rounds[1]) if schedule.steady else None)
+    keys = queue_keys(
+        schedule.src[begin], schedule.dst[begin], schedule.lane[begin], schedule.to_cell[begin], schedule.way[begin],
+        schedule.members, schedule.slots,
     )  # fmt: skip
+    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+    of = of.reshape(-1).astype(np.int64)
+    return first, np.tile(of, len(schedule.rounds) - 1) if schedule.steady else of

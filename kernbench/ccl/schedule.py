@@ -115,6 +115,15 @@ class Schedule:
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
     @cached_property
+    def steady(self) -> bool:
+        """Whether every round uses the queues that the first one uses, in the same order, as a ring's rounds do."""
+        count = len(self.rounds) - 1
+        if count < 1 or (np.diff(self.rounds) != self.rounds[1]).any() or (self.way == Way.LOCAL).any():
+            return False
+        columns = (column.reshape(count, -1) for column in (self.src, self.dst, self.lane, self.way))
+        return all(bool((column == column[0]).all()) for column in columns)
+
+    @cached_property
     def final_chains(self) -> IntArray | None:
         """``[cells, members]`` order in which members are folded into each cell, if that is all the schedule does.
 

@@ -87,7 +87,7 @@ def resolve_system(system: Any) -> SystemSpec:
 
 @lru_cache(64)
 def _read(path: str, _modified: int) -> SystemSpec:
-    return read_system(Path(path))[0]
+    return read_system(Path(path)).validated()
 
 
 def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:

@@ -8,6 +8,7 @@ fits are worse than the shipped constants.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,6 +40,7 @@ def band_interval(group: str, axis: Floats, seconds: Floats) -> tuple[Floats, Fl
     return interval(seconds, below, above)
 
 
+@lru_cache(maxsize=1024)
 def collective_spread(nodes: int, nbytes: int) -> tuple[float, float]:
     """Shares below and above a collective's time on ``nodes`` nodes, for one that is simulated step by step."""
     _, below, above = next(band for band in BANDS[collective_group(nodes, "host")] if nbytes <= band[0])

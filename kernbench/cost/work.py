@@ -60,6 +60,15 @@ def copy_cost(route: Route, nbytes: int, over: str = "host link") -> Cost:
     return Cost(seconds, seconds * (1 - below), seconds * (1 + above), nbytes, "dma", over)
 
 
+def over_links(cost: Cost, seconds: float, latency: float) -> Cost:
+    """An operation that also moves data over links, which takes ``seconds`` for the fullest one and ``latency`` for the first
+    byte: what it computes meanwhile is hidden."""
+    whole = max(cost.seconds, seconds) + latency
+    below, above = _COPY if seconds > cost.seconds else cost.spread
+    limit = "link" if seconds > cost.seconds else cost.limit
+    return Cost(whole, whole * (1 - below), whole * (1 + above), cost.nbytes, cost.kind, limit)
+
+
 def stated_cost(seconds: float) -> Cost:
     """What takes as long as it says."""
     return Cost(seconds, seconds, seconds, 0, "math", "stated")

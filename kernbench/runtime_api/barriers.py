@@ -108,5 +108,5 @@ class Barriers:
         me = self._me()
         marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
         marker.resolve(me.clock, me.clock)
-        self.executor.submit(ValueMarker(marker))
+        self.executor.submit(ValueMarker(marker, self.executor.kept(me.rank)))
         self._block_on(marker)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits
+from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.cost.uncertainty import collective_spread
@@ -28,9 +29,9 @@ class CollectiveRuns:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._runner = CollectiveRunner(ctx.topology, lambda name: ctx.ccl_config.select(name))
         self._kernels = KernelCollectives()
         self._markers: dict[Operation, Operation] = {}
+        self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
 
     def clear(self) -> None:
         """Forget who waits for values."""
@@ -63,43 +64,38 @@ class CollectiveRuns:
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             return
+        parts = [arrival.op for arrival in arrivals]
+        payload = max([op.nbytes for op in parts], default=0)
         detail = {
             "op": collective.signature.op,
             "group": collective.group.name,
             "sequence": collective.sequence,
             **request.described,
-            "payload": max((arrival.op.nbytes for arrival in arrivals), default=0),
+            "payload": payload,
         }
-        nodes = len({ctx.topology.node_of(arrival.op.sip) for arrival in arrivals}) if ctx.topology.nodes > 1 else 1
-        spread = collective_spread(nodes, max((arrival.op.nbytes for arrival in arrivals), default=0))
-        for arrival in arrivals:
-            op = arrival.op
+        sips = tuple([op.sip for op in parts])
+        nodes = len(set(map(ctx.topology.node_of, sips))) if ctx.topology.nodes > 1 else 1
+        spread = collective_spread(nodes, payload)
+        for op in parts:
             op.detail = detail if op.detail is None else {**op.detail, **detail}
-            op.when_resolved(collective.member_ended)
             op.executed, op.spread = True, spread
+        for op in parts if self._markers else ():
             marker = self._markers.pop(op, None)
             if marker is not None:
                 marker.executed = True
                 ctx._ended_waits.append(marker)
         if ctx.hooks is not None:
             ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
-        run = ctx.engine.submit_collective(
-            request.plan, [arrival.op for arrival in arrivals], [arrival.after for arrival in arrivals]
-        )
+        run = ctx.engine.submit_collective(request.plan, parts, [arrival.after for arrival in arrivals])
+        collective.run = run
         for arrival in arrivals:
             arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
         ctx.engine.op_log.collectives.append(
             CollectiveTrace(
-                name=str(collective),
-                run=run,
-                ranks=[arrival.rank for arrival in arrivals],
-                sips=[arrival.op.sip for arrival in arrivals],
-                buffer_kind=request.config.buffer_kind,
-                addresses=[arrival.op.operands[-1].address if arrival.op.operands else 0 for arrival in arrivals],
-                cell_offsets=request.cell_offsets,
-                detail=detail,
+                str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
+                tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.cell_offsets, detail,
             )
-        )
+        )  # fmt: skip
 
     def _prepare(
         self,
@@ -114,22 +110,22 @@ class CollectiveRuns:
         ctx = self._ctx
         signature = collective.signature
         request = self._request(
-            signature.op, algorithm, tuple(arrival.op.sip for arrival in arrivals), root, count,
+            signature.op, algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
         )  # fmt: skip
         if ctx.enable_data:
-            inputs = [[plain(tensor) for tensor in arrival.inputs] for arrival in arrivals]
-            outputs = [[plain(tensor) for tensor in arrival.outputs] for arrival in arrivals]
-            reduction = ReduceOp(collective.signature.reduction) if collective.signature.reduction else None
+            inputs = [list(map(plain, arrival.inputs)) for arrival in arrivals]
+            outputs = [list(map(plain, arrival.outputs)) for arrival in arrivals]
+            reduction = ReduceOp(signature.reduction) if signature.reduction else None
             module = algorithm_module(request.config.module)
             if hasattr(module, "run"):
                 ranks = tuple(arrival.rank for arrival in arrivals)
                 self._kernels.run(module, ranks, inputs, outputs, reduction, root)
             else:
-                self._runner.move(request, inputs, outputs, reduction)
+                CollectiveRunner.move(request, inputs, outputs, reduction)
         return request
 
-    def _request(
+    def _find_request(
         self,
         op: str,
         algorithm: str,
@@ -142,7 +138,7 @@ class CollectiveRuns:
         reduction: str | None,
     ) -> Request:
         config = self._ctx.ccl_config
-        return self._runner.request(
+        return shared_runner(self._ctx.topology, config).request(
             op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
             dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
         )  # fmt: skip

@@ -23,12 +23,13 @@ from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
 from kernbench.runtime_api.barriers import Barriers
+from kernbench.runtime_api.couplings import Couplings
 from kernbench.runtime_api.deadlines import Deadlines
 from kernbench.runtime_api.distributed import Collective, Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
 from kernbench.runtime_api.hooks import open_hooks
-from kernbench.runtime_api.launch import FunctionLaunch, as_grid, function_work
+from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
 from kernbench.runtime_api.polling import POLL_SECONDS as POLL_SECONDS
 from kernbench.runtime_api.polling import Polls
@@ -91,7 +92,10 @@ class RuntimeContext(Factories, Barriers):
         self._leaks: LeakGuard | None = None
         self._ccl_loaded: CclConfig | None = self.ccl
         self.polls = Polls(self)
+        self.couplings = Couplings(self)
         self._inside_kernel = False
+        self.launch_costs = self.topology.device.launch
+        """What a launch costs, which every operation looks up."""
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
         self.op_costs = OpCosts(self.topology.device)
@@ -149,6 +153,7 @@ class RuntimeContext(Factories, Barriers):
         self._pending_collectives.clear()
         self.deadlines.clear()
         self.polls.clear()
+        self.couplings.clear()
         self.executor.clear()
 
     # -- who and when ------------------------------------------------------------------------------------------------
@@ -222,10 +227,11 @@ class RuntimeContext(Factories, Barriers):
         sizes = as_grid(grid)
         work = function_work(kernel, sizes, args)
         label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
+        awaited = self._me().awaiting_values()
         op = self._enqueue(label, "kernel", work.cost(self.topology.device), args)
         op.detail = {"grid": list(sizes)}
         if self.enable_data:
-            self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op))
+            self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op, awaited))
             if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
                 self._flush_values()  # nobody tells us when the host looks at a plain tensor
         if self.hooks is not None:
@@ -240,7 +246,7 @@ class RuntimeContext(Factories, Barriers):
         if self.observing:
             raise self._beside_the_program("launch")
         me = self._me()
-        launch = self.topology.device.launch
+        launch = self.launch_costs
         me.clock += launch.overhead
         op = Operation(
             name, kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
@@ -300,9 +306,10 @@ class RuntimeContext(Factories, Barriers):
 
     def _host_waited(self, me: RankState, op: Operation) -> None:
         """Move a host clock forward to the end of what it has waited for, and log the wait."""
-        if op.end is not None and op.end > me.clock:
-            self.engine.op_log.add_wait((me.rank, me.clock, op.end, op))
-            me.clock = op.end
+        end = op.end
+        if end is not None and end > me.clock:
+            self.engine.op_log.add_wait((me.rank, me.clock, end, op))
+            me.clock = end
 
     def _block_on(self, op: Operation) -> None:
         if self.observing:
@@ -311,18 +318,38 @@ class RuntimeContext(Factories, Barriers):
             raise KernbenchError(
                 "a kernel cannot wait for a handle or read another operation's result: launch it later"
             )
-        if getcurrent() is self.scheduler.main:
+        scheduler = self.scheduler
+        if getcurrent() is scheduler.main:
             drive_until(self, op)
         else:
-            if self.scheduler.before_switch is not None:
-                self.scheduler.before_switch()
-            self._pending_worker_waits.append((op, self.scheduler.waitable()))
+            if scheduler.before_switch is not None:
+                scheduler.before_switch()
+            self._pending_worker_waits.append((op, scheduler.waitable()))
             op.when_resolved(partial(self._ended_waits.append, op))
-            self.scheduler.switch_to_main()
+            scheduler.switch_to_main()
             if not op.done:
                 raise KernbenchError(
                     f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
                 )
+
+    def settle_stream(self) -> None:
+        """What this rank's current stream has to do first has been computed; its host's clock stays where it is.
+
+        For operations that torch computes at once: a launch before them may wait for somebody still.
+        """
+        me = self._me()
+        behind = [*me.unsettled.pop(me.stream, ()), *me.awaiting_values()]
+        for stream in [stream for stream, ops in me.unsettled.items() if all(op.executed for op in ops)]:
+            del me.unsettled[stream]
+        if not all(op.executed for op in behind):
+            marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+            marker.resolve(me.clock, me.clock)
+            self.executor.submit(ValueMarker(marker, behind))
+            self._block_on(marker)
+        for op in behind:
+            if op.error is not None and not op.observed:
+                op.observed = True
+                raise op.error
 
     @staticmethod
     def _beside_the_program(what: str) -> KernbenchError:
@@ -350,6 +377,8 @@ class RuntimeContext(Factories, Barriers):
     def _settle_time(self) -> None:
         """In main: run the engine until nothing is in flight; main's host clock moves to the end of it all."""
         self.engine.run()
+        while self.couplings.settle():
+            self.engine.run()
         self._main.clock = max(self._main.clock, self.engine.now, self.engine.latest_end)
 
     def _unobserved_failures(self, me: RankState | None = None) -> list[Operation]:

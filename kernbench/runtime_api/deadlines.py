@@ -26,7 +26,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, op: Operation, at: float, expire: Expire, *, asked_for: bool) -> None:
+    def add(self, op: Operation, at: float, expire: Expire, asked_for: bool) -> None:
         """Call ``expire(at)``, which must fail ``op``, if ``op`` has not started when the clock would pass ``at`` (s)."""
         heapq.heappush(self._heap, (at, next(self._serial), op, asked_for, expire))
 

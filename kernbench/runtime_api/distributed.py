@@ -16,6 +16,7 @@ from kernbench.errors import ConfigError, KernbenchError
 from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
 from kernbench.runtime_api.handles import Work
 from kernbench.runtime_api.matching import Matcher
+from kernbench.runtime_api.posting import rank_of
 from kernbench.runtime_api.reports import deadlock_report
 from kernbench.sim_engine.operation import COMM_STREAM
 
@@ -139,10 +140,7 @@ class Distributed:
         return made[nth]
 
     def _rank(self) -> int:
-        rank = self._ctx._me().rank
-        if rank is None:
-            raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
-        return rank
+        return rank_of(self._ctx._me())
 
     def _require_world(self) -> ProcessGroup:
         if self._world is None:
@@ -387,18 +385,12 @@ class Distributed:
         group: ProcessGroup | None,
         async_op: bool,
     ) -> Work | None:
-        self._rank()
         op = self.matcher.post(group if group is not None else self._require_world(), signature, inputs, outputs)
-        work = Work(self._ctx, op, outputs)
         if async_op:
-            return work
-        work.wait()
+            return Work(self._ctx, op, outputs)
+        self._ctx.wait(op)
         self._ctx._me().last = None  # whatever it had enqueued has ended
         return None
-
-    def _start_matched(self) -> bool:
-        """Hand everything that has been matched to the engine; False if there is nothing."""
-        return self.matcher.start_matched()
 
     def _forget_unmatched(self) -> None:
         """Drop what can never be matched."""

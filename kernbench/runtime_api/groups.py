@@ -11,6 +11,7 @@ import torch
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.runtime_api.locations import Location
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.plan_run import PlanRun
 
 
 class Signature(NamedTuple):
@@ -60,29 +61,29 @@ class Arrival:
 
 @dataclass(eq=False, slots=True)
 class Collective:
-    """The n-th collective of a group: who has arrived."""
+    """The n-th collective of a group: who has arrived.
+
+    Attributes:
+        run: its way through virtual time, once it has been matched and handed to the engine.
+    """
 
     group: ProcessGroup
     sequence: int
     signature: Signature
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     started: bool = False
-    ended: int = 0
+    run: PlanRun | None = None
     error: CollectiveMismatchError | None = None
 
     @property
     def matched(self) -> bool:
         """Whether every member has arrived."""
-        return len(self.arrivals) == self.group.size
+        return len(self.arrivals) == len(self.group.ranks)
 
     @property
     def complete(self) -> bool:
         """Whether every member's part has ended."""
-        return self.ended == self.group.size
-
-    def member_ended(self) -> None:
-        """Called when the part of one more member has ended."""
-        self.ended += 1
+        return self.run is not None and self.run.finished
 
     @property
     def missing(self) -> list[int]:
@@ -148,8 +149,9 @@ class ProcessGroup:
             collective.error = _mismatch(collective, arrival)
         if collective.error is not None:
             return collective, CollectiveMismatchError(str(collective.error))
-        collective.arrivals[rank] = arrival
-        if collective.matched:
+        arrivals = collective.arrivals
+        arrivals[rank] = arrival
+        if len(arrivals) == len(self.ranks):
             del self._open[sequence]
         return collective, None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from kernbench.runtime_api.groups import ProcessGroup, Signature
 from kernbench.runtime_api.locations import Location
@@ -55,7 +56,7 @@ class History:
     """The last calls of every rank."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, deque[Call]] = {}
+        self._calls: dict[int, deque[tuple[Any, ...]]] = {}  # the fields of a Call: many are made, few are read
         self._counts: dict[int, int] = {}
 
     def clear(self) -> None:
@@ -71,17 +72,17 @@ class History:
         signature: Signature,
         op: Operation,
         location: Location,
-        *,
-        peer: int | None = None,
-        shapes: tuple[tuple[int, ...], ...] = (),
+        peer: int | None,
+        shapes: tuple[tuple[int, ...], ...] | None,
     ) -> None:
-        """Note a call."""
-        number = self._counts.get(rank, 0)
-        self._counts[rank] = number + 1
+        """Note a call; ``shapes`` None: of one tensor, with the signature's shape."""
         calls = self._calls.get(rank)
         if calls is None:
             calls = self._calls[rank] = deque(maxlen=KEPT)
-        calls.append(Call(rank, number, group, sequence, signature, op, location, peer, shapes))
+            self._counts[rank] = 0
+        number = self._counts[rank]
+        self._counts[rank] = number + 1
+        calls.append((rank, number, group, sequence, signature, op, location, peer, shapes))
 
     def count(self, rank: int) -> int:
         """How many calls a rank has made."""
@@ -89,7 +90,11 @@ class History:
 
     def of(self, rank: int) -> list[Call]:
         """The last calls of a rank, oldest first."""
-        return list(self._calls.get(rank, ()))
+        calls = []
+        for caller, number, group, sequence, signature, op, location, peer, shapes in self._calls.get(rank, ()):
+            given = shapes if shapes is not None else () if signature.shape is None else (signature.shape,)
+            calls.append(Call(caller, number, group, sequence, signature, op, location, peer, given))
+        return calls
 
     @property
     def ranks(self) -> list[int]:
@@ -103,7 +108,7 @@ class History:
         """
         table: dict[tuple[int, int], list[Call]] = {}
         for rank in self.ranks:
-            for call in self._calls[rank]:
+            for call in self.of(rank):
                 if call.sequence >= 0:
                     table.setdefault((id(call.group), call.sequence), []).append(call)
         differing = [

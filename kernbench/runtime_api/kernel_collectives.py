@@ -205,3 +205,6 @@ class _Buffers:
             return None
         found = self._all[at]
         return found if address < found.base + found.nbytes else None
+
+    def words(self, address: int) -> None:
+        """The time of such a collective is its schedule's."""

@@ -39,9 +39,16 @@ class FunctionLaunch:
     """One launch of a Python function."""
 
     def __init__(
-        self, ctx: RuntimeContext, kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...], op: Operation
+        self,
+        ctx: RuntimeContext,
+        kernel: Callable[..., Any],
+        grid: Grid,
+        args: tuple[Any, ...],
+        op: Operation,
+        after: Sequence[Operation] = (),
     ) -> None:
         self.op = op
+        self.after = after
         self.rank = op.rank
         self.batch_key: Hashable = id(self)  # Python functions are not batched
         self.touches = frozenset(id(storage_of(tensor)) for tensor in tensors_in(args))
@@ -66,12 +73,13 @@ class FunctionLaunch:
 
 
 class ValueMarker:
-    """Takes its turn in a rank's program order and does nothing: what was launched before it has run."""
+    """Does nothing, once what its rank has launched before, the operations ``after``, has run."""
 
     touches: frozenset[int] = frozenset()
 
-    def __init__(self, op: Operation) -> None:
+    def __init__(self, op: Operation, after: Sequence[Operation]) -> None:
         self.op = op
+        self.after = after
         self.rank = op.rank
         self.batch_key: Hashable = id(self)
 

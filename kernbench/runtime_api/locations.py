@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
@@ -29,17 +28,36 @@ class Location(NamedTuple):
 NOWHERE = Location("<unknown>", 0, "?")
 
 
-@cache
-def _is_users(filename: str) -> bool:
-    return not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
+class _UsersFiles(dict[str, bool]):
+    """File name -> whether it is the user's, found out at the first look."""
+
+    def __missing__(self, filename: str) -> bool:
+        found = not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
+        self[filename] = found
+        return found
+
+
+_is_users = _UsersFiles()
+
+
+_MOST_PLACES = 10_000
+_places: dict[tuple[int, int], tuple[CodeType, Location]] = {}
+"""By code (its identity; the entry keeps it alive) and instruction: a program calls from few places, again and again, and
+finding a line takes time that grows with the length of the function."""
 
 
 def location_of(frame: FrameType | None) -> Location:
     """The innermost frame, from ``frame`` outwards, that belongs neither to kernbench nor to torch."""
     while frame is not None:
         code = frame.f_code
-        if _is_users(code.co_filename):
-            return Location(code.co_filename, frame.f_lineno, code.co_name)
+        if _is_users[code.co_filename]:
+            key = (id(code), frame.f_lasti)
+            found = _places.get(key)
+            if found is None:
+                if len(_places) >= _MOST_PLACES:
+                    _places.clear()
+                found = _places[key] = code, Location(code.co_filename, frame.f_lineno, code.co_name)
+            return found[1]
         frame = frame.f_back
     return NOWHERE
 

@@ -21,7 +21,7 @@ from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Sign
 from kernbench.runtime_api.history import History
 from kernbench.runtime_api.locations import user_location
 from kernbench.runtime_api.messages import Mailbox
-from kernbench.runtime_api.posting import new_operation, touch
+from kernbench.runtime_api.posting import new_operation, rank_of, touch
 from kernbench.runtime_api.tensor import storage_of
 from kernbench.sim_engine.operation import Operation
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _PER_CELL = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 """Collectives whose signature describes one cell of the work buffer, of which there is one per member."""
+
+_COALESCED = frozenset({"all_reduce", "all_gather"})
+"""Collectives that a member may bring several tensors to."""
 
 
 class Matcher:
@@ -76,7 +79,7 @@ class Matcher:
         """
         ctx = self._ctx
         me = ctx._me()
-        rank = ctx.distributed._rank() if me.rank is None else me.rank
+        rank = rank_of(me)
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
@@ -87,14 +90,20 @@ class Matcher:
         after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
-        shapes = tuple([tuple(tensor.shape) for tensor in (inputs if given is None else given)])
-        self.history.add(rank, group, collective.sequence, signature, op, arrival.location, shapes=shapes)
+        if error is None:
+            signature = arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
+        tensors = inputs if given is None else given
+        shapes = None
+        if len(tensors) != 1 or tensors[0].shape != signature.shape:
+            shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+        self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
         if ctx.hooks is not None:
             ctx.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
-        if len(collective.arrivals) == 1 and error is None:
-            ctx._pending_collectives.append(collective)
         ctx.engine.progress += 1
-        if error is not None:
+        if error is None:
+            if len(collective.arrivals) == 1:
+                ctx._pending_collectives.append(collective)
+        else:
             if collective in ctx._pending_collectives:
                 ctx._pending_collectives.remove(collective)
             for other in collective.arrivals.values():
@@ -131,14 +140,17 @@ class Matcher:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
         pending = self._ctx._pending_collectives
         started = self.mailbox.match_any_source()
-        for item in list(self.mailbox.paired):
-            pair, arrivals, count = item
-            if self._values_ready(arrivals):
-                self.mailbox.paired.remove(item)
-                self.runs.start(pair, arrivals, pair.signature.algorithm, count, 0, None)
-                started = True
+        if self.mailbox.paired:
+            paired, self.mailbox.paired = self.mailbox.paired, []
+            for item in paired:
+                pair, arrivals, count = item
+                if self._values_ready(arrivals):
+                    self.runs.start(pair, arrivals, pair.signature.algorithm, count, 0, None)
+                    started = True
+                else:
+                    self.mailbox.paired.append(item)
         for collective in list(pending):
-            if collective.matched and not collective.started and self._values_ready(collective.arrivals.values()):
+            if not collective.started and collective.matched and self._values_ready(collective.arrivals.values()):
                 collective.started = True
                 self._start(collective)
                 started = True
@@ -156,7 +168,7 @@ class Matcher:
         return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
     def _start(self, collective: Collective) -> None:
-        arrivals = [collective.arrivals[rank] for rank in collective.group.ranks]
+        arrivals = list(map(collective.arrivals.__getitem__, collective.group.ranks))
         try:
             splits = _splits(collective, arrivals)
         except CollectiveMismatchError as error:
@@ -166,10 +178,10 @@ class Matcher:
             self._ctx._pending_collectives.remove(collective)
             return
         signature = collective.signature
-        reference = next(iter((*arrivals[0].inputs, *arrivals[0].outputs)), None)
-        count = 1 if reference is None else reference.numel()  # a barrier passes a token
-        if signature.op in ("all_reduce", "all_gather"):
-            count = sum(tensor.numel() for tensor in arrivals[0].inputs)
+        first = arrivals[0].inputs or arrivals[0].outputs
+        count = first[0].numel() if first else 1  # a barrier passes a token
+        if signature.op in _COALESCED:
+            count = sum([tensor.numel() for tensor in arrivals[0].inputs])
         if signature.op in _PER_CELL:
             count *= len(arrivals) * (2 if signature.op == "all_to_all" else 1)
         root = None if signature.root is None else collective.group.index[signature.root]

@@ -18,7 +18,7 @@ from kernbench.errors import CollectiveMismatchError
 from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
 from kernbench.runtime_api.history import History
 from kernbench.runtime_api.locations import Location, user_location
-from kernbench.runtime_api.posting import new_operation, touch
+from kernbench.runtime_api.posting import new_operation, rank_of, touch
 from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Mailbox:
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
         self.paired: list[tuple[Collective, list[Arrival], int]] = []
+        self._pairs: dict[tuple[ProcessGroup, int, int], ProcessGroup] = {}
 
     def clear(self) -> None:
         """Forget everything."""
@@ -78,6 +79,7 @@ class Mailbox:
         self._receives.clear()
         self._any_source.clear()
         self.paired.clear()
+        self._pairs.clear()
 
     @property
     def waiting(self) -> list[Message]:
@@ -92,16 +94,14 @@ class Mailbox:
         """
         ctx = self._ctx
         me = ctx._me()
-        rank = ctx.distributed._rank()
+        rank = rank_of(me)
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
         op = new_operation(ctx, me, "send" if sends else "recv", stream, (tensor,))
         after = me.before(me.stream)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
         touch(ctx, me, op, (tensor,) if sends else (), () if sends else (tensor,))
-        self._history.add(
-            rank, group, -1, message.signature, op, message.location, peer=peer, shapes=(tuple(tensor.shape),)
-        )
+        self._history.add(rank, group, -1, message.signature, op, message.location, peer, (tuple(tensor.shape),))
         if ctx.hooks is not None:
             ctx.hooks.collective_enqueued(group.name, -1, message.signature, op, message.location, peer)
         ctx.engine.progress += 1
@@ -125,6 +125,8 @@ class Mailbox:
 
     def match_any_source(self) -> bool:
         """Pair receives from any source with the sends that are there; False if there is none."""
+        if not self._any_source:
+            return False
         matched = False
         for receive in list(self._any_source):
             sends = [
@@ -158,7 +160,7 @@ class Mailbox:
             for side in (send, receive):
                 side.op.fail(CollectiveMismatchError(text), ctx._me().clock)
             return
-        pair = ProcessGroup(f"{send.rank} -> {receive.rank} of {send.group.name}", (send.rank, receive.rank))
+        pair = self._pair_of(send.group, send.rank, receive.rank)
         signature = send.signature
         collective = Collective(pair, 0, signature, started=True)
         arrivals = [
@@ -167,6 +169,14 @@ class Mailbox:
         ]
         collective.arrivals = dict(enumerate(arrivals))
         self.paired.append((collective, arrivals, send.tensor.numel()))
+
+    def _pair_of(self, group: ProcessGroup, sender: int, receiver: int) -> ProcessGroup:
+        key = (group, sender, receiver)
+        pair = self._pairs.get(key)
+        if pair is None:
+            pair = ProcessGroup(f"{sender} -> {receiver} of {group.name}", (sender, receiver))
+            self._pairs[key] = pair
+        return pair
 
     def give_up(self, op: Operation) -> None:
         """Drop the message of an operation that has waited too long."""

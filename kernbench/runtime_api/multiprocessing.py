@@ -39,8 +39,9 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
     def __init__(self, failed: Sequence[Rank]) -> None:
         ordered = sorted(failed, key=lambda rank: rank.index)
         self.errors = {rank.index: rank.error for rank in ordered if rank.error is not None}
+        told: dict[str, int] = {}
         message = "".join(
-            f"\n\n-- Process {rank.index} terminated with the following error:\n{rank.traceback}"
+            f"\n\n-- Process {rank.index} terminated with the following error:\n{_once(rank, told)}"
             for rank in ordered[:_MOST_TRACEBACKS]
         )
         if len(ordered) > _MOST_TRACEBACKS:
@@ -50,6 +51,14 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
 
     def __reduce__(self) -> Any:
         return RuntimeError, (str(self),)
+
+
+def _once(rank: Rank, told: dict[str, int]) -> str:
+    """A rank's traceback. A report that another rank has shown, whom ``told`` names, is not shown again."""
+    report = str(rank.error)
+    if isinstance(rank.error, DeadlockError) and told.setdefault(report, rank.index) != rank.index:
+        return rank.traceback.replace(report, f"deadlock: the report is that of process {told[report]} above.")
+    return rank.traceback
 
 
 def pid_of(rank: int) -> int:
@@ -230,10 +239,11 @@ def _require_main(ctx: RuntimeContext) -> None:
 def _drain_once(ctx: RuntimeContext) -> bool:
     """Do the next thing that can be done; False if nothing can."""
     ran = ctx.executor.flush(ctx.engine.now)
-    if _resume_done(ctx) or ctx.distributed._start_matched() or ran:
+    if _resume_done(ctx) or ctx.distributed.matcher.start_matched() or ran or ctx.couplings.settle():
         return True
     ctx.polls.schedule()
-    if ctx.engine.next_event is not None and ctx.deadlines.expire_before(ctx.engine.next_event):
+    upcoming = ctx.engine.next_event
+    if upcoming is not None and ctx.deadlines.expire_before(upcoming):
         return True
     return ctx.engine.advance() or ctx.deadlines.expire_asked_for()
 
@@ -248,11 +258,15 @@ def _resume_done(ctx: RuntimeContext) -> bool:
     ended = ctx._ended_waits  # in a large world few of many waits end at a time
     if ended:
         done = {op for op in ended if op.done}
-        ended[:] = [op for op in ended if not op.done] if waits else []
-        for op, target in waits:
+        ended[:] = [op for op in ended if op not in done] if waits else []
+        still = []
+        for item in waits:
+            op, target = item
             if op in done:
                 scheduler.make_ready(target, op.error)
-        waits[:] = [item for item in waits if item[0] not in done]
+            else:
+                still.append(item)
+        waits[:] = still
     return scheduler.run_ready() > 0
 
 

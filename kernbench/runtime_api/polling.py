@@ -66,6 +66,8 @@ class Polls:
     def schedule(self) -> None:
         """Everybody is blocked: those who poll look again when the next thing has happened, at a multiple of
         :data:`POLL_SECONDS`. The looks in between would see nothing new."""
+        if not self._looks:
+            return
         ctx = self._ctx
         polls, self._looks = self._looks, []
         upcoming = ctx.engine.next_event

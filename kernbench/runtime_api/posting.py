@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernbench.errors import KernbenchError
 from kernbench.runtime_api.rank_state import RankState
 from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
+
+
+def rank_of(me: RankState) -> int:
+    """The rank that runs. Raises :class:`KernbenchError` in main."""
+    if me.rank is None:
+        raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
+    return me.rank
 
 
 def new_operation(
@@ -22,8 +30,8 @@ def new_operation(
         raise ctx._beside_the_program("communicate")
     if me.rank is not None and me.sip != ctx.sips[me.rank]:
         stream = f"{stream} of rank {me.rank}"  # it drives another rank's SIP: their collectives must not queue up
-    me.clock += ctx.topology.device.launch.overhead
-    op = Operation(name, "collective", rank=me.rank, sip=me.sip, stream=stream, enqueue=me.clock)
+    me.clock += ctx.launch_costs.overhead
+    op = Operation(name, "collective", me.rank, me.sip, stream, me.clock)
     nbytes = 0
     for tensor in payload:
         nbytes += tensor.numel() * tensor.element_size()
@@ -39,7 +47,7 @@ def touch(
     if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
         state = ctx.storages.adopt(inputs[0], me)
         state.last = op
-        op.operands = (state.operand(inputs[0]),)
+        op.operands = state.operands_in_place(inputs[0])
         return
     operands = []
     written = {id(tensor) for tensor in outputs}

@@ -19,6 +19,8 @@ class RankState:
         stream: name of the stream that it enqueues on now.
         last: the last operation it enqueued on that stream.
         tails: the last operation it enqueued on each stream, by the stream's name.
+        unsettled: launches whose values are to come because they wait for somebody, by the stream's name, where nobody tells
+            us when the host looks at what they write.
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
         inside_operation: whether torch is computing an operation that the context records.
         holds_tensors: whether it has made tensors of the context.
@@ -40,6 +42,7 @@ class RankState:
         "sip",
         "stream",
         "tails",
+        "unsettled",
     )
 
     def __init__(self, rank: int | None, sip: int, seed: int, clock: float = 0.0) -> None:
@@ -50,6 +53,7 @@ class RankState:
         self.last: Operation | None = None
         self.tails: dict[str, Operation] = {}
         self.awaited: dict[str, list[Operation]] = {}
+        self.unsettled: dict[str, list[Operation]] = {}
         self.idle_polls = 0
         self.inside_operation = False
         self.holds_tensors = False
@@ -83,6 +87,10 @@ class RankState:
     def take_awaited(self) -> Sequence[Operation]:
         """What the operation that is enqueued now has to wait for."""
         return self.awaited.pop(self.stream, ()) if self.awaited else ()
+
+    def awaiting_values(self) -> Sequence[Operation]:
+        """What the operation that is enqueued now has to wait for and whose values are to come."""
+        return [op for op in self.awaited.get(self.stream, ()) if not op.executed] if self.awaited else ()
 
     @property
     def label(self) -> str:

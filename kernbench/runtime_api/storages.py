@@ -27,18 +27,28 @@ def _borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
 class StorageState:
     """One storage: its allocation, and the last operation enqueued on it."""
 
-    __slots__ = ("allocation", "last")
+    __slots__ = ("_whole", "allocation", "last")
 
     def __init__(self, allocation: Allocation) -> None:
         self.allocation = allocation
         self.last: Operation | None = None
+        self._whole: tuple[Operand] | None = None
 
     def operand(self, tensor: torch.Tensor, access: str = "rw") -> Operand:
         """The part of the allocation that ``tensor`` covers."""
         allocation = self.allocation
-        offset = int(tensor.storage_offset()) * tensor.element_size()
+        itemsize = tensor.element_size()
+        address = allocation.address + int(tensor.storage_offset()) * itemsize
+        return Operand(allocation.space, allocation.sip, address, tensor.numel() * itemsize, access, allocation.name)
+
+    def operands_in_place(self, tensor: torch.Tensor) -> tuple[Operand]:
+        """What an operation that reads and writes ``tensor`` alone touches: made once if that is the whole storage."""
         nbytes = tensor.numel() * tensor.element_size()
-        return Operand(allocation.space, allocation.sip, allocation.address + offset, nbytes, access, allocation.name)
+        if nbytes != self.allocation.nbytes or not nbytes:
+            return (self.operand(tensor),)
+        if self._whole is None:
+            self._whole = (self.operand(tensor),)
+        return self._whole
 
 
 class StorageTable:
@@ -74,7 +84,7 @@ class StorageTable:
 
     def adopt(self, tensor: torch.Tensor, owner: RankState) -> StorageState:
         """State of a tensor's storage; a tensor that comes from elsewhere gets a place now."""
-        state = self.known(tensor)
+        state = self._states.get(id(storage_of(tensor)))
         if state is None:
             state = self.allocate(plain(tensor), owner, noted=isinstance(tensor, Tensor))
         return state

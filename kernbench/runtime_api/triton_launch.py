@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench import triton_engine
-from kernbench.cost.work import Cost, Work
+from kernbench.cost.peer_access import peer_share
+from kernbench.cost.work import Cost, Work, over_links
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.current import current_context
+from kernbench.runtime_api.remote_traffic import traffic_of_launches
 from kernbench.runtime_api.tensor import Tensor, plain, storage_of
 from kernbench.sim_engine.data_executor import Deferred, Finished
 from kernbench.sim_engine.memory_store import MemoryStore
@@ -26,8 +28,9 @@ from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import describe_device, estimate
 from kernbench.triton_engine.launching import run_alone, set_launch_sink
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import Allocation, write_epoch
+from kernbench.triton_engine.memory import Allocation, MulticastRanges, write_epoch
 from kernbench.triton_engine.reuse import look_at_wave
+from kernbench.triton_engine.signals import Party, Words
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -56,13 +59,21 @@ class KernelMemory:
 
     def __init__(self, memory: MemoryStore) -> None:
         self._memory = memory
+        self.multicast = MulticastRanges()
 
     def find(self, address: int) -> Allocation | None:
         """The live allocation that contains ``address``, if any."""
         found = self._memory.find_host(address)
         if found is None or found.backing is None:
             return None
-        return Allocation(torch.from_numpy(found.backing), found.name, found.rank)
+        allocation = Allocation(torch.from_numpy(found.backing), found.name, found.rank)
+        allocation.words = found.words
+        return allocation
+
+    def words(self, address: int) -> Words | None:
+        """Who wrote what lies at ``address`` last, if ranks meet there."""
+        found = self._memory.find_host(address)
+        return None if found is None else found.words
 
 
 _installed = False
@@ -126,17 +137,22 @@ def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
         )
     tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
     launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
-    launch.rank = ctx._me().rank
+    me = ctx._me()
+    launch.rank = me.rank
+    awaited = me.awaiting_values()
     op = ctx._enqueue(launch.name, "kernel", None, tensors)
     op.detail = {"grid": list(launch.grid), "at": launch.where}
     ctx.last_launch = op
-    deferred = TritonLaunch(ctx, op, launch) if ctx.enable_data else SampledLaunch(ctx, op, launch)
+    deferred = (TritonLaunch if ctx.enable_data else SampledLaunch)(ctx, op, launch, awaited)
     ctx.executor.submit(deferred)
     if ctx.hooks is not None:
         ctx.hooks.launched(op)
     if any(type(tensor) is not Tensor for tensor in tensors):
         # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
-        ctx._block_on(deferred.attempt)
+        if not awaited and op.stream not in me.unsettled:
+            ctx._block_on(deferred.attempt)
+        if not op.executed:
+            me.unsettled.setdefault(op.stream, []).append(op)
         if op.error is not None:
             op.observed = True
             raise op.error
@@ -146,9 +162,10 @@ def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
 class TritonLaunch:
     """One launch of a Triton kernel by one rank."""
 
-    def __init__(self, ctx: RuntimeContext, op: Operation, launch: Launch) -> None:
+    def __init__(self, ctx: RuntimeContext, op: Operation, launch: Launch, after: Sequence[Operation] = ()) -> None:
         self.ctx = ctx
         self.op = op
+        self.after = after
         self.rank = op.rank
         self.launch = launch
         self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
@@ -189,7 +206,9 @@ class SampledLaunch(TritonLaunch):
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:  # type: ignore[override]
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
         for launch in launches:
-            _set_cost(launch, launch._cost())
+            cost = launch._cost()
+            _note_cost(launch, cost)
+            launch.ctx.engine.set_duration(launch.op, cost.seconds)
             launch.attempt.executed = True
         return Finished([None] * len(launches))
 
@@ -241,12 +260,11 @@ def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
     return Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
 
 
-def _set_cost(launch: TritonLaunch, cost: Cost) -> None:
-    """Tell a launch's operation what it costs."""
+def _note_cost(launch: TritonLaunch, cost: Cost) -> None:
+    """Tell a launch's operation what it costs, but not yet when it ends."""
     op = launch.op
     op.nbytes, op.spread = cost.nbytes, cost.spread
     op.detail = {**(op.detail or {}), "limit": cost.limit}
-    launch.ctx.engine.set_duration(op, cost.seconds)
 
 
 class RunningBatch:
@@ -255,6 +273,7 @@ class RunningBatch:
     def __init__(self, launches: Sequence[TritonLaunch]) -> None:
         self._launches = launches
         self._execution: Execution | None = None
+        self._party = Party(launch.op for launch in launches)
         self._yields = 0
         self._seen: Hashable = None
         self.errors: Sequence[BaseException | None] | None = None
@@ -271,6 +290,7 @@ class RunningBatch:
         try:
             if self._execution is None:
                 self._execution = Execution([launch.launch for launch in self._launches], ctx.kernel_memory)
+                self._execution.party = self._party
             status = self._execution.run()
         except Exception as error:
             self.errors = self._blame(error)
@@ -289,11 +309,18 @@ class RunningBatch:
     def _finish(self) -> None:
         assert self._execution is not None
         counts = self._execution.counts()
-        share = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
-        cost = _cost_of(self._launches[0], share)
+        own = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
+        ctx = self._launches[0].ctx
+        cost = _cost_of(self._launches[0], own)
+        sips = [launch.op.sip for launch in self._launches]
+        remote = traffic_of_launches(ctx, self._execution.traffic.items(), sips)
+        if remote.nbytes:
+            share = peer_share(ctx.topology.device, own.programs)
+            cost = over_links(cost, remote.seconds / share, remote.latency)
         for launch in self._launches:
-            launch.op.detail = {**(launch.op.detail or {}), **summary(share)}
-            _set_cost(launch, cost)
+            launch.op.detail = {**(launch.op.detail or {}), **summary(own)}
+            _note_cost(launch, cost)
+        ctx.couplings.finished(self._party, cost.seconds)
         self.errors = [None] * len(self._launches)
 
     def _blame(self, error: Exception) -> Sequence[BaseException | None]:
@@ -308,6 +335,7 @@ class RunningBatch:
                     SiblingFailedError(f"{launch.launch.name} ran as one batch with a rank that failed: {error}")
                 )
             launch.ctx.engine.set_duration(launch.op, 0.0)
+        self._party.finished = True
         return errors
 
 

@@ -1,8 +1,8 @@
-"""Values: runs what was launched, in each rank's program order, as late as it may.
+"""Values: runs what was launched, in the order of each rank's streams, as late as it may.
 
 Launches are kept until somebody looks. That is what lets one drain run the same kernel of many ranks as one batch. A
-kernel may find that it waits for memory that another rank has yet to write: it is suspended, what its rank launched after
-it waits behind it, and it is resumed at the next drain.
+kernel may find that it waits for memory that somebody else has yet to write: it is suspended, what its rank launched after
+it on the same stream waits behind it, and it is resumed at the next drain.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class Deferred(Protocol):
         rank: whose program order it belongs to (None: main).
         batch_key: launches of different ranks with equal keys may run as one batch.
         touches: identities of the storages it may read or write.
+        after: operations, besides those before it on its stream, whose values must be there first.
     """
 
     op: Operation
     rank: int | None
     batch_key: Hashable
     touches: frozenset[int]
+    after: Sequence[Operation]
 
     def start_batch(self, batch: Sequence[Deferred]) -> Running:
         """Begin to compute the values of ``batch``, which contains self."""
@@ -60,11 +62,18 @@ class Finished:
         return "nothing"
 
 
+_Queue = tuple[int | None, str]
+
+
+def _queue_of(launch: Deferred) -> _Queue:
+    return launch.rank, launch.op.stream
+
+
 class DataExecutor:
-    """The launches that are still to be computed, one queue per rank."""
+    """The launches that are still to be computed, one queue per rank and stream."""
 
     def __init__(self) -> None:
-        self._queues: dict[int | None, deque[Deferred]] = {}
+        self._queues: dict[_Queue, deque[Deferred]] = {}
         self._touched: dict[int, int] = {}
         self._suspended: list[tuple[Running, list[Deferred]]] = []
         self.failed: list[Operation] = []
@@ -78,13 +87,19 @@ class DataExecutor:
     def submit(self, launch: Deferred) -> None:
         """Keep a launch for later."""
         launch.op.executed = False
-        self._queues.setdefault(launch.rank, deque()).append(launch)
+        self._queues.setdefault(_queue_of(launch), deque()).append(launch)
         for storage in launch.touches:
             self._touched[storage] = self._touched.get(storage, 0) + 1
 
     def touches_any(self, storages: Iterable[int]) -> bool:
         """Whether a kept launch may read or write one of these storages."""
         return bool(self._touched) and any(storage in self._touched for storage in storages)
+
+    def kept(self, rank: int | None) -> list[Operation]:
+        """The operations of a rank whose launches are kept or suspended."""
+        kept = [launch for queue in self._queues.values() for launch in queue]
+        kept += [launch for _, batch in self._suspended for launch in batch]
+        return [launch.op for launch in kept if launch.rank == rank]
 
     def flush(self, now: float) -> bool:
         """Run every kept launch that can run; an error ends its own operation only. Returns whether anything ran.
@@ -133,16 +148,32 @@ class DataExecutor:
         return moved
 
     def _start_heads(self, now: float) -> bool:
-        blocked = {launch.rank for _, batch in self._suspended for launch in batch}
+        blocked = {_queue_of(launch) for _, batch in self._suspended for launch in batch}
         heads: dict[Hashable, list[Deferred]] = {}
-        for rank in [rank for rank in self._queues if rank not in blocked]:
-            launch = self._queues[rank].popleft()
-            if not self._queues[rank]:
-                del self._queues[rank]
-            heads.setdefault(launch.batch_key, []).append(launch)
+        for key in [key for key in self._queues if key not in blocked]:
+            queue = self._queues[key]
+            launch = queue[0]
+            if launch.after and not all(op.executed for op in launch.after):
+                continue
+            queue.popleft()
+            if not queue:
+                del self._queues[key]
+            heads.setdefault((key[1], launch.batch_key), []).append(launch)  # two of one rank share memory: no batch
         for batch in heads.values():
             self._settle(batch[0].start_batch(batch), batch, now)
         return bool(heads)
+
+    def withdraw(self, op: Operation, error: BaseException, now: float) -> None:
+        """Fail what waits for somebody and has waited too long; what its stream has behind it goes on."""
+        for _, batch in self._suspended:
+            for launch in [launch for launch in batch if launch.op is op]:
+                batch.remove(launch)
+                self._forget(launch)
+                op.fail(error, now)
+                self.failed.append(op)
+                if self.on_settled is not None:
+                    self.on_settled(op)
+        self._suspended = [entry for entry in self._suspended if entry[1]]
 
     def _settle(self, running: Running, batch: list[Deferred], now: float) -> None:
         errors = running.errors

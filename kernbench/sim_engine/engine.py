@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
@@ -142,14 +140,22 @@ class GraphEngine:
         if op.start is not None and op.end is None:
             self._end_stream_op(op, op.start + op.duration)
 
+    def end_after_waiting(self, op: Operation, seconds: float, waited: float) -> None:
+        """End ``op``, which has started: it worked for ``seconds`` and waited for others for ``waited`` seconds."""
+        op.duration = seconds if self.cost_model is None else self.cost_model(op, seconds)
+        if op.end is None:
+            assert op.start is not None
+            self._end_stream_op(op, op.start + waited + op.duration)
+
     def _end_stream_op(self, op: Operation, end: float) -> None:
         self._count_resolved(end)
         op.resolve(end if op.start is None else op.start, end)
 
-    def _count_resolved(self, end: float) -> None:
-        self.resolved_count += 1
-        self.progress += 1
-        self.latest_end = max(self.latest_end, end)
+    def _count_resolved(self, end: float, operations: int = 1) -> None:
+        self.resolved_count += operations
+        self.progress += operations
+        if end > self.latest_end:
+            self.latest_end = end
 
     def _chain(self, op: Operation, after: Sequence[Operation], start_at: Callable[[float], None]) -> None:
         """Put ``op`` at the tail of its stream and call ``start_at(time)`` once its start is known."""
@@ -159,12 +165,14 @@ class GraphEngine:
         else:
             self._when_ended(op, start, pending, start_at)
 
-    def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, list[Operation]]:
+    def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
         stream = self.stream(op.sip, op.stream)
         tail, stream.tail = stream.tail, op
         self.op_log.add(op)
         start = op.enqueue
+        if tail is not None and tail.end is not None and not after:  # nearly always
+            return (start if start > tail.end else tail.end), ()
         pending: list[Operation] = []
         for other in after if tail is None else (tail, *after):
             if other.end is None:
@@ -237,17 +245,20 @@ class GraphEngine:
         """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts."""
         starts = [0.0] * plan.members
 
-        def on_member_end(member: int, time: float) -> None:
-            self._count_resolved(time)
-            parts[member].duration = max(0.0, time - run.last_start)
-            parts[member].resolve(starts[member], time)
+        def on_members_end(members: Sequence[int], time: float) -> None:
+            self._count_resolved(time, len(members))
+            took = max(0.0, time - run.last_start)
+            for member in members:
+                part = parts[member]
+                part.duration = took
+                part.resolve(starts[member], time)
 
-        run = PlanRun(self, plan, np.zeros(plan.members), on_member_end)
-        waiting: dict[int, tuple[float, list[Operation]]] = {}
+        run = PlanRun(self, plan, on_members_end)
+        waiting: dict[int, tuple[float, Sequence[Operation]]] = {}
 
         def start() -> None:
-            run.member_start = np.asarray(starts)
-            self.at(min(starts), lambda: self._start_plan(run))
+            run.member_start = starts.copy()
+            self.at(min(starts), partial(self._start_plan, run))
 
         def member_ready(member: int, at: float) -> None:
             starts[member] = parts[member].start = at
@@ -269,22 +280,29 @@ class GraphEngine:
 
     def _start_plan(self, run: PlanRun) -> None:
         # A member that came early waits: nothing moves before the present, when the others are known to have come.
-        run.member_start = np.maximum(run.member_start, self.now)
-        run.last_start = float(run.member_start.max())
+        now = self.now
+        run.member_start = [start if start > now else now for start in run.member_start]
+        run.last_start = max(run.member_start)
         plan = run.plan
         links = plan.links
+        if plan.contention_free and not self._sharing and self._free(links):
+            self._run_alone(run)
+            return
         in_use = [] if self._free(links) else [
             link for link in links if link in self._alone_on_link or self._network.busy(link)
         ]  # fmt: skip
         crossing = any(not links.isdisjoint(other.plan.links) for other in self._sharing)
         if plan.contention_free and not in_use and not crossing:
-            self._alone_on_link.update(dict.fromkeys(links, run))
-            run.start_alone()
+            self._run_alone(run)
             return
         for owner in dict.fromkeys(self._alone_on_link[link] for link in sorted(in_use) if link in self._alone_on_link):
             self._demote(owner)
         self._sharing[run] = None
         run.start_shared()
+
+    def _run_alone(self, run: PlanRun) -> None:
+        self._alone_on_link.update(dict.fromkeys(run.plan.links, run))
+        run.start_alone()
 
     def _free(self, links: frozenset[int]) -> bool:
         """Whether certainly nothing is on these links."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ class Allocation:
         rank: who allocated it, None for main.
         backing: ``[nbytes]`` host memory that holds the values, None if only time is modelled.
         live: False once freed.
+        words: who wrote its words last, where ranks meet in it (:mod:`kernbench.triton_engine.signals`).
     """
 
     space: str
@@ -45,6 +47,7 @@ class Allocation:
     rank: int | None = None
     backing: Bytes | None = None
     live: bool = True
+    words: Any = None
 
     @property
     def host_address(self) -> int:

@@ -69,7 +69,7 @@ class OpRecord:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class CollectiveTrace:
     """A collective that ran: the plan with its times, and who its members are."""
 

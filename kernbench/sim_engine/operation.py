@@ -61,7 +61,6 @@ class Operation:
         self,
         name: str,
         kind: str,
-        *,
         rank: int | None,
         sip: int,
         stream: str,
@@ -112,12 +111,20 @@ class Operation:
             self._dependents.append(callback)
 
     def resolve(self, start: float, end: float) -> None:
-        """Fix the times (once), and tell whoever depends on them."""
+        """Fix the times (once), and tell whoever depends on them.
+
+        A dependent that resolves another operation has that one's dependents told after it, by the outermost call: a chain
+        may be as long as a program enqueues ahead of what it waits for, longer than a stack is deep.
+        """
         self.start = start
         self.end = end
         dependents, self._dependents = self._dependents, None
-        for callback in dependents or ():
-            callback()
+        if dependents is None:
+            return
+        outermost = not _telling
+        _telling.extend((None, *reversed(dependents)) if outermost else reversed(dependents))
+        if outermost:
+            _tell()
 
     def fail(self, error: BaseException, at: float) -> None:
         """End it at ``at`` with ``error``; dependents run on, as a failed kernel does not stop its stream's clock."""
@@ -129,6 +136,18 @@ class Operation:
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
         return f"<{type(self).__name__} {self.name!r} ({self.kind}) rank {self.rank} {state}>"
+
+
+_telling: list[Callable[[], None] | None] = []
+"""Whom the outermost :meth:`Operation.resolve` has still to tell, the next one last and None first; empty if none runs."""
+
+
+def _tell() -> None:
+    try:
+        while (callback := _telling.pop()) is not None:
+            callback()
+    finally:
+        _telling.clear()
 
 
 class Stream:

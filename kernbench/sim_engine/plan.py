@@ -9,6 +9,7 @@ agree on every plan whose queues share no link.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -111,6 +112,11 @@ class TransferPlan:
         return members
 
     @cached_property
+    def _queue_members(self) -> tuple[list[int], list[int]]:
+        """``queue_src`` and ``queue_dst`` as lists."""
+        return self.queue_src.tolist(), self.queue_dst.tolist()
+
+    @cached_property
     def _as_rows(self) -> list[list[tuple[int, int, int, float, float]]]:
         """Per round, ``(source cell, target cell, queue, serial, latency)`` of each transfer."""
         rows = list(
@@ -168,26 +174,33 @@ class PlanTimes:
     arrived: FloatArray
 
 
-def evaluate(plan: TransferPlan, member_start: FloatArray) -> PlanTimes:
+Starts = Sequence[float] | FloatArray
+"""``[members]`` seconds."""
+
+
+def evaluate(plan: TransferPlan, member_start: Starts) -> PlanTimes:
     """Times of a plan that has its links to itself; ``member_start``: ``[members]`` s at which each member joins."""
     times = PlanTimes(np.empty(len(plan)), np.empty(len(plan)), np.empty(len(plan)))
     _run_rounds(plan, member_start, times)
     return times
 
 
-def member_ends(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
+def member_ends(plan: TransferPlan, member_start: Starts) -> list[float]:
     """``[members]`` s at which each member of such a plan has sent and received everything.
 
     Keeps no time per transfer: a large world has more transfers than memory.
     """
-    if len(plan) <= _CLASSIFIED_PLAN and plan.used_enough() and (member_start == member_start[0]).all():
-        return np.array(plan.classes.member_ends(float(member_start[0])))
-    if len(plan) <= _SMALL_PLAN:
-        return _run_rounds_one_by_one(plan, member_start)
-    return _run_rounds(plan, member_start, None)
+    starts: list[float] = member_start if isinstance(member_start, list) else np.asarray(member_start).tolist()
+    transfers = len(plan)
+    if transfers <= _CLASSIFIED_PLAN and plan.used_enough() and starts.count(starts[0]) == len(starts):
+        return plan.classes.member_ends(starts[0])
+    if transfers <= _SMALL_PLAN:
+        return _run_rounds_one_by_one(plan, starts)
+    ends: list[float] = _run_rounds(plan, starts, None).tolist()
+    return ends
 
 
-def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes | None) -> FloatArray:
+def _run_rounds(plan: TransferPlan, member_start: Starts, times: PlanTimes | None) -> FloatArray:
     ready = np.repeat(member_start, plan.cells)
     read_until = np.zeros(plan.members * plan.cells)
     queue_free = np.zeros(len(plan.queue_links))
@@ -208,15 +221,15 @@ def _run_rounds(plan: TransferPlan, member_start: FloatArray, times: PlanTimes |
         queue_arrived[q] = np.maximum(queue_arrived[q], arrive)
         np.maximum.at(read_until, at, leave)
         ready[to] = arrive
-    ends = member_start.copy()
+    ends = np.array(member_start)
     np.maximum.at(ends, plan.queue_src, queue_free)
     np.maximum.at(ends, plan.queue_dst, queue_arrived)
     return ends
 
 
-def _run_rounds_one_by_one(plan: TransferPlan, member_start: FloatArray) -> FloatArray:
+def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) -> list[float]:
     """The same arithmetic as :func:`_run_rounds`, hence the same bits, without arrays."""
-    ready = [start for start in member_start.tolist() for _ in range(plan.cells)]
+    ready = [start for start in member_start for _ in range(plan.cells)]
     read_until = [0.0] * len(ready)
     queue_free = [0.0] * len(plan.queue_links)
     queue_arrived = [0.0] * len(plan.queue_links)
@@ -232,7 +245,9 @@ def _run_rounds_one_by_one(plan: TransferPlan, member_start: FloatArray) -> Floa
             if leave > read_until[at]:
                 read_until[at] = leave
             ready[to] = arrive
-    ends = member_start.copy()
-    np.maximum.at(ends, plan.queue_src, queue_free)
-    np.maximum.at(ends, plan.queue_dst, queue_arrived)
+    ends = list(member_start)
+    senders, receivers = plan._queue_members
+    for member, time in (*zip(senders, queue_free, strict=True), *zip(receivers, queue_arrived, strict=True)):
+        if time > ends[member]:
+            ends[member] = time
     return ends

@@ -35,7 +35,7 @@ class TransferClasses:
     """
 
     def __init__(self, plan: TransferPlan) -> None:
-        self._steps: list[tuple[tuple[int, ...], float, float]] = []
+        self._steps: list[tuple[int, tuple[int, ...], float, float]] = []
         number: dict[tuple[Times, float, float], int] = {}
         ready: list[Times] = [frozenset({_START})] * (plan.members * plan.cells)
         read_until = [_NEVER] * len(ready)
@@ -54,7 +54,8 @@ class TransferClasses:
                 found = number.get(key)
                 if found is None:
                     found = number[key] = len(self._steps)
-                    self._steps.append((tuple(sorted(begin)), serial, latency))
+                    first, *others = sorted(begin)
+                    self._steps.append((first, tuple(others), serial, latency))
                 leave, arrive = frozenset({2 * found + 1}), frozenset({2 * found + 2})
                 queue_free[queue] = leave
                 queue_arrived[queue] = _latest(queue_arrived[queue], arrive)
@@ -77,8 +78,11 @@ class TransferClasses:
         """``[members]`` s at which each member has sent and received everything, if all start at ``start`` (s)."""
         times = [start]
         add = times.append
-        for before, serial, latency in self._steps:
-            begin = times[before[0]] if len(before) == 1 else max([times[k] for k in before])
+        for first, others, serial, latency in self._steps:
+            begin = times[first]
+            for k in others:
+                if times[k] > begin:
+                    begin = times[k]
             leave = begin + serial
             add(leave)
             add(leave + latency)

@@ -7,13 +7,13 @@ the links. Nobody has seen a later time by then, because a member's end is publi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernbench.sim_engine.plan import FloatArray, PlanTimes, TransferPlan, evaluate, member_ends
+from kernbench.sim_engine.plan import PlanTimes, TransferPlan, evaluate, member_ends
 
 if TYPE_CHECKING:
     from kernbench.sim_engine.engine import GraphEngine
@@ -25,24 +25,25 @@ class PlanRun:
     Args:
         engine: whose clock and network to use.
         plan: the transfers.
+        on_members_end: called as ``on_members_end(members, time)`` when the clock reaches the end of some members.
+
+    Attributes:
         member_start: ``[members]`` seconds at which each member is ready.
-        on_member_end: called as ``on_member_end(member, time)`` when the clock reaches a member's end.
     """
 
     def __init__(
         self,
         engine: GraphEngine,
         plan: TransferPlan,
-        member_start: FloatArray,
-        on_member_end: Callable[[int, float], None],
+        on_members_end: Callable[[Sequence[int], float], None],
     ) -> None:
         self.plan = plan
-        self.member_start = member_start
+        self.member_start = [0.0] * plan.members
         self.last_start = 0.0
         """When the last member joined."""
         self._times: PlanTimes | None = None
         self._engine = engine
-        self._on_member_end = on_member_end
+        self._on_members_end = on_members_end
         self._version = 0
         self._ended = [False] * plan.members
         self._running = plan.members
@@ -75,8 +76,12 @@ class PlanRun:
         version = self._version
         # one event per distinct end, in time order: members that end together are told in member order
         ending: dict[float, list[int]] = {}
-        for member, end in enumerate(ends.tolist()):
-            ending.setdefault(end, []).append(member)
+        for member, end in enumerate(ends):
+            found = ending.get(end)
+            if found is None:
+                ending[end] = [member]
+            else:
+                found.append(member)
         for end in sorted(ending):
             self._engine.at(end, partial(self._publish, ending[end], end, version))
 
@@ -91,17 +96,17 @@ class PlanRun:
         self._to_flows(now)
 
     def _publish(self, members: list[int], at: float, version: int) -> None:
-        if version != self._version:
-            return
-        for member in members:
-            self._end_member(member, at)
+        if version == self._version:
+            self._end_members(members, at)
 
-    def _end_member(self, member: int, at: float) -> None:
-        self._ended[member] = True
-        self._running -= 1
-        self._on_member_end(member, at)
-        if self.finished:
+    def _end_members(self, members: Sequence[int], at: float) -> None:
+        for member in members:
+            self._ended[member] = True
+        self._running -= len(members)
+        self._on_members_end(members, at)
+        if self._running == 0:
             self._engine.plan_finished(self)
+            del self._on_members_end, self._ended  # a log holds many runs
 
     # -- transfer by transfer ----------------------------------------------------------------------------------------
 
@@ -153,7 +158,7 @@ class PlanRun:
             self._schedule_end(member, max(at, now))
 
     def _schedule_end(self, member: int, at: float) -> None:
-        self._engine.at(at, lambda: self._end_member(member, at))
+        self._engine.at(at, partial(self._end_members, (member,), at))
 
     def _release(self, i: int, now: float) -> None:
         """All conditions of transfer i hold: it starts, at its members' own start at the earliest."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from kernbench.plugins.manager import PluginManager
 from kernbench.topology.graph import Topology
-from kernbench.topology.loader import DEFAULT_SYSTEM, load_fabric, read_system
+from kernbench.topology.loader import DEFAULT_SYSTEM, SystemSource, load_fabric, read_system
 from kernbench.topology.shipped import find_config
 
 
@@ -34,7 +35,15 @@ def resolve_topology(
     ones). Raises :class:`~kernbench.errors.ConfigError` listing everything that is wrong with the description.
     """
     path = find_config("systems", DEFAULT_SYSTEM if name_or_path is None else name_or_path, plugins=plugins)
-    system, plain = read_system(path)
-    if fabric is not None:
-        system = system.joined_by(load_fabric(fabric))
-    return TopologyHandle(system.name, path, Topology(system, nodes=nodes, spec=plain))
+    source = read_system(path)
+    if fabric is None:
+        topology = _built(source, nodes)
+    else:
+        topology = Topology(source.validated().joined_by(load_fabric(fabric)), nodes=nodes, spec=source.plain)
+    return TopologyHandle(topology.system.name, path, topology)
+
+
+@lru_cache(maxsize=16, typed=True)
+def _built(source: SystemSource, nodes: int | None) -> Topology:
+    """Simulations of one process share a graph, which never changes, and what is found out about it."""
+    return Topology(source.validated(), nodes=nodes, spec=source.plain)

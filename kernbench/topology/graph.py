@@ -40,9 +40,14 @@ class Topology:
         self.system = system
         self.spec: Mapping[str, Any] = {"system": system.model_dump()} if spec is None else spec
         self.nodes = count
+        self.sips_per_node = system.sips.count
+        self.sip_count = count * system.sips.count
+        """SIPs of all nodes."""
         self._plan = NodePlan(system, nodes=count)
         self._stride = len(self._plan.links)
         self.links = LinkTable(self._stride * count, self._make_link)
+        self.notes: dict[str, Any] = {}
+        """What others have found out about this graph, by whom; it lives as long as the graph."""
         self.route: Callable[[int, int], Route] = lru_cache(_ROUTE_CACHE)(self._route)
         """``route(src_sip, dst_sip)``: the way between two SIPs."""
 
@@ -52,15 +57,6 @@ class Topology:
     @property
     def device(self) -> DeviceSpec:
         return self.system.sips.device
-
-    @property
-    def sips_per_node(self) -> int:
-        return self.system.sips.count
-
-    @property
-    def sip_count(self) -> int:
-        """SIPs of all nodes."""
-        return self.nodes * self.sips_per_node
 
     @property
     def cube_mesh(self) -> CubeMesh | None:

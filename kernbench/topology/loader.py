@@ -8,6 +8,7 @@ reported in one :class:`~kernbench.errors.ConfigError`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -47,7 +48,7 @@ class FabricFile(Spec):
 
 def load_system(name_or_path: str | Path | None = None) -> SystemSpec:
     """The validated system of that shipped name or YAML file; the default system without an argument."""
-    return read_system(find_config("systems", name_or_path or DEFAULT_SYSTEM))[0]
+    return read_system(find_config("systems", name_or_path or DEFAULT_SYSTEM)).validated()
 
 
 def load_device(name_or_path: str | Path) -> DeviceSpec:
@@ -63,14 +64,34 @@ def load_fabric(name_or_path: str | Path) -> FabricSpec:
     return _validate(FabricFile, document, (), title=str(name_or_path)).fabric
 
 
-def read_system(path: Path) -> tuple[SystemSpec, dict[str, Any]]:
-    """The validated system of one file, and the mapping as written (``extends`` resolved, references as names)."""
+@dataclass(frozen=True)
+class SystemSource:
+    """A system as its files describe it, before validation.
+
+    Attributes:
+        title: the file's name, for complaints.
+        text: all that the files say, by which sources are compared.
+        plain: the mapping as written (``extends`` resolved, references as names).
+    """
+
+    title: str
+    text: str
+    plain: dict[str, Any] = field(compare=False, repr=False)
+    document: Document = field(compare=False, repr=False)
+
+    def validated(self) -> SystemSpec:
+        """The system. Raises :class:`ConfigError` listing all that is wrong."""
+        return _validate(SystemFile, self.document, system_rules(self.document), title=self.title).system
+
+
+def read_system(path: Path) -> SystemSource:
+    """The description of a system in one file, with the files that it extends and refers to."""
     document = _read("system", path)
     plain = document.copy().data
     if isinstance(document.get(("system",)), dict):
         _resolve_reference(document, ("system", "sips", "device"), "device", path)
         _resolve_reference(document, ("system", "fabric"), "fabric", path)
-    return _validate(SystemFile, document, system_rules(document), title=str(path)).system, plain
+    return SystemSource(str(path), repr((document.data, document.problems)), plain, document)
 
 
 def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:

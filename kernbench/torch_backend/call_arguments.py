@@ -37,12 +37,14 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> ReduceOp:
     wanted = getattr(opts, "reduceOp", opts)
     if wanted is None or isinstance(wanted, timedelta):
         return ReduceOp.SUM
-    reduction = _parsed(getattr(wanted, "op", wanted))
+    return _checked(getattr(wanted, "op", wanted), dtype)
+
+
+@functools.cache
+def _checked(op: Any, dtype: torch.dtype) -> ReduceOp:
+    reduction = ReduceOp.parse(op)
     reduction.check_dtype(dtype)
     return reduction
-
-
-_parsed = functools.cache(ReduceOp.parse)
 
 
 def root_of(opts: Any) -> int:

@@ -36,16 +36,25 @@ _stock = {name: getattr(time, name) for name in (
 
 
 class RankClock:
-    """The clock functions of one simulation."""
+    """The clock functions of the simulation that it is bound to."""
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    def __init__(self) -> None:
+        self._ctx: RuntimeContext | None = None
         self._looks: dict[int, tuple[int, float]] = {}
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Show the time of ``ctx``'s ranks."""
+        self._ctx = ctx
+
+    def close(self) -> None:
+        """Show the host's time. Idempotent."""
+        self._ctx = None
+        self._looks.clear()
 
     def look(self) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks."""
         ctx = self._ctx
-        if ctx.scheduler.current_rank() is None or ctx.observing:
+        if ctx is None or ctx.scheduler.current_rank() is None or ctx.observing:
             return None
         me = ctx._me()
         assert me.rank is not None
@@ -59,17 +68,17 @@ class RankClock:
 
     def sleep(self, seconds: float) -> None:
         """``time.sleep``."""
-        if self._ctx.scheduler.current_rank() is None:
+        ctx = self._ctx
+        if ctx is None or ctx.scheduler.current_rank() is None:
             _stock["sleep"](seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
-            self._ctx.sleep(seconds)
+            ctx.sleep(seconds)
 
 
-def install(patches: Patches, ctx: RuntimeContext) -> None:
-    """Give the functions of ``time`` the clocks of ``ctx``'s ranks."""
-    clock = RankClock(ctx)
+def install(patches: Patches, clock: RankClock) -> None:
+    """Let the functions of ``time`` show ``clock``."""
 
     def reads(name: str, offset: float, nanoseconds: bool) -> Callable[[], Any]:
         stock = _stock[name]

@@ -35,7 +35,6 @@ class _Streams:
     """
 
     def __init__(self, devices: Devices) -> None:
-        ctx = devices.ctx
         made: dict[int | None, int] = {}
 
         class Stream:
@@ -72,7 +71,7 @@ class _Streams:
                 return event
 
             def query(self) -> bool:
-                now = ctx.now()
+                now = devices.ctx.now()
                 return all(op.end is not None and op.end <= now for op in devices.mine().state.before(self.name))
 
             def is_capturing(self) -> bool:
@@ -130,14 +129,14 @@ class _Streams:
                 moment = self._clock
                 for op in self._after:
                     if op.end is None:
-                        ctx.wait(op)
+                        devices.ctx.wait(op)
                     assert op.end is not None
                     moment = max(moment, op.end)
                 return moment
 
             def synchronize(self) -> None:
                 for op in self._after:
-                    ctx.wait(op)
+                    devices.ctx.wait(op)
 
             def wait(self, stream: Any = None) -> None:
                 """What is enqueued next on ``stream``, or on the current one, starts after it."""
@@ -146,8 +145,8 @@ class _Streams:
 
             def query(self) -> bool:
                 if any(op.end is None for op in self._after):
-                    ctx.polls.look(next(op for op in self._after if op.end is None))
-                now = ctx.now()
+                    devices.ctx.polls.look(next(op for op in self._after if op.end is None))
+                now = devices.ctx.now()
                 return all(op.end is not None and op.end <= now for op in self._after)
 
             def elapsed_time(self, end: Any) -> float:
@@ -319,7 +318,6 @@ def names(devices: Devices) -> dict[str, Any]:
         "set_rng_state": lambda new_state, device="cuda": generator.set_state(new_state),
         "get_rng_state_all": lambda: [generator.get_state()] * devices.count,
         "set_rng_state_all": lambda new_states: generator.set_state(new_states[devices.mine().index]),
-        "default_generators": [generator] * devices.count,
         "_sleep": lambda cycles: devices.mine().enqueue("sleep", stated_cost(cycles / 1e9)) and None,
     }
 

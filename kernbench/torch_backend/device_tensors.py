@@ -9,7 +9,7 @@ import torch
 from kernbench.torch_backend.device_classes import TENSOR_TYPES
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.placement import Block, block_of
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import Devices
@@ -20,6 +20,9 @@ def install(patches: Patches, devices: Devices) -> None:
     base: Any = torch._C.TensorBase
     stock_to, stock_device, stock_is_cuda = base.to, base.device, base.is_cuda
     current = devices.current
+
+    def index_of(block: Block) -> int:
+        return devices.mine().index if block.shared else block.memory.index
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         target = kwargs.get("device", args[0] if args else None)
@@ -38,7 +41,7 @@ def install(patches: Patches, devices: Devices) -> None:
             return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
         block = block_of(tensor)
         here = block is not None
-        if block is not None and kind == "cuda" and _index_of(target) in (None, block.memory.index):
+        if block is not None and kind == "cuda" and _index_of(target) in (None, index_of(block)):
             return stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
         args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
         if here == (kind == "cuda"):
@@ -75,14 +78,14 @@ def install(patches: Patches, devices: Devices) -> None:
         block = block_of(tensor) if current() is not None else None
         if block is None:
             return stock_device.__get__(tensor)
-        return torch.device("cuda", block.memory.index)
+        return torch.device("cuda", index_of(block))
 
     def is_cuda(tensor: torch.Tensor) -> bool:
         return stock_is_cuda.__get__(tensor) or (current() is not None and block_of(tensor) is not None)
 
     def get_device(tensor: torch.Tensor) -> int:
         block = block_of(tensor)
-        return -1 if block is None else block.memory.index
+        return -1 if block is None else index_of(block)
 
     stock_type: Any = base.type
 

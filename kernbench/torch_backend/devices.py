@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.cost.work import Cost, copy_cost
+from kernbench.cost.work import Cost, copy_cost, over_links
 from kernbench.errors import KernbenchError
+from kernbench.runtime_api.remote_traffic import RemoteTraffic
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend import (
     cuda_names,
@@ -28,7 +29,7 @@ from kernbench.torch_backend import (
     sync_batch_norm,
 )
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import DeviceMemory, place
+from kernbench.torch_backend.placement import DeviceMemory, block_of, place
 from kernbench.torch_backend.recording import Recorder, put_on_stream
 
 if TYPE_CHECKING:
@@ -90,6 +91,15 @@ class RankDevice:
             place(output, target)
         self.enqueue("device to device", copy_cost(route, nbytes, "link"))
 
+    def over_links(self, cost: Cost, tensors: Sequence[torch.Tensor]) -> Cost:
+        """``cost`` of an operation some of whose operands may be in other SIPs' memory."""
+        remote = RemoteTraffic(self.ctx)
+        for tensor in tensors:
+            block = block_of(tensor)
+            if block is not None and block.shared:
+                remote.move(self.ctx.sips[block.memory.index], self.state.sip, tensor.numel() * tensor.element_size())
+        return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
+
     def finish(self) -> None:
         """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
         self.finish_stream(self.state.stream)
@@ -142,16 +152,23 @@ def _empty_strided(
 
 
 class Devices:
-    """The simulated GPUs of one spawn."""
+    """The simulated GPUs of the spawn that it is bound to. The functions that are replaced keep it beyond that one."""
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self.ctx = ctx
+    def __init__(self) -> None:
+        self._ctx: RuntimeContext | None = None
         self._ranks: dict[int, RankDevice] = {}
         self._memories: dict[int, DeviceMemory] = {}
         self._library: Any = None
         self._kernels: Any = None
-        self._symmetric: Any = None
-        self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+        self.symmetric_memory = symmetric_memory.SymmetricMemory(self)
+        self._index: dict[int, int] = {}
+
+    @property
+    def ctx(self) -> RuntimeContext:
+        """The simulation. Raises :class:`KernbenchError` when no ranks run."""
+        if self._ctx is None:
+            raise KernbenchError("simulated GPUs exist while ranks run, and they have ended")
+        return self._ctx
 
     def index_of_sip(self, sip: int) -> int:
         return self._index[sip]
@@ -178,7 +195,7 @@ class Devices:
 
     def current(self) -> RankDevice | None:
         """The device of the rank that runs, None outside ranks."""
-        rank = self.ctx.scheduler.current_rank()
+        rank = None if self._ctx is None else self._ctx.scheduler.current_rank()
         return None if rank is None else self.of(rank)
 
     def mine(self) -> RankDevice:
@@ -211,8 +228,18 @@ class Devices:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    def open(self, patches: Patches) -> None:
-        """Give torch its simulated GPUs."""
+    def install(self, patches: Patches) -> None:
+        """Replace the names, for this spawn's ranks and for those that it will be bound to."""
+        device_classes.install(patches, self, cuda_names.install(patches, self))
+        device_functions.install(patches, self)
+        device_tensors.install(patches, self)
+        symmetric_memory.install(patches, self.symmetric_memory)
+
+    def open(self, ctx: RuntimeContext, patches: Patches) -> None:
+        """Give torch the simulated GPUs of ``ctx``."""
+        self._ctx = ctx
+        self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+        patches.set(torch.cuda, "default_generators", [torch.default_generator] * self.count)
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")
@@ -220,23 +247,22 @@ class Devices:
         self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
-        self._symmetric = torch.library.Library(symmetric_memory.NAMESPACE, "IMPL")
-        symmetric_memory.install(patches, self._symmetric)
-        device_classes.install(patches, self, cuda_names.install(patches, self))
-        device_functions.install(patches, self)
-        device_tensors.install(patches, self)
+        self.symmetric_memory.open()
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
         if self._library is not None:
             _allocating.remove(self)
-        for library in (self._library, self._kernels, self._symmetric):
+        for library in (self._library, self._kernels):
             if library is not None:
                 library._destroy()
-        self._library = self._kernels = self._symmetric = None
+        self._library = self._kernels = None
         self._ranks.clear()
+        self.symmetric_memory.close()
         for memory in self._memories.values():
             memory.changed = None
+        self._memories.clear()
+        self._ctx = None
 
     # -- allocating --------------------------------------------------------------------------------------------------
 

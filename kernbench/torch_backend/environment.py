@@ -8,9 +8,9 @@ is switched with the ranks. Closing puts everything back, also after a failure.
 from __future__ import annotations
 
 import functools
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,13 @@ import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
-from kernbench.torch_backend import clocks, profiling
-from kernbench.torch_backend.backend_options import BackendOptions
-from kernbench.torch_backend.devices import Devices
-from kernbench.torch_backend.futures import Futures
 from kernbench.torch_backend.group import SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, make_helper
+from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS
 from kernbench.torch_backend.process_state import ProcessState
-from kernbench.torch_backend.store import StoreHost, store_classes
+from kernbench.torch_backend.stage import Stage
 from kernbench.torch_backend.world import RankWorld
 from kernbench.triton_engine.threads import set_product_threads
 
@@ -40,16 +36,6 @@ if TYPE_CHECKING:
 
 c10d: Any = torch.distributed.distributed_c10d
 _registry: Any = torch._C._distributed_c10d
-
-
-_LOGGED_VARIABLES = {
-    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
-    "nccl": (
-        "NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG", "NCCL_NTHREADS",
-        "NCCL_IB_TIMEOUT",
-    ),
-}  # fmt: skip
-"""Environment variables that DDP's logger notes, by backend."""
 
 
 class Environment:
@@ -73,10 +59,11 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
-        self.devices = Devices(ctx)
-        self.futures = Futures(ctx)
-        self.state = ProcessState(ctx, world_size, per_rank_modules)
-        self._imports = StockImports(self._patches, self.state.modules)
+        self._stage = Stage.take()
+        self.devices = self._stage.devices
+        self.futures = self._stage.futures
+        self.state = ProcessState(ctx, world_size, per_rank_modules, self._stage.generators)
+        self._imports = StockImports(self._patches, self._lifted, self.state.modules)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -89,12 +76,10 @@ class Environment:
                 torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
+            self._stage.open(self)
             self._replace_distributed()
-            clocks.install(self._patches, self.ctx)
-            self.futures.install(self._patches)
-            self.devices.open(self._patches)
-            profiling.install(self._patches, self.ctx)
-            self.state.open(self._patches)
+            self.devices.open(self.ctx, self._patches)
+            self.state.open()
             self._imports.open()
         except BaseException:
             self.close()
@@ -105,8 +90,7 @@ class Environment:
         self._imports.close()
         self.state.close()
         self._patches.undo()
-        self.devices.close()
-        self.futures.outstanding.clear()
+        self._stage.close()
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
@@ -115,6 +99,13 @@ class Environment:
             self._product_threads = None
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+
+    @contextmanager
+    def _lifted(self) -> Iterator[None]:
+        """Stock torch and Python, for the length of a block."""
+        names = self._stage.names
+        with self._patches.lifted(), nullcontext() if names is None else names.lifted():
+            yield
 
     def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
         """``body`` with what a rank's thread needs around it."""
@@ -142,25 +133,9 @@ class Environment:
         patch = self._patches.set
         patch(sys, "excepthook", sys.excepthook)  # init_process_group of each rank wraps it once more
         patch(c10d, "_world", RankWorld())
-        patch(c10d, "_new_process_group_helper", make_helper(self, c10d._new_process_group_helper))
-        for name, cls in store_classes(StoreHost(self.ctx)).items():
-            for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
-                if hasattr(module, name):
-                    patch(module, name, cls)
-        patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
         patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
-        ddp: Any = torch.nn.parallel.DistributedDataParallel
-        patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
-        reducer: Any = dist.Reducer
-        patch(reducer, "_set_forward_pass_work_handle", _waits_at_once(reducer._set_forward_pass_work_handle))
-        for name in ("is_nccl_available", "is_mpi_available"):
-            for module in (dist, c10d):
-                patch(module, name, _always)
-        if not hasattr(dist, "ProcessGroupNCCL"):
-            for module in (dist, c10d):
-                patch(module, "ProcessGroupNCCL", NcclStandIn)
 
     def make_group(
         self,
@@ -193,43 +168,3 @@ class Environment:
             stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
             made.append(Communicator(title, members, stream))
         return made[nth]
-
-
-def _always() -> bool:
-    return True
-
-
-def _waits_at_once(stock: Callable[..., None]) -> Callable[..., None]:
-    """The reducer waits for this work, and looks at its future, inside backward in C++ (joining with uneven inputs).
-
-    C++ does not keep the Python part of the work alive, without which its ``wait`` would be another one.
-    """
-    kept: dict[int, Any] = {}
-
-    @functools.wraps(stock)
-    def set_forward_pass_work_handle(reducer: Any, work: Any, *args: Any) -> None:
-        kept[id(reducer)] = work
-        work.future_waits = True
-        stock(reducer, work, *args)
-
-    return set_forward_pass_work_handle
-
-
-def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """DDP's own record of itself, with the backend that the program asked for."""
-
-    @functools.wraps(stock)
-    def data(module: Any) -> dict[str, Any]:
-        backend = module.process_group.name()
-        variables = {name.lower(): os.environ.get(name, "N/A") for name in _LOGGED_VARIABLES.get(backend, ())}
-        threads = {"gloo_num_threads": 2} if backend == "gloo" else {}  # which gloo has, whoever asks
-        return {**stock(module), "backend_name": backend, **threads, **variables}
-
-    return data
-
-
-class NcclStandIn:
-    """``ProcessGroupNCCL`` for programs that make its options."""
-
-    Options = BackendOptions
-    NCCLConfig = object

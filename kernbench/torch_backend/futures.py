@@ -63,15 +63,25 @@ class _Pending:
 
 
 class Futures:
-    """The futures of one spawn that are not complete.
+    """The futures, of the spawn that it is bound to, that are not complete.
 
     Attributes:
         outstanding: by rank, in the order in which they were handed out; ranks that have none are not in it.
     """
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    _ctx: RuntimeContext
+
+    def __init__(self) -> None:
         self.outstanding: dict[int, list[_Pending]] = {}
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Keep the futures of ``ctx``'s ranks."""
+        self._ctx = ctx
+
+    def close(self) -> None:
+        """Forget those that nobody has waited for. Idempotent."""
+        self.outstanding.clear()
+        self.__dict__.pop("_ctx", None)
 
     def install(self, patches: Patches) -> None:
         """Let waits for futures, and looks at them, complete what can be completed."""
@@ -88,7 +98,7 @@ class Futures:
 
         def done(future: Any) -> bool:
             """Whether it is complete. Asking lets the others go on, so a loop of this ends."""
-            rank = self._ctx.scheduler.current_rank()
+            rank = self._ctx.scheduler.current_rank() if self.outstanding else None
             pending = self.outstanding.get(rank) if rank is not None else None
             if pending and not _stock_done(future):
                 if not any(each.done for each in pending):
@@ -150,7 +160,7 @@ class Futures:
 
     def _until_done(self, future: Any) -> None:
         """Complete this rank's futures, as their operations end, until ``future`` is complete or none is left."""
-        rank = self._ctx.scheduler.current_rank()
+        rank = self._ctx.scheduler.current_rank() if self.outstanding else None
         while rank in self.outstanding and not _stock_done(future):
             pending = self.outstanding[rank]
             if not any(each.done for each in pending):

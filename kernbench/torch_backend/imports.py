@@ -12,28 +12,37 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from kernbench.torch_backend import context_parallel, dtensor_random, fake_tensors, loss_parallel
+from kernbench.torch_backend import context_parallel, dtensor_random, fake_tensors, loss_parallel, symmetric_memory
 from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
 INSTALLERS = {
     module.MODULE: module.install for module in (context_parallel, dtensor_random, fake_tensors, loss_parallel)
-}
+} | {symmetric_memory.MODULE: symmetric_memory.install_module}
 """What is changed in a module once it is there."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
 
 
 class StockImports:
-    """An entry of ``sys.meta_path``."""
+    """An entry of ``sys.meta_path``.
 
-    def __init__(self, patches: Patches, modules: ModuleGlobals) -> None:
+    Args:
+        patches: where what is changed in a module goes.
+        lifted: stock torch and Python, for the length of a block.
+        modules: those whose globals are each rank's.
+    """
+
+    def __init__(
+        self, patches: Patches, lifted: Callable[[], AbstractContextManager[None]], modules: ModuleGlobals
+    ) -> None:
         self._patches = patches
+        self._lifted = lifted
         self._modules = modules
 
     def open(self) -> None:
@@ -55,7 +64,8 @@ class StockImports:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             loader = _Loader(spec.loader.name, spec.loader.path)
-            loader.patches = self._patches if name.startswith(PREFIXES) else None
+            loader.lifted = self._lifted if name.startswith(PREFIXES) else nullcontext
+            loader.patches = self._patches
             loader.modules = self._modules if per_rank else None
             spec.loader = loader
         return spec
@@ -64,13 +74,16 @@ class StockImports:
 class _Loader(importlib.machinery.SourceFileLoader):
     """Executes a module with the patches lifted, or takes in its globals afterwards."""
 
-    patches: Patches | None
+    lifted: Callable[[], AbstractContextManager[None]]
+    patches: Patches
     modules: ModuleGlobals | None
 
     def exec_module(self, module: ModuleType) -> None:
-        with self.patches.lifted() if self.patches is not None else nullcontext():
+        lifted, patches, modules = self.lifted, self.patches, self.modules
+        del self.lifted, self.patches, self.modules  # the module keeps its loader
+        with lifted():
             super().exec_module(module)
-        if self.patches is not None and (install := INSTALLERS.get(module.__name__)) is not None:
-            install(self.patches, module)
-        if self.modules is not None:
-            self.modules.loaded(module)
+        if (install := INSTALLERS.get(module.__name__)) is not None:
+            install(patches, module)
+        if modules is not None:
+            modules.loaded(module)

@@ -20,7 +20,11 @@ from kernbench.torch_backend.patches import Patches
 
 @dataclass
 class _Shared:
-    """A generator that a whole process shares, through the functions of a module."""
+    """A generator that a whole process shares, through the functions of a module.
+
+    Attributes:
+        resident: the rank whose state it has, None for main.
+    """
 
     module: ModuleType
     owner: Any
@@ -44,40 +48,44 @@ def _uses(function: Any, owner: Any) -> bool:
 
 
 class LazyGenerators:
-    """The generators of ``random`` and ``numpy.random`` for the ranks of one spawn.
+    """The generators of ``random`` and ``numpy.random`` for the ranks of a spawn.
 
-    Args:
-        current: the rank that runs, None for main.
-        seed_of: the seed of a rank's generators until it sets one.
+    Attributes:
+        resident: the rank that runs, None for main.
     """
 
-    def __init__(self, current: Callable[[], int | None], seed_of: Callable[[int], int]) -> None:
-        self._current = current
-        self._seed_of = seed_of
+    def __init__(self) -> None:
+        self.resident: int | None = None
+        self._seed_of: Callable[[int], int] | None = None
         self._shared = (
             _Shared(random, random._inst, random.getstate, random.setstate, random.seed),
             _Shared(np.random, np.random.mtrand._rand, np.random.get_state, np.random.set_state, np.random.seed),
         )
 
-    def open(self, patches: Patches) -> None:
+    def install(self, patches: Patches) -> None:
         """Wrap every function of the two modules that belongs to the shared generator."""
         for shared in self._shared:
             for name, function in list(vars(shared.module).items()):
                 if _uses(function, shared.owner):
                     patches.set(shared.module, name, self._wrap(shared, function))
 
+    def open(self, seed_of: Callable[[int], int]) -> None:
+        """Begin anew; ``seed_of``: the seed of a rank's generators until it sets one."""
+        self._seed_of = seed_of
+
     def close(self) -> None:
-        """Give main its states back."""
+        """Give main its states back. Idempotent."""
+        self.resident = None
         for shared in self._shared:
             self._bring(shared, None)
             shared.states.clear()
+        self._seed_of = None
 
     def _wrap(self, shared: _Shared, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            rank = self._current()
-            if rank != shared.resident:
-                self._bring(shared, rank)
+            if self.resident != shared.resident:
+                self._bring(shared, self.resident)
             return function(*args, **kwargs)
 
         return wrapped
@@ -90,5 +98,6 @@ class LazyGenerators:
             shared.write(shared.states[rank])
         else:
             assert rank is not None
+            assert self._seed_of is not None
             shared.seed(self._seed_of(rank) % 2**32)
         shared.resident = rank

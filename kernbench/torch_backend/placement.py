@@ -57,9 +57,14 @@ class DeviceMemory:
 
 
 class Block:
-    """The memory of one storage on a SIP."""
+    """The memory of one storage on a SIP.
+
+    ``shared``: other ranks address it too, each as memory of its own device (symmetric memory).
+    """
 
     __slots__ = ("memory", "nbytes")
+
+    shared = False
 
     def __init__(self, memory: DeviceMemory, nbytes: int) -> None:
         memory.reserve(nbytes)
@@ -70,6 +75,14 @@ class Block:
         memory = getattr(self, "memory", None)  # none if there was no room
         if memory is not None:
             memory.release(self.nbytes)
+
+
+class SharedBlock(Block):
+    """The memory of a buffer that several ranks address."""
+
+    __slots__ = ()
+
+    shared = True
 
 
 def block_of(tensor: torch.Tensor) -> Block | None:
@@ -95,9 +108,14 @@ def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
         setattr(storage, _ATTRIBUTE, Block(memory, nbytes))
 
 
+def place_shared(tensor: torch.Tensor, memory: DeviceMemory) -> None:
+    """Put a fresh tensor's storage on a SIP where other ranks address it too."""
+    setattr(tensor.untyped_storage(), _ATTRIBUTE, SharedBlock(memory, tensor.untyped_storage().nbytes()))
+
+
 def place_storage(storage: Any, memory: DeviceMemory) -> None:
     """Put an untyped storage on a SIP."""
     setattr(storage, _ATTRIBUTE, Block(memory, storage.nbytes()))
 
 
-__all__ = ["Block", "DeviceMemory", "block_of", "place", "place_storage"]
+__all__ = ["Block", "DeviceMemory", "SharedBlock", "block_of", "place", "place_shared", "place_storage"]

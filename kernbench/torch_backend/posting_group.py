@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,11 +20,20 @@ from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.backend_options import BackendStandIn
 from kernbench.torch_backend.call_arguments import Tensors, timeout_of
-from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.placement import block_of, place
 from kernbench.torch_backend.work import SimWork
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
+
+
+def _keep_on_device(source: torch.Tensor, outputs: Tensors) -> None:
+    """Functional collectives make their outputs in C++, which knows CPU tensors only: they belong where the input is."""
+    block = block_of(source)
+    if block is not None and block_of(outputs[0]) is None:
+        for output in outputs:
+            place(output, block.memory)
+
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
@@ -184,11 +194,15 @@ class PostingGroup(_ProcessGroup):
             op,
             shape,
             dtype,
-            None if reduction is None else reduction.value,
+            None if reduction is None else reduction._value_,
             None if root is None else self.communicator.ranks[root],
             self._ctx.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
+        if self._ctx._me().unsettled:
+            self._ctx.settle_stream()
+        if inputs is not outputs and inputs and outputs:
+            _keep_on_device(inputs[0], outputs)
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, timeout_of(opts))
         return self._work(operation, outputs)
@@ -196,23 +210,29 @@ class PostingGroup(_ProcessGroup):
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
         timeout = (own or self.timeout).total_seconds()
+        self._ctx.deadlines.add(
+            operation, operation.enqueue + timeout, partial(self._expire, operation, timeout),
+            self._asked_for or own is not None,
+        )  # fmt: skip
 
-        def expire(at: float) -> None:
-            situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
-            self._post_to.give_up(
-                operation,
-                dist.DistBackendError(
-                    f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
-                    f"{self.communicator.name}.\n{situation}"
-                ),
-                at,
-            )
-
-        asked_for = self._asked_for or own is not None
-        self._ctx.deadlines.add(operation, operation.enqueue + timeout, expire, asked_for=asked_for)
+    def _expire(self, operation: Operation, timeout: float, at: float) -> None:
+        """The deadline of an operation has come, ``timeout`` s after it was posted."""
+        situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
+        self._post_to.give_up(
+            operation,
+            dist.DistBackendError(
+                f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
+                f"{self.communicator.name}.\n{situation}"
+            ),
+            at,
+        )
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
-        on_stream = any(block_of(tensor) is not None for tensor in tensors)
+        on_stream = False
+        for tensor in tensors:
+            if block_of(tensor) is not None:
+                on_stream = True
+                break
         work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:
             self._coalescing.append(work)

@@ -30,8 +30,8 @@ UNMODELLED = ("fake",)
 """Backends that torch makes itself, in a simulation too."""
 
 
-def make_helper(environment: Environment, stock: Callable[..., Any]) -> Callable[..., Any]:
-    """``_new_process_group_helper`` for the ranks of ``environment``."""
+def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``_new_process_group_helper`` for the ranks of the ``current`` environment."""
 
     def new_process_group(
         group_size: int,
@@ -51,7 +51,7 @@ def make_helper(environment: Environment, stock: Callable[..., Any]) -> Callable
                 group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout,
                 pg_tag, device_id, group_desc,
             )  # fmt: skip
-        world = c10d._world
+        environment, world = current(), c10d._world
         if group_name in world.pg_names.values():
             raise ValueError("The specified group name has already been created, please use a different group name")
         if device_id is not None and (device_id.index is None or device_id.type == "cpu"):

@@ -20,7 +20,6 @@ import torch
 
 from kernbench.torch_backend.lazy_generators import LazyGenerators
 from kernbench.torch_backend.module_globals import ModuleGlobals
-from kernbench.torch_backend.patches import Patches
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -70,7 +69,9 @@ class _Saved:
 class ProcessState:
     """Switches the state of the process between the ranks of one spawn and main (rank None)."""
 
-    def __init__(self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str]) -> None:
+    def __init__(
+        self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
+    ) -> None:
         self._ctx = ctx
         self._world_size = world_size
         self._resident: int | None = None
@@ -82,14 +83,14 @@ class ProcessState:
         self._open = False
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
-        self.generators = LazyGenerators(lambda: self._resident, lambda rank: seed_of(ctx.seed, rank))
+        self._generators = generators
         self.modules = ModuleGlobals(per_rank_modules)
 
-    def open(self, patches: Patches) -> None:
+    def open(self) -> None:
         """Remember main's state. From here on :meth:`enter` switches."""
         self._original = dict(self._environ._data)
         self._open = True
-        self.generators.open(patches)
+        self._generators.open(lambda rank: seed_of(self._ctx.seed, rank))
         self.modules.open()
 
     def close(self) -> None:
@@ -98,7 +99,7 @@ class ProcessState:
             return
         self.enter(None)
         self._open = False
-        self.generators.close()
+        self._generators.close()
         self.modules.close()
         self._restore_c_environment()
         self._saved.clear()
@@ -134,7 +135,7 @@ class ProcessState:
         if state.main is not None:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
-        self._resident = rank
+        self._resident = self._generators.resident = rank
 
     def _fresh(self, rank: int) -> _Saved:
         main = self._saved[None]

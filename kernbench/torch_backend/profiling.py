@@ -10,6 +10,7 @@ Relies on: ``torch.autograd.profiler_legacy.profile`` and ``FunctionEvent``.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
 
-def profile_class(ctx: RuntimeContext) -> type:
-    """``torch.autograd.profiler.profile`` for the ranks of ``ctx``."""
+def profile_class(current: Callable[[], RuntimeContext]) -> type:
+    """``torch.autograd.profiler.profile`` for the ranks of the ``current`` simulation."""
 
     class profile(profiler_legacy.profile):  # torch's name
         def __init__(
@@ -41,6 +42,7 @@ def profile_class(ctx: RuntimeContext) -> type:
             self._first = 0
 
         def _start_trace(self) -> None:
+            ctx = current()
             rank = ctx.scheduler.current_rank()
             self._first = 0 if rank is None else ctx.distributed.matcher.history.count(rank)
             super()._start_trace()
@@ -50,7 +52,7 @@ def profile_class(ctx: RuntimeContext) -> type:
 
         def __exit__(self, *exc: Any) -> Any:
             result = super().__exit__(*exc)
-            rank = ctx.scheduler.current_rank()
+            rank = current().scheduler.current_rank()
             events: Any = self.function_events
             if events is not None and rank is not None:
                 events += self._collectives(rank)
@@ -68,7 +70,7 @@ def profile_class(ctx: RuntimeContext) -> type:
                     input_shapes=[list(shape) for shape in call.shapes],
                     is_async=True,
                 )
-                for call in ctx.distributed.matcher.history.of(rank)
+                for call in current().distributed.matcher.history.of(rank)
                 if call.number >= self._first
             ]
 
@@ -79,7 +81,6 @@ def profile_class(ctx: RuntimeContext) -> type:
     return profile
 
 
-def install(patches: Patches, ctx: RuntimeContext) -> None:
-    """Give ranks profilers that do not meet."""
-    cls = profile_class(ctx)
-    patches.set(profiler, "profile", cls)
+def install(patches: Patches, current: Callable[[], RuntimeContext]) -> None:
+    """Give the ranks of the ``current`` simulation profilers that do not meet."""
+    patches.set(profiler, "profile", profile_class(current))

@@ -95,6 +95,8 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
+        if self._device.state.unsettled:
+            self._device.ctx.settle_stream()
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._steps_aside():
             return result
@@ -155,7 +157,7 @@ class Recorder(TorchDispatchMode):
                 if target is not None and origin is not None and target.memory is not origin.memory:
                     device.peer_copy(outputs, origin.memory, target.memory)
                     return
-            memory = device.memory if source is None else source.memory
+            memory = device.memory if source is None or source.shared else source.memory
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
@@ -174,6 +176,8 @@ class Recorder(TorchDispatchMode):
             tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
             causal=kind == GEMM and _is_causal(func, args, kwargs),
         )
+        if device.used and any(block is not None and block.shared for block in blocks):
+            cost = device.over_links(cost, inputs)
         device.enqueue(func.__name__, cost)
 
 
@@ -193,7 +197,7 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
 def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     """Put an operation whose values are there already on the rank's stream."""
     me, engine = device.state, device.ctx.engine
-    launch = device.ctx.topology.device.launch
+    launch = device.ctx.launch_costs
     me.clock += launch.overhead
     stream = engine.stream(me.sip, me.stream)
     op = Operation(

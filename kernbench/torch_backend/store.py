@@ -30,12 +30,26 @@ class Contents:
 
 
 class StoreHost:
-    """All stores of one spawn."""
+    """All stores of one spawn at a time.
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self.ctx = ctx
+    Attributes:
+        ctx: the simulation whose ranks run, None when none do.
+    """
+
+    def __init__(self) -> None:
+        self.ctx: RuntimeContext | None = None
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Begin anew, for the ranks of ``ctx``."""
+        self.ctx = ctx
+        self._next_port = 29500
+
+    def close(self) -> None:
+        """Forget their contents; who still has a store keeps its own. Idempotent."""
+        self.ctx = None
+        self._shared.clear()
 
     def shared(self, *key: Any) -> Contents:
         """The contents that every store of this address has."""
@@ -56,7 +70,9 @@ class CooperativeStore(dist.Store):
 
     def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
         super().__init__()
+        assert host.ctx is not None
         self._host = host
+        self._ctx = host.ctx
         self._contents = contents
         self._timeout = timeout
 
@@ -65,7 +81,7 @@ class CooperativeStore(dist.Store):
     def _wait_until(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
         if ready():
             return
-        ctx = self._host.ctx
+        ctx = self._ctx
         me = ctx._me()
         limit = self._timeout if timeout is None else timeout
         op = Operation(f"store wait for {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
@@ -82,7 +98,7 @@ class CooperativeStore(dist.Store):
 
     def _changed(self) -> None:
         """Resume those whose key is there now."""
-        contents, clock = self._contents, self._host.ctx._me().clock
+        contents, clock = self._contents, self._ctx._me().clock
         if not contents.waiters:
             return
         still = []
@@ -91,7 +107,7 @@ class CooperativeStore(dist.Store):
                 continue
             if ready():
                 op.resolve(op.enqueue, max(clock, op.enqueue))
-                self._host.ctx.engine.progress += 1
+                self._ctx.engine.progress += 1
             else:
                 still.append((ready, op))
         contents.waiters = still
@@ -202,7 +218,7 @@ class CooperativeStore(dist.Store):
 
 
 def store_classes(host: StoreHost) -> dict[str, type[CooperativeStore]]:
-    """``TCPStore``, ``FileStore`` and ``HashStore`` for the ranks of one spawn, with torch's constructors."""
+    """``TCPStore``, ``FileStore`` and ``HashStore`` for the ranks of ``host``'s spawn, with torch's constructors."""
 
     class TCPStore(CooperativeStore):
         def __init__(

@@ -1,75 +1,350 @@
-"""Symmetric memory, which is not simulated yet: every way into it says so, and what to use.
+"""Symmetric memory: buffers of all members of a group that each of them can address.
 
-Ways in: the static methods of ``_SymmetricMemory``, through which all of ``torch.distributed._symmetric_memory`` goes, and the
-operations ``torch.ops.symm_mem.*``, of which a CPU build has the names only. Questions get an answer: no.
+torch's Python module ``torch.distributed._symmetric_memory`` runs as it is; what it asks of C++, the static methods of
+``_SymmetricMemory``, is answered here, and the operations ``torch.ops.symm_mem.*`` by :mod:`.symmetric_ops`. A buffer is a
+tensor on the rank's simulated GPU; ranks share a process, so a peer's buffer is that tensor's own memory. What crosses
+links when somebody touches it is known by where it is.
 
-Relies on: ``_group_name_to_store`` of that module.
+Relies on: those static methods, ``signal_pad_size`` being a static property of pybind11, the names in
+:func:`install_module`.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
-from typing import Any
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.torch_backend import symmetric_ops
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.placement import block_of, place_shared
+from kernbench.torch_backend.symmetric_handle import Handle, Part
+from kernbench.triton_engine.signals import Words
 
-NAMESPACE = "symm_mem"
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.torch_backend.devices import Devices
+    from kernbench.torch_backend.group import SimProcessGroup
 
-MODULE = "torch.distributed._symmetric_memory"
+MODULE = symmetric_ops.MODULE
 
-WAYS_IN = ("empty_strided_p2p", "rendezvous", "set_backend", "get_mempool_allocator")
+BACKENDS = ("CUDA", "NVSHMEM", "NCCL")
 
-ANSWERS = {
-    "has_multicast_support": lambda *args, **kwargs: False,
-    "is_symm_mem_tensor": lambda *args, **kwargs: False,
-    "get_backend": lambda *args, **kwargs: None,
-}
-
-
-def refusal(name: str) -> Any:
-    """A function that raises in the place of ``name``."""
-
-    def raises(*args: Any, **kwargs: Any) -> Any:
-        raise KernbenchError(
-            f"symmetric memory is not simulated yet ({name}): use a collective instead (all_gather_into_tensor, "
-            "reduce_scatter_tensor, all_reduce, all_to_all_single), or write the algorithm as a Triton kernel over the "
-            "peers' buffers, which `kernbench ccl` runs (docs/ccl_author_guide.md)"
-        )
-
-    return raises
+_ATTRIBUTE = "_kernbench_symmetric"
 
 
-def _set_group_info(group_name: str, *args: Any, **kwargs: Any) -> Any:
-    """What ``enable_symm_mem_for_group`` calls after it has noted, for the process, that the group is enabled."""
-    sys.modules[MODULE]._group_name_to_store.pop(group_name, None)
-    refusal("enable_symm_mem_for_group")()
+class PerRank(MutableMapping[Any, Any]):
+    """A dictionary of a module, one per rank."""
+
+    def __init__(self, rank: Callable[[], int | None]) -> None:
+        self._rank = rank
+        self._of: defaultdict[int | None, dict[Any, Any]] = defaultdict(dict)
+
+    def _mine(self) -> dict[Any, Any]:
+        return self._of[self._rank()]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._mine()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._mine()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._mine()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mine())
+
+    def __len__(self) -> int:
+        return len(self._mine())
 
 
-def without_kernel() -> list[str]:
-    """The operations of symmetric memory that nothing on this machine computes, ``namespace::name.overload``."""
-    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
-    keys = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return [name for name in _operations(MODULE in sys.modules) if not any(has_kernel(name, key) for key in keys)]
+class _Meeting:
+    """One rendezvous of a group: what each member has brought, by its number. Buffers live until all have their handles."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Part] = {}
+        self.storages: dict[int, Any] = {}
+        self.left = 0
 
 
-@functools.lru_cache(maxsize=2)
-def _operations(imported: bool) -> list[str]:
-    """All of them; importing the module adds some."""
-    everything: Any = torch._C._dispatch_get_all_op_names()
-    return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
+class SymmetricMemory:
+    """The symmetric memory of the ranks that run: what C++ does on hardware."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self._default_pad_size: int = torch._C._distributed_c10d._SymmetricMemory.signal_pad_size
+        self._forget()
+
+    def _forget(self) -> None:
+        self._backend = "CUDA"
+        self._pad_sizes: dict[int | None, int] = {}
+        self._meetings: dict[tuple[Communicator, int], _Meeting] = {}
+        self._calls: defaultdict[tuple[Communicator, int | None], int] = defaultdict(int)
+        self._channels: weakref.WeakKeyDictionary[Communicator, Communicator] = weakref.WeakKeyDictionary()
+        self._persistent: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._allocated = False
+
+    def open(self) -> None:
+        """Serve the ranks of a spawn, also through ``torch.ops``."""
+        _open.append(self)
+        symmetric_ops.register(current)
+
+    def close(self) -> None:
+        """Forget what they had. Idempotent."""
+        if self in _open:
+            _open.remove(self)
+            self._forget()
+
+    @property
+    def ctx(self) -> RuntimeContext:
+        """Their simulation."""
+        return self.devices.ctx
+
+    def rank(self) -> int | None:
+        """The rank that runs."""
+        return self.ctx.scheduler.current_rank()
+
+    # -- what _SymmetricMemory does ----------------------------------------------------------------------------------
+
+    @property
+    def signal_pad_size(self) -> int:
+        """Bytes of the signal pads of what this rank allocates."""
+        return self._pad_sizes.get(self.rank(), self._default_pad_size)
+
+    def set_pad_size(self, nbytes: int) -> None:
+        """Choose it for what this rank allocates from now on."""
+        if nbytes <= 0:
+            raise RuntimeError(f"signal_pad_size must be positive, found {nbytes}")
+        self._pad_sizes[self.rank()] = int(nbytes)
+
+    def set_backend(self, name: str) -> None:
+        """Choose who allocates; all are simulated alike, but for what each of them can reach."""
+        if name not in BACKENDS:
+            raise RuntimeError(f"symmetric memory backend {name!r}: expected one of {', '.join(BACKENDS)}")
+        if self._allocated and name != self._backend:
+            raise RuntimeError(
+                f"symmetric memory backend {name!r}: memory has been allocated with {self._backend!r}, and the backend cannot "
+                "be changed afterwards"
+            )
+        self._backend = name
+
+    def get_backend(self, device: Any) -> str | None:
+        return self._backend if torch.device(device).type == "cuda" else None
+
+    def has_multicast_support(self, device_type: Any, device_index: int) -> bool:
+        """Whether the switch between the SIPs of a node multicasts and reduces (NVLink SHARP)."""
+        return str(device_type).endswith("CUDA") and self.ctx.topology.system.sips.reduces_in_switch
+
+    def empty_strided_p2p(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: Any,
+        group_name: str | None = None,
+        alloc_id: int | None = None,
+    ) -> torch.Tensor:
+        """A tensor of zeros that can be brought to a rendezvous."""
+        where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if where.type != "cuda":
+            raise RuntimeError(f"symmetric memory does not support device type {where.type}: give device='cuda'")
+        if alloc_id is not None:
+            key = (self.rank(), alloc_id)
+            before = self._persistent.get(key)
+            if before is not None:
+                if torch._C._storage_Use_Count(before.untyped_storage()._cdata) > _OWN_REFERENCES:
+                    raise RuntimeError(
+                        f"empty_strided_p2p: the allocation with alloc_id {alloc_id} is still in use: it can be had again "
+                        "once its tensor is gone"
+                    )
+                if before.nbytes == _bytes_of(size, stride, dtype):
+                    return _view(before.untyped_storage(), dtype, size, stride)
+        flat = torch.zeros(max(_bytes_of(size, stride, dtype), 1), dtype=torch.uint8)
+        storage = flat.untyped_storage()
+        self._place(flat, where)
+        setattr(storage, _ATTRIBUTE, Part(self._owner(where), storage, self._pad(where), group_name))
+        self._allocated = True
+        if alloc_id is not None:
+            self._persistent[key] = flat
+        return _view(storage, dtype, size, stride)
+
+    def is_symm_mem_tensor(self, tensor: torch.Tensor) -> bool:
+        return part_of(tensor) is not None
+
+    def rendezvous(self, tensor: torch.Tensor, group_name: str | None = None) -> Handle | None:
+        """Meet the other members of the group, each with its own buffer; None for a tensor that is not symmetric memory.
+
+        The second time, for the same buffer and group, nobody has to meet.
+        """
+        part = part_of(tensor)
+        if part is None:
+            return None
+        name = group_name if group_name is not None else part.group_name
+        if name is None:
+            raise RuntimeError(
+                "rendezvous: no group was given, neither here nor to empty_strided_p2p: say rendezvous(tensor, group)"
+            )
+        import torch.distributed.distributed_c10d as c10d
+
+        group: Any = c10d._resolve_process_group(c10d.GroupName(name))
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        parts = part.meetings.get(group.communicator)
+        if parts is None:
+            return self._meet(part, group, offset)
+        return Handle(self, group, parts, offset)
+
+    def _meet(self, part: Part, group: SimProcessGroup, offset: int) -> Handle:
+        communicator = group.communicator
+        self._require_reach(group)
+        number = self._calls[communicator, self.rank()]
+        self._calls[communicator, self.rank()] += 1
+        meeting = self._meetings.setdefault((communicator, number), _Meeting())
+        meeting.parts[group.rank()] = part
+        meeting.storages[group.rank()] = part.storage()
+        group.barrier().wait()
+        parts = [meeting.parts[rank] for rank in range(group.size())]
+        for what, sizes in (
+            ("bytes", [each.nbytes for each in parts]), ("bytes of signals", [each.pad.nbytes for each in parts])
+        ):  # fmt: skip
+            other = next((rank for rank, size in enumerate(sizes) if size != sizes[0]), None)
+            if other is not None:
+                raise RuntimeError(
+                    f"rendezvous on {communicator.name}: rank 0 of the group brings {sizes[0]} {what} and rank {other} "
+                    f"brings {sizes[other]}: symmetric memory has the same size everywhere"
+                )
+        part.meetings[communicator] = parts
+        handle = Handle(self, group, parts, offset)
+        meeting.left += 1
+        if meeting.left == group.size():
+            del self._meetings[communicator, number]
+        return handle
+
+    def _require_reach(self, group: SimProcessGroup) -> None:
+        """Loads and stores reach the SIPs of a node; what goes further takes a library."""
+        topology = self.ctx.topology
+        nodes = {topology.node_of(self.ctx._ranks[rank].sip) for rank in group.communicator.ranks}
+        if len(nodes) > 1 and self._backend == "CUDA":
+            raise RuntimeError(
+                f"rendezvous on {group.communicator.name}: its ranks are on {len(nodes)} nodes, whose GPUs cannot address each "
+                "other's memory. Use a group inside a node, or symm_mem.set_backend('NVSHMEM')"
+            )
+
+    # -- for handles and operations ----------------------------------------------------------------------------------
+
+    def channel_of(self, group: SimProcessGroup) -> Communicator:
+        """What the members of a group post the operations of symmetric memory to: a stream apart from its collectives'."""
+        communicator = group.communicator
+        found = self._channels.get(communicator)
+        if found is None:
+            name = f"symmetric memory of {communicator.name}"
+            found = self._channels[communicator] = Communicator(
+                name, communicator.ranks, f"{communicator.stream} symm_mem"
+            )
+        return found
+
+    def table(self, addresses: Sequence[int]) -> torch.Tensor:
+        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
+        made = torch.tensor(list(addresses), dtype=torch.int64)
+        self.ctx.storages.allocate(made, self.ctx._me(), "table of addresses")
+        return made
+
+    def _place(self, flat: torch.Tensor, where: torch.device) -> None:
+        place_shared(flat, self.devices.memory_at(where))
+        owner = self._owner(where)
+        state = self.ctx.storages.allocate(flat, owner, "symmetric buffer")
+        state.allocation.words = Words()
+        self.devices.mine().used = True
+
+    def _pad(self, where: torch.device) -> torch.Tensor:
+        pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
+        place_shared(pad, self.devices.memory_at(where))
+        state = self.ctx.storages.allocate(pad, self._owner(where), "signal pad")
+        state.allocation.words = Words()
+        return pad
+
+    def _owner(self, where: torch.device) -> Any:
+        """Who has memory on a device: the rank's state, as if it drove that one."""
+        me = self.ctx._me()
+        sip = self.ctx.sips[self.devices.number(where)]
+        if sip == me.sip:
+            return me
+        return type(me)(me.rank, sip, self.ctx.seed, me.clock)
 
 
-def install(patches: Patches, library: Any) -> None:
-    """Refuse, for as long as the patches and ``library`` (of the namespace ``symm_mem``) live."""
+_OWN_REFERENCES = 2  # to the storage of a persistent allocation: of the tensor that keeps it, and of its Python object
+
+
+def part_of(tensor: torch.Tensor) -> Part | None:
+    """The allocation of symmetric memory that a tensor is in, if it is in one."""
+    if block_of(tensor) is None:
+        return None
+    return getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
+
+
+def _bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes from the first element to the end of the last."""
+    if math.prod(size) == 0:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * dtype.itemsize
+
+
+def _view(storage: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
+
+
+# -- installing ----------------------------------------------------------------------------------------------------------
+
+
+_open: list[SymmetricMemory] = []
+"""Those that serve ranks; the last one's run."""
+
+
+def current() -> SymmetricMemory | None:
+    """The symmetric memory of the ranks that run."""
+    return _open[-1] if _open else None
+
+
+def install(patches: Patches, memory: SymmetricMemory) -> None:
+    """Let ``memory`` answer torch's Python module, for as long as the patches are in place."""
     symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
-    for name in WAYS_IN:
-        patches.set(symmetric, name, staticmethod(refusal(name)))
-    patches.set(symmetric, "set_group_info", staticmethod(_set_group_info))
-    for name, answer in ANSWERS.items():
-        patches.set(symmetric, name, staticmethod(answer))
-    for name in without_kernel():
-        library.impl(name.partition("::")[2], refusal(name), "CPU")
+    for name in (
+        "empty_strided_p2p", "rendezvous", "set_backend", "get_backend", "has_multicast_support", "is_symm_mem_tensor",
+    ):  # fmt: skip
+        patches.set(symmetric, name, staticmethod(getattr(memory, name)))
+    for name in ("memset32", "stream_write_value32"):
+        patches.set(symmetric, name, staticmethod(getattr(symmetric_ops.StreamWrites(memory), name)))
+    patches.set(symmetric, "set_group_info", staticmethod(lambda *args, **kwargs: None))
+    patches.set(symmetric, "get_mempool_allocator", staticmethod(_no_pool))
+    static_property: Any = type(vars(symmetric)["signal_pad_size"])
+    size = static_property(
+        lambda cls: memory.signal_pad_size, lambda cls, nbytes: memory.set_pad_size(nbytes), None, ""
+    )
+    patches.set(symmetric, "signal_pad_size", size)
+
+
+def install_module(patches: Patches, module: Any) -> None:
+    """What torch's Python module keeps per process, per rank; and what it would do by CUDA's memory pools."""
+    memory = current()
+    if memory is None:
+        return
+    symmetric_ops.register(current)  # importing it has defined some
+    for name in ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools"):
+        patches.set(module, name, PerRank(memory.rank))
+    patches.set(module, "_should_use_implicit_mempool", lambda: False)
+    patches.set(module, "is_nvshmem_available", lambda: False)
+
+
+def _no_pool(device: Any) -> Any:
+    raise KernbenchError(
+        "symmetric memory from a torch.cuda.MemPool is not simulated: allocate with symm_mem.empty(...), which needs no pool"
+    )
+
+
+__all__ = ["SymmetricMemory", "current", "install", "install_module", "part_of"]

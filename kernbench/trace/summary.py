@@ -149,7 +149,7 @@ def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, 
         name = str(trace.detail["op"])
         old = found.get(name, CollectiveSummary(name, 0, 0, 0, 0.0))
         run = trace.run
-        begin = float(run.member_start.min())
+        begin = min(run.member_start)
         end = max([begin, *(float(at) for at in run.times.arrived if at == at)])
         found[name] = CollectiveSummary(
             name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from .affine import aff_add
 from .counts import Counts, TensorTraffic
 from .lift.program import OpInfo, Program
 from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
+from .signals import FEW_BYTES, WORD, Party
 from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Binding:
         self.traffic: dict[int, TensorTraffic] = {}
         self.bytes: dict[int, int] = {}
         self._known: dict[int, Allocation] = {}
+        #: What readers of its signals see; None where nobody asks.
+        self.party: Party | None = None
         #: By identity of the array, which is held so that nothing else gets its place.
         self._scaled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._rank_roots: dict[tuple[int, tuple[int, ...], int], RankRoots] = {}
@@ -139,6 +142,7 @@ class Binding:
             name = launch.arg_names[arg] if arg < len(launch.arg_names) else f"argument {arg}"
             allocation = allocation_of(tensor, name, launch.rank)
             allocation = self._known.setdefault(allocation.base, allocation)
+            allocation.words = self.memory.words(allocation.base)
             return allocation, tensor.data_ptr() - allocation.base
         address = value if isinstance(value, int) else value.data_ptr()
         inner = getattr(value, "base", None)  # triton's TensorWrapper (reinterpret)
@@ -246,6 +250,13 @@ class Binding:
             if high > t.write_high:
                 t.write_high = high
         self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
+        if allocation.words is not None and high - low <= FEW_BYTES and "atomic" not in info.name:
+            self.signal(allocation, range(low - low % WORD, high, WORD), not info.result_types)
+
+    def signal(self, allocation: Allocation, offsets: Iterable[int], wrote: bool) -> None:
+        """Note that lanes have read words of shared memory, or (``wrote``) changed them."""
+        if allocation.words is not None and self.party is not None:
+            (allocation.words.write if wrote else allocation.words.read)(self.party, offsets)
 
     def rank_roots(self, root: int, order: tuple[int, ...], item: int) -> RankRoots:
         """Argument ``root`` of the ranks ``order``, for accesses of ``item`` bytes."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 import bisect
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+
+from .signals import Words
 
 
 class Allocation:
     """A live block of host memory: ``[base, base + nbytes)``, and the tensor that names it in messages."""
 
-    __slots__ = ("_flat", "base", "name", "nbytes", "rank", "shape", "storage")
+    __slots__ = ("_flat", "base", "name", "nbytes", "rank", "shape", "storage", "words")
 
     def __init__(self, tensor: torch.Tensor, name: str = "", rank: int | None = None) -> None:
         self.storage = tensor.untyped_storage()
@@ -26,6 +29,8 @@ class Allocation:
         self.name = name
         self.rank = rank
         self.shape = tuple(tensor.shape)
+        #: Who wrote its words last, where launches of several ranks meet in it.
+        self.words: Words | None = None
         self._flat: dict[torch.dtype, torch.Tensor] = {}
 
     def flat(self, dtype: torch.dtype) -> torch.Tensor:
@@ -64,6 +69,9 @@ class AllocationMap(Protocol):
 
     def find(self, address: int) -> Allocation | None:
         """The allocation whose bytes include ``address``, or None."""
+
+    def words(self, address: int) -> Words | None:
+        """Who wrote what lies at ``address`` last, if ranks meet there."""
 
 
 class RegisteredAllocations:
@@ -124,6 +132,10 @@ class RegisteredAllocations:
             return None
         return None
 
+    def words(self, address: int) -> Words | None:
+        """None: nobody asks when these launches end."""
+        return None
+
     def clear(self) -> None:
         self._bases.clear()
         self._written.clear()
@@ -149,6 +161,36 @@ def find_live(address: int) -> Allocation | None:
         if found is not None:
             return found
     return None
+
+
+class MulticastRanges:
+    """Addresses that stand for the same place in several buffers: what ``multimem`` instructions take.
+
+    They lie where no allocation can be, so that any other access to them is out of bounds.
+    """
+
+    FIRST = 1 << 62
+    _SPACING = 1 << 40
+
+    def __init__(self) -> None:
+        self._number: dict[tuple[int, ...], int] = {}
+        self._ranges: list[tuple[tuple[int, ...], int]] = []
+
+    def address_of(self, bases: Sequence[int], nbytes: int) -> int:
+        """The first address of the range for buffers at ``bases``; the same one every time."""
+        key = tuple(bases)
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self._ranges)
+            self._ranges.append((key, nbytes))
+        return self.FIRST + number * self._SPACING
+
+    def bases_of(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
+        """Start of the range that ``address`` is in, the buffers it stands for, and their bytes."""
+        number, offset = divmod(address - self.FIRST, self._SPACING)
+        if address < self.FIRST or number >= len(self._ranges) or offset >= self._ranges[number][1]:
+            return None
+        return address - offset, *self._ranges[number]
 
 
 class WriteEpoch:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import kernbench
+from kernbench.ccl.collectives import shared_runner
 from kernbench.ccl.config import COLLECTIVES, KEYS, load_ccl_config
 from kernbench.errors import ConfigError
+from kernbench.topology import resolve_topology
 
 CONTRACT = {
     "module", "topology", "buffer_kind", "backpressure", "n_slots", "slot_size", "vc_chunk_size",
@@ -156,3 +158,28 @@ def test_what_is_wrong_with_the_sections_is_said(text, words, tmp_path):
     file.write_text(text + "\n")
     with pytest.raises(ConfigError, match=words):
         load_ccl_config(file)
+
+
+def test_a_configuration_is_shared_until_a_file_says_something_else(in_directory):
+    shipped = load_ccl_config()
+    assert load_ccl_config() is shipped
+    in_directory("defaults: {n_slots: 9}")
+    assert load_ccl_config().select().n_slots == 9
+    in_directory("defaults: {n_slots: 10}")
+    assert load_ccl_config().select().n_slots == 10
+
+
+def test_simulations_share_small_plans_and_keep_large_ones_to_themselves():
+    topology = resolve_topology("sip8", nodes=16).topology_obj
+    config = load_ccl_config()
+    runner = shared_runner(topology, config)
+    assert shared_runner(topology, config) is runner
+
+    def request(members):
+        return runner.request(
+            op="all_reduce", config=config.select(), sips=tuple(range(members)), root=None, count=64, itemsize=4,
+            dtype="fp32",
+        )  # fmt: skip
+
+    assert request(8) is request(8)
+    assert request(128) is not request(128)

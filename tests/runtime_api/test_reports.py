@@ -173,3 +173,17 @@ def test_a_long_list_of_ranks_is_cut():
         errors = failures(ctx, lambda rank: ctx.distributed.barrier() if rank else None, nprocs=128)
         assert "... and 64 more ranks" in str(errors[1])
         assert len(errors) == 127
+
+
+def test_a_report_of_many_ranks_is_shown_once():
+    def body(rank):
+        if rank != 2:
+            ctx.distributed.barrier()
+
+    with kernbench.simulate() as ctx, pytest.raises(kernbench.SpawnException) as caught:
+        ctx.multiprocessing.spawn(body, nprocs=8, isolation="greenlet")
+    text = str(caught.value)
+    assert text.count("no rank can run and nothing is in flight") == 1
+    assert text.count("-- Process ") == 7
+    assert text.count("the report is that of process 0 above") == 6
+    assert all("no rank can run" in str(error) for error in caught.value.errors.values())

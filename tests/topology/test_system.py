@@ -214,3 +214,17 @@ def test_configuration_files_are_found_in_a_wheel_and_in_a_source_tree(
         config_root.__wrapped__()
     configs.mkdir()
     assert config_root.__wrapped__() == configs
+
+
+def test_a_graph_is_shared_until_its_file_says_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: sip8\nsystem: {sips: {count: 4}}\n")
+    first = resolve_topology(file).topology_obj
+    assert resolve_topology(file).topology_obj is first
+    assert resolve_topology(file, nodes=2).topology_obj.sip_count == 8
+    file.write_text("extends: sip8\nsystem: {sips: {count: 2}}\n")
+    assert resolve_topology(file).topology_obj.sip_count == 2
+    assert first.sip_count == 4
+    file.write_text("extends: sip8\nsystem: {sips: {count: 6}, sips: {count: 2}}\n")
+    with pytest.raises(ConfigError, match="sips"):  # the same data, and a key that stands twice
+        resolve_topology(file)

@@ -103,7 +103,7 @@ def step(
         DistributedDataParallelConfig(use_distributed_optimizer=distributed_optimizer, overlap_grad_reduce=True),
         module,
     )
-    module.config.finalize_model_grads_func = finalize_model_grads
+    module.config.finalize_model_grads_func, module.config.no_sync_func = finalize_model_grads, model.no_sync
     optimizer = get_megatron_optimizer(
         OptimizerConfig(lr=0.05, adam_eps=0.01, weight_decay=0.1, use_distributed_optimizer=distributed_optimizer),
         [model],

@@ -143,6 +143,12 @@ def _give_back(old: np.ndarray, b: Any, ty: Ty, dtype: torch.dtype, raw: torch.d
     return torch.from_numpy(old).view(dtype).reshape(b.lanes + ty.shape)
 
 
+def _signal(b: Any, allocation: Allocation, offsets: np.ndarray, changed: np.ndarray) -> None:
+    """An update of shared memory has seen the words at ``offsets``, and changed some."""
+    b.x.signal(allocation, offsets.tolist(), False)
+    b.x.signal(allocation, offsets[changed].tolist(), True)
+
+
 @op("tt.atomic_rmw", pure=False, reads=True, writes=True)
 def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     kind = info.words[0]
@@ -169,7 +175,10 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
             else:
                 before = flat[index]
                 got = update(kind, flat, index, mine, want_old, bf16)
-                changed = not np.array_equal(before, flat[index])
+                now = flat[index]
+                changed = not np.array_equal(before, now)
+                if allocation.words is not None:
+                    _signal(b, allocation, index * dtype.itemsize, before != now)
             if want_old and got is not None:
                 if keep is None:
                     old = np.ascontiguousarray(got)
@@ -196,7 +205,10 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
             b.x.atomics += len(index)
+            before = flat[index] if allocation.words is not None else None
             changed = compare_and_swap(flat, index, which, wanted, new, old, b.x.dry)
+            if before is not None:
+                _signal(b, allocation, index * dtype.itemsize, before != flat[index])
             if changed:
                 b.wrote()
         return _give_back(old, b, ty, dtype, raw)

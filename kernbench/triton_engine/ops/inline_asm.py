@@ -26,6 +26,10 @@ _REGISTER_BITS = {"r": 32, "l": 64, "f": 32, "d": 64, "h": 16, "c": 16, "b": 1}
 _NP = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+_MOST_SIGNALS = 1 << 13
+"""Words that all programs together access with one instruction, if they are signals; more than that are data."""
+
+
 class LaneMemory:
     """Absolute addresses of a batch, checked against live allocations."""
 
@@ -56,11 +60,16 @@ class LaneMemory:
             left &= ~here
         return out
 
+    def _signal(self, allocation: Allocation, offsets: np.ndarray, wrote: bool) -> None:
+        if allocation.words is not None and len(offsets) <= _MOST_SIGNALS:
+            self.b.x.signal(allocation, offsets.tolist(), wrote)
+
     def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
         out = np.zeros(len(address), dtype=np.uint64)
         for allocation, here, index in self._places(address, nbytes):
             flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
             out[here] = flat[index].astype(np.uint64)
+            self._signal(allocation, index * nbytes, False)
         return out
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
@@ -69,6 +78,7 @@ class LaneMemory:
         for allocation, here, index in self._places(address, nbytes):
             flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
             flat[index] = value[here].astype(_NP[nbytes])
+            self._signal(allocation, index * nbytes, True)
         self.b.wrote()
 
 

@@ -1,0 +1,173 @@
+"""What stands in the place of torch's and Python's own names while ranks run, whichever simulation they belong to.
+
+Making some three hundred functions and classes takes longer than starting eight ranks. So they are made once per process, and
+set and taken away with each spawn. They reach the ranks that run through the objects of this module, which every spawn binds
+to its own simulation.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d
+
+from kernbench.torch_backend import clocks, profiling
+from kernbench.torch_backend.backend_options import BackendOptions
+from kernbench.torch_backend.devices import Devices
+from kernbench.torch_backend.futures import Futures
+from kernbench.torch_backend.lazy_generators import LazyGenerators
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups import make_helper
+from kernbench.torch_backend.store import StoreHost, store_classes
+
+if TYPE_CHECKING:
+    from kernbench.torch_backend.environment import Environment
+
+c10d: Any = torch.distributed.distributed_c10d
+
+_LOGGED_VARIABLES = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG", "NCCL_NTHREADS",
+        "NCCL_IB_TIMEOUT",
+    ),
+}  # fmt: skip
+"""Environment variables that DDP's logger notes, by backend."""
+
+
+class Stage:
+    """The replaced names, and what they stand on.
+
+    Attributes:
+        environment: the spawn whose ranks run, None when none do.
+        devices, futures, clock, generators, stores: theirs.
+        names: what is replaced, None until the first spawn.
+    """
+
+    def __init__(self) -> None:
+        self.environment: Environment | None = None
+        self.devices = Devices()
+        self.futures = Futures()
+        self.clock = clocks.RankClock()
+        self.generators = LazyGenerators()
+        self.stores = StoreHost()
+        self.names: Patches | None = None
+        self._forward_works: dict[int, Any] = {}
+
+    @classmethod
+    def take(cls) -> Stage:
+        """One that no spawn has."""
+        return _idle.pop() if _idle else cls()
+
+    def open(self, environment: Environment) -> None:
+        """Set the names, for the ranks of ``environment``."""
+        self.environment = environment
+        self.futures.open(environment.ctx)
+        self.clock.open(environment.ctx)
+        self.stores.open(environment.ctx)
+        if self.names is None or not self.names.redo():
+            self.names = None
+            names = Patches()
+            try:
+                self._install(names)
+            except BaseException:
+                names.undo()
+                raise
+            self.names = names
+
+    def close(self) -> None:
+        """Take the names away, and forget who ran: another spawn may have it. Idempotent."""
+        if self.environment is None:
+            return
+        if self.names is not None:
+            self.names.undo()
+        self.devices.close()
+        self.futures.close()
+        self.clock.close()
+        self.stores.close()
+        self._forward_works.clear()
+        self.environment = None
+        _idle.append(self)
+
+    def _now(self) -> Environment:
+        assert self.environment is not None
+        return self.environment
+
+    # -- making ------------------------------------------------------------------------------------------------------
+
+    def _install(self, names: Patches) -> None:
+        self._replace_distributed(names.set)
+        clocks.install(names, self.clock)
+        self.futures.install(names)
+        self.devices.install(names)
+        profiling.install(names, lambda: self._now().ctx)
+        self.generators.install(names)
+
+    def _replace_distributed(self, patch: Callable[[Any, str, Any], None]) -> None:
+        patch(c10d, "_new_process_group_helper", make_helper(self._now, c10d._new_process_group_helper))
+        for name, cls in store_classes(self.stores).items():
+            for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
+                if hasattr(module, name):
+                    patch(module, name, cls)
+        patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+        ddp: Any = torch.nn.parallel.DistributedDataParallel
+        patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
+        reducer: Any = dist.Reducer
+        stock = reducer._set_forward_pass_work_handle
+        patch(reducer, "_set_forward_pass_work_handle", _waits_at_once(stock, self._forward_works))
+        for name in ("is_nccl_available", "is_mpi_available"):
+            for module in (dist, c10d):
+                patch(module, name, _always)
+        if not hasattr(dist, "ProcessGroupNCCL"):
+            for module in (dist, c10d):
+                patch(module, "ProcessGroupNCCL", NcclStandIn)
+
+
+_idle: list[Stage] = []
+"""At most one, unless a simulation has run inside another one."""
+
+
+def _always() -> bool:
+    return True
+
+
+def _waits_at_once(stock: Callable[..., None], kept: dict[int, Any]) -> Callable[..., None]:
+    """The reducer waits for this work, and looks at its future, inside backward in C++ (joining with uneven inputs).
+
+    C++ does not keep the Python part of the work alive, without which its ``wait`` would be another one: it is ``kept``.
+    """
+
+    @functools.wraps(stock)
+    def set_forward_pass_work_handle(reducer: Any, work: Any, *args: Any) -> None:
+        kept[id(reducer)] = work
+        work.future_waits = True
+        stock(reducer, work, *args)
+
+    return set_forward_pass_work_handle
+
+
+def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """DDP's own record of itself, with the backend that the program asked for."""
+
+    @functools.wraps(stock)
+    def data(module: Any) -> dict[str, Any]:
+        backend = module.process_group.name()
+        variables = {name.lower(): os.environ.get(name, "N/A") for name in _LOGGED_VARIABLES.get(backend, ())}
+        threads = {"gloo_num_threads": 2} if backend == "gloo" else {}  # which gloo has, whoever asks
+        return {**stock(module), "backend_name": backend, **threads, **variables}
+
+    return data
+
+
+class NcclStandIn:
+    """``ProcessGroupNCCL`` for programs that make its options."""
+
+    Options = BackendOptions
+    NCCLConfig = object
