@@ -97,3 +97,44 @@ def test_rows_at_addresses(tensors):
     out = torch.zeros(16, 32)
     rows_of_pages_kernel[(1,)](pages, out, N=16, D=32)
     assert torch.equal(out, torch.stack(rows))
+
+
+@triton.jit
+def scatter_rows_kernel(source_ptr, index_ptr, table_ptr, n, d, N: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr):
+    row = tl.program_id(0) * N + tl.arange(0, N)
+    column = tl.arange(0, D)
+    index = tl.load(index_ptr + row, mask=row < n, other=0)
+    x = tl.load(source_ptr + row[:, None] * D + column[None, :], mask=row[:, None] < n)
+    pointer = table_ptr + (index[:, None] * D + column[None, :])
+    if MASK == "rows":
+        tl.store(pointer, x, mask=row[:, None] < n)
+    elif MASK == "both":
+        tl.store(pointer, x, mask=(row[:, None] < n) & (column[None, :] < d))
+    else:
+        tl.store(pointer, x, mask=(row[:, None] < n) & ((row[:, None] + column[None, :]) % 3 == 1))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", ["rows", "both", "odd"])
+def test_rows_are_stored(mask, dtype, repeated):
+    """Where a row comes twice the last one stays."""
+    n, d, D = 60, 20, 32
+    source, table = torch.randn(64, D).to(dtype), torch.randn(100, D).to(dtype)
+    index = torch.randint(0, 30, (n,)) if repeated else torch.randperm(100)[:n]
+    expected = table.clone()
+    row, column = torch.arange(n)[:, None], torch.arange(D)[None, :]
+    kept = {"rows": row >= 0, "both": column < d, "odd": (row + column) % 3 == 1}[mask].expand(n, D)
+    for r in range(n):
+        expected[index[r]] = torch.where(kept[r], source[r], expected[index[r]])
+    scatter_rows_kernel[(4,)](source, index, table, n, d, N=16, D=D, MASK=mask)
+    assert torch.equal(table, expected)
+
+
+@pytest.mark.beyond_interpreter("does not check bounds")
+def test_a_row_stored_outside_is_named():
+    source, table = torch.randn(16, 32), torch.randn(50, 32)
+    index = torch.randperm(50)[:16]
+    index[3] = 50
+    with pytest.raises(MemoryAccessError, match="table_ptr"):
+        scatter_rows_kernel[(1,)](source, index, table, 16, 32, N=16, D=32, MASK="rows")

@@ -1,4 +1,4 @@
-"""Loads whose addresses are irregular along some tile dimensions and affine along the others: one indexed copy of rows.
+"""Accesses whose addresses are irregular along some tile dimensions and affine along the others: one indexed copy of rows.
 
 Paged attention, embeddings and mixtures of experts gather so: ``base + table[i][:, None] * stride + j[None, :]``.
 """
@@ -6,11 +6,13 @@ Paged attention, embeddings and mixtures of experts gather so: ``base + table[i]
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.memory import Allocation
 from kernbench.triton_engine.values import Aff, dense_int, dense_mask
 
 from .footprint import Footprint, footprint
@@ -21,11 +23,33 @@ from .operands import Access
 _SHORTEST = 8
 
 
-def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
-    """The tile as ``raw``, ``other`` where the mask is false; None if it has no rows, or if a row leaves its tensor.
+@final
+class _Rows:
+    """An access as rows: ``index`` are the byte offsets (or addresses) where they begin, size 1 along the tile dimensions
+    ``along``; ``columns`` are the first and last element of each of those that any row needs. ``wanted``: the rows of
+    which ``active`` elements are accessed (None: all)."""
 
-    Whole rows are read, also where a mask leaves out some of their elements: all of them lie inside the allocation.
-    """
+    __slots__ = ("active", "along", "columns", "foot", "index", "wanted")
+
+    def __init__(
+        self,
+        index: Tensor,
+        along: list[int],
+        columns: list[tuple[int, int]],
+        foot: Footprint,
+        active: Tensor | None,
+        wanted: Tensor | None,
+    ) -> None:
+        self.index = index
+        self.along = along
+        self.columns = columns
+        self.foot = foot
+        self.active = active
+        self.wanted = wanted
+
+
+def _rows_of(access: Access) -> _Rows | None:
+    """The rows of an access; None if it has none, or accesses nothing."""
     b, item, tile = access.b, access.item, access.tile
     lanes: tuple[int, ...] = b.lanes
     nl = len(lanes)
@@ -41,22 +65,21 @@ def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
         return None
     active: Any = access.dense if access.box is None else dense_mask(access.box, lanes, tile)
     active = active if type(active) is Tensor else None
-    rest = dense_int(
-        Aff(c, ls, tuple(0 if j in along else s for j, s in enumerate(ts)), 0, 0, arr), lanes, tile, torch.int64
-    )
+    off = Aff(c, ls, tuple(0 if j in along else s for j, s in enumerate(ts)), 0, 0, arr)
+    rest = dense_int(off, lanes, tile, torch.int64)
     index = rest if den is None else rest + den
     if type(index) is not Tensor:
         return None
     columns = [_columns(active, nl + j, tile[j]) for j in along]
+    wanted = None
     if active is not None:
         wanted = active
         for j in along:
             wanted = wanted.any(nl + j, keepdim=True)
-        if not bool(wanted.all()):
-            index, wanted = torch.broadcast_tensors(index, wanted)
-            if not bool(wanted.any()):
-                return None
-            index = torch.where(wanted, index, index[wanted][0])
+        if not bool(wanted.any()):
+            return None
+        if bool(wanted.all()):
+            wanted = None
     foot = footprint(
         tuple(ts[j] // item for j in along),
         tuple(tile[j] for j in along),
@@ -65,25 +88,85 @@ def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
         (),
         item,
     )
-    if foot is None:
+    return None if foot is None else _Rows(index, along, columns, foot, active, wanted)
+
+
+def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
+    """The tile as ``raw``, ``other`` where the mask is false; None if it has no rows, or if a row leaves its tensor.
+
+    Whole rows are read, also where a mask leaves out some of their elements: all of them lie inside the allocation.
+    """
+    found = _rows_of(access)
+    if found is None:
         return None
-    rows = _fetch(access, index, foot, raw, active)
-    if rows is None:
+    nl, tile, active = len(access.b.lanes), access.tile, found.active
+    index = found.index
+    if found.wanted is not None:
+        index, wanted = torch.broadcast_tensors(index, found.wanted)
+        index = torch.where(wanted, index, index[wanted][0])
+    place = _place(access, index, found.foot)
+    if place is None:
         return None
-    rows = _in_place(rows, index.shape, [nl + j for j in along])
+    allocation, begin, first, end = place
+    access.b.x.touch(access.info, allocation, active_elements(access, active) * access.item, first, end)
+    at = (index.reshape(-1) - int(index.min())) >> (access.item.bit_length() - 1)
+    memory = allocation.flat(raw).as_strided([int(at.max()) + 1, *found.foot.sizes], [1, *found.foot.steps], begin)
+    rows = _in_place(memory.index_select(0, at), index.shape, [nl + j for j in found.along])
     if active is None:
         return rows
-    cropped = any(have != (0, tile[j]) for have, j in zip(columns, along, strict=True))
-    if cropped:
+    if any(have != (0, tile[j]) for have, j in zip(found.columns, found.along, strict=True)):
         shape = list(rows.shape)
         inside = [slice(None)] * len(shape)
-        for j, (low, high) in zip(along, columns, strict=True):
+        for j, (low, high) in zip(found.along, found.columns, strict=True):
             shape[nl + j] = tile[j]
             inside[nl + j] = slice(low, high)
         whole = rows.new_zeros(shape)
         whole[tuple(inside)] = rows
         rows = whole
     return torch.where(active, rows, other if type(other) is Tensor else torch.tensor(other, dtype=raw))
+
+
+def store_rows(access: Access, source: Tensor) -> bool:
+    """Store whole rows that do not overlap. False, and nothing done, if that is not what the access is.
+
+    ``source``: the tile value (broadcastable to lanes + tile) of a dtype that numpy knows, of no memory of the target.
+    """
+    found = _rows_of(access)
+    if found is None or not found.foot.distinct:
+        return False
+    lanes, tile, item = access.b.lanes, access.tile, access.item
+    nl, foot = len(lanes), found.foot
+    dims = [nl + j for j in found.along]
+    full = tuple(lanes) + tuple(tile)
+    outer = [1 if d in dims else n for d, n in enumerate(full)]
+    index = found.index.expand(outer).reshape(-1)
+    value = source.expand(full)
+    needed = found.active
+    for d, (low, high) in zip(dims, found.columns, strict=True):
+        value = value.narrow(d, low, high - low)
+        if needed is not None and needed.shape[d] > 1:
+            needed = needed.narrow(d, low, high - low)
+    values = value.movedim(dims, list(range(-len(dims), 0))).reshape(-1, *foot.sizes)
+    if found.wanted is not None:
+        if not bool((needed | ~found.wanted).all()):  # type: ignore[operator]
+            return False
+        wanted = found.wanted.expand(outer).reshape(-1)
+        index, values = index[wanted], values[wanted]
+    elif needed is not None and not bool(needed.all()):
+        return False
+    if len(index) > 1 and int(index.sort().values.diff().min()) < foot.most - foot.least:
+        return False
+    place = _place(access, index, foot)
+    if place is None:
+        return False
+    allocation, begin, first, end = place
+    access.b.x.touch(access.info, allocation, values.numel() * item, first, end)
+    at = (index - int(index.min())) >> (item.bit_length() - 1)
+    flat = allocation.flat(source.dtype).numpy()[begin:]
+    strides = tuple(s * item for s in (1, *foot.steps))
+    memory = np.lib.stride_tricks.as_strided(flat, (int(at.max()) + 1, *foot.sizes), strides)
+    memory[at.numpy()] = values.numpy()
+    return True
 
 
 def _without_steps(den: Tensor, nl: int, item: int) -> tuple[Tensor, list[int]]:
@@ -119,9 +202,9 @@ def _columns(active: Tensor | None, dim: int, n: int) -> tuple[int, int]:
     return (int(needed[0]), int(needed[-1]) + 1) if len(needed) else (0, n)
 
 
-def _fetch(access: Access, index: Tensor, foot: Footprint, raw: torch.dtype, active: Tensor | None) -> Tensor | None:
-    """``[number of rows, *row]``: the rows that begin at the byte offsets (or addresses) ``index``; None if they do not
-    all lie in one allocation."""
+def _place(access: Access, index: Tensor, foot: Footprint) -> tuple[Allocation, int, int, int] | None:
+    """Where rows at ``index`` lie: the allocation, the first row's first element, the first byte and the one past the last;
+    None if they do not all lie in one allocation."""
     b, item, p = access.b, access.item, access.pointer
     least, most = (int(v) for v in torch.aminmax(index))
     if p.root is None:
@@ -134,11 +217,7 @@ def _fetch(access: Access, index: Tensor, foot: Footprint, raw: torch.dtype, act
     first, end = least + start + foot.least, most + start + foot.most
     if first < 0 or end > allocation.nbytes or (least + start) % item:
         return None
-    b.x.touch(access.info, allocation, active_elements(access, active) * item, first, end)
-    memory = allocation.flat(raw).as_strided(
-        [(most - least) // item + 1, *foot.sizes], [1, *foot.steps], (least + start + foot.shift) // item
-    )
-    return memory.index_select(0, (index.reshape(-1) - least) >> (item.bit_length() - 1))
+    return allocation, (least + start + foot.shift) // item, first, end
 
 
 def _in_place(rows: Tensor, shape: torch.Size, along: list[int]) -> Tensor:
