@@ -9,7 +9,7 @@ import torch
 from kernbench.torch_backend.device_classes import TENSOR_TYPES
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import Block, block_of
+from kernbench.torch_backend.placement import Block, block_of, is_described, place_wrapper, stored_in
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import Devices
@@ -35,10 +35,8 @@ def install(patches: Patches, devices: Devices) -> None:
             kind = "cuda" if isinstance(target, int) else torch.device(target).type
         else:
             return stock_to(tensor, *args, **kwargs)
-        if kind not in ("cuda", "cpu") or current() is None:
+        if kind not in ("cuda", "cpu") or current() is None or is_described(type(tensor)):
             return stock_to(tensor, *args, **kwargs)
-        if type(tensor) not in _PLAIN:
-            return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
         block = block_of(tensor)
         here = block is not None
         if block is not None and kind == "cuda" and _index_of(target) in (None, index_of(block)):
@@ -53,7 +51,7 @@ def install(patches: Patches, devices: Devices) -> None:
                 moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
             finally:
                 mine.state.inside_operation = inside
-            mine.peer_copy([moved], block.memory, devices.memory_at(target))
+            mine.peer_copy(stored_in(moved), block.memory, devices.memory_at(target))
             if moved.requires_grad and not moved.is_leaf:
                 origin = device_of(tensor)
                 moved.register_hook(lambda gradient: to(gradient, origin))
@@ -63,7 +61,7 @@ def install(patches: Patches, devices: Devices) -> None:
         if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
             device = devices.mine()
             device.used = True
-            device.transfer([result], devices.memory_at(target))
+            device.transfer(stored_in(result), devices.memory_at(target))
         return result
 
     def cuda(
@@ -86,6 +84,17 @@ def install(patches: Patches, devices: Devices) -> None:
     def get_device(tensor: torch.Tensor) -> int:
         block = block_of(tensor)
         return -1 if block is None else index_of(block)
+
+    stock_wrapper: Any = base._make_wrapper_subclass
+
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        wanted = kwargs.get("device")
+        if wanted is None or current() is None or is_described(cls) or torch.device(wanted).type != "cuda":
+            return stock_wrapper(cls, *args, **kwargs)
+        wrapper: torch.Tensor = stock_wrapper(cls, *args, **{**kwargs, "device": "cpu"})
+        if not hasattr(cls, "__tensor_flatten__"):
+            place_wrapper(wrapper, devices.memory_at(wanted))
+        return wrapper
 
     stock_type: Any = base.type
 
@@ -111,9 +120,8 @@ def install(patches: Patches, devices: Devices) -> None:
     patches.set(tensor_class, "is_pinned", is_pinned)
     patches.set(tensor_class, "record_stream", lambda tensor, stream: None)
     patches.set(tensor_class, "type", kind_or_cast)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+    # to autograd, which would ask a CUDA runtime, a wrapper is on the CPU as its parts are
+    patches.set(tensor_class, "_make_wrapper_subclass", staticmethod(make_wrapper))
 
 
 def _index_of(target: Any) -> int | None:

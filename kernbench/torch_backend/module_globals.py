@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 MISSING: Any = object()
 
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 
 ALWAYS = (
     "torch.distributed.tensor._random",
@@ -90,10 +91,10 @@ class _Switched:
 
     __slots__ = ("cls", "initial", "module", "names", "values")
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, names: list[str]) -> None:
         self.module = module
         self.cls: type[ModuleType] = type(module)
-        self.names = rebindable(module)
+        self.names = names
         self.initial = {name: _fresh(vars(module).get(name, MISSING)) for name in self.names}
         self.values: dict[int | None, list[Any]] = {}
 
@@ -128,10 +129,22 @@ class ModuleGlobals:
         if name in self._known:
             return
         self._known.add(name)
-        self._switched.append(_Switched(module))
+        self._switched.append(_Switched(module, rebindable(module)))
         if name not in ALWAYS and type(module) is ModuleType:
             module.__class__ = _Watched
             vars(module)["__kernbench_note__"] = self._note
+
+    def take(self, module: ModuleType, names: Sequence[str]) -> None:
+        """Take in some globals while a rank runs: what they are now stays that rank's, the others and main get copies.
+
+        A module is taken in once.
+        """
+        if module.__name__ in self._known:
+            return
+        self._known.add(module.__name__)
+        switched = _Switched(module, list(names))
+        switched.values[None] = [_fresh(value) for value in switched.initial.values()]
+        self._switched.append(switched)
 
     def _note(self, module: ModuleType, name: str) -> None:
         for switched in self._switched:
@@ -175,4 +188,4 @@ class ModuleGlobals:
 
 
 def _fresh(value: Any) -> Any:
-    return value.copy() if type(value) in _CONTAINERS else value
+    return value.copy() if isinstance(value, _CONTAINERS) else value
