@@ -15,6 +15,7 @@ import torch
 from kernbench.cost.work import stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.torch_backend.device_generators import DefaultGenerators
 from kernbench.torch_backend.patches import Patches
 
 if TYPE_CHECKING:
@@ -200,7 +201,17 @@ def _properties(devices: Devices) -> Any:
 def names(devices: Devices) -> dict[str, Any]:
     """``torch.cuda``'s attributes."""
     streams = _Streams(devices)
-    generator = torch.default_generator
+
+    def generator(device: Any = None) -> torch.Generator:
+        return devices.mine().generators.of(devices.number(device))
+
+    def seed_all(seed: Any) -> None:
+        if devices.current() is not None:
+            devices.mine().generators.seed_all(int(seed))
+
+    def set_all(new_states: Sequence[torch.Tensor]) -> None:
+        for index, state in enumerate(new_states):
+            generator(index).set_state(state.cpu())
 
     def use(device: Any) -> None:
         number = devices.number(device) if devices.current() is not None else 0
@@ -268,6 +279,7 @@ def names(devices: Devices) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "_initialized": True,
         "_is_compiled": lambda: True,
         "init": nothing,
         "_lazy_init": nothing,
@@ -309,15 +321,16 @@ def names(devices: Devices) -> dict[str, Any]:
         "reset_max_memory_allocated": reset_peak,
         "reset_accumulated_memory_stats": nothing,
         "set_per_process_memory_fraction": set_fraction,
-        "manual_seed": lambda seed: generator.manual_seed(int(seed)),
-        "manual_seed_all": lambda seed: generator.manual_seed(int(seed)),
-        "seed": lambda: generator.seed(),
-        "seed_all": lambda: generator.seed(),
-        "initial_seed": lambda: generator.initial_seed(),
-        "get_rng_state": lambda device="cuda": generator.get_state(),
-        "set_rng_state": lambda new_state, device="cuda": generator.set_state(new_state),
-        "get_rng_state_all": lambda: [generator.get_state()] * devices.count,
-        "set_rng_state_all": lambda new_states: generator.set_state(new_states[devices.mine().index]),
+        "manual_seed": lambda seed: generator().manual_seed(int(seed)) and None,
+        "manual_seed_all": seed_all,
+        "seed": lambda: generator().seed() and None,
+        "seed_all": lambda: seed_all(generator().seed()),
+        "initial_seed": lambda: generator().initial_seed(),
+        "get_rng_state": lambda device="cuda": generator(device).get_state(),
+        "set_rng_state": lambda new_state, device="cuda": generator(device).set_state(new_state.cpu()) and None,
+        "get_rng_state_all": lambda: [generator(index).get_state() for index in range(devices.count)],
+        "set_rng_state_all": set_all,
+        "default_generators": DefaultGenerators(lambda: devices.count, generator),
         "_sleep": lambda cycles: devices.mine().enqueue("sleep", stated_cost(cycles / 1e9)) and None,
     }
 

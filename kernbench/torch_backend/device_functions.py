@@ -22,18 +22,26 @@ if TYPE_CHECKING:
 
 _TAKE_AN_INDEX = (
     "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "logspace", "normal",
+    "scalar_tensor", "empty_permuted", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
 )  # fmt: skip
 """Functions of which a program may write ``device=torch.cuda.current_device()``, a number: C++ would ask a CUDA runtime."""
+_METHODS_THAT_TAKE_AN_INDEX = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+_HAVE_NO_KERNEL = (
+    "tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor", "tril_indices", "triu_indices", "range",
+)  # fmt: skip
+"""Functions whose result is not made by the two operations that allocate."""
 
 
 def install(patches: Patches, devices: Devices) -> None:
     """Wrap the functions."""
-    for name in ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "tril_indices", "triu_indices"):
+    for name in _HAVE_NO_KERNEL:
         patches.set(torch, name, _places_result(getattr(torch, name), devices))
     patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
     for name in _TAKE_AN_INDEX:
         patches.set(torch, name, _with_index(getattr(torch, name)))
+    for name in _METHODS_THAT_TAKE_AN_INDEX:
+        patches.set(torch.Tensor, name, _with_index(getattr(torch.Tensor, name)))
     patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
     patches.set(torch, "load", _loads(torch.load, devices))
 

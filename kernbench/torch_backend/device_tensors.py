@@ -10,7 +10,7 @@ import torch
 from kernbench.torch_backend.device_classes import TENSOR_TYPES
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import Block, block_of, is_described, place_wrapper, stored_in
+from kernbench.torch_backend.placement import Block, block_of, is_described, place, place_wrapper, stored_in
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import Devices
@@ -112,7 +112,34 @@ def install(patches: Patches, devices: Devices) -> None:
             return to(tensor, "cuda", TENSOR_TYPES[dtype.removeprefix("torch.cuda.")])
         return stock_type(tensor, dtype, *args, **kwargs)
 
+    stock_deepcopy: Any = torch.Tensor.__deepcopy__
+
+    def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        copied: torch.Tensor = stock_deepcopy(tensor, memo)
+        block = block_of(tensor) if current() is not None else None
+        if block is not None and copied is not tensor:
+            place(copied, block.memory)
+        return copied
+
+    def beside(stock: Any) -> Any:
+        """A method that makes a tensor where its own is, of what it is given."""
+
+        @functools.wraps(stock)
+        def method(tensor: torch.Tensor, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+            block = block_of(tensor) if current() is not None else None
+            if device is None and block is None:
+                return stock(tensor, *args, **kwargs)
+            if device is not None and type(device) is not int and torch.device(device).type != "cuda":
+                return stock(tensor, *args, device=device, **kwargs)
+            made: torch.Tensor = stock(tensor, *args, **kwargs)
+            return devices.on_device(made, device_of(tensor) if device is None else device)
+
+        return method
+
     tensor_class = torch.Tensor
+    patches.set(tensor_class, "__deepcopy__", deepcopy)
+    for name in ("new", "new_tensor"):
+        patches.set(tensor_class, name, beside(getattr(tensor_class, name)))
     patches.set(tensor_class, "to", to)
     patches.set(tensor_class, "cuda", cuda)
     patches.set(tensor_class, "cpu", cpu)

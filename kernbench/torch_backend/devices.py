@@ -28,8 +28,10 @@ from kernbench.torch_backend import (
     symmetric_memory,
     sync_batch_norm,
 )
+from kernbench.torch_backend.device_generators import DeviceGenerators
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.placement import DeviceMemory, block_of, place
+from kernbench.torch_backend.process_state import seed_of
 from kernbench.torch_backend.recording import Recorder, put_on_stream
 
 if TYPE_CHECKING:
@@ -42,16 +44,18 @@ class RankDevice:
 
     Attributes:
         used: whether the program has put anything on a GPU: then only that is recorded, else everything is.
+        generators: of the rank's GPUs.
         memory: of the SIP that the rank drives now.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
     """
 
-    def __init__(self, devices: Devices, state: RankState) -> None:
+    def __init__(self, devices: Devices, rank: int) -> None:
         self.ctx = devices.ctx
-        self.state = state
+        self.state: RankState = devices.ctx._ranks[rank]
         self.used = False
         self.collective_memory: DeviceMemory | None = None
         self.recorder = Recorder(self)
+        self.generators = DeviceGenerators(seed_of(self.ctx.seed, rank))
         self._devices = devices
 
     @property
@@ -70,6 +74,10 @@ class RankDevice:
     def memory_at(self, device: Any) -> DeviceMemory:
         """Memory of a device that the program names."""
         return self._devices.memory_at(device)
+
+    def number(self, device: Any) -> int:
+        """Index of a device that the program names."""
+        return self._devices.number(device)
 
     def transfer(self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None) -> None:
         """A copy from the host to a SIP's ``memory``, or (None) to the host, which waits for what is on the stream."""
@@ -210,7 +218,7 @@ class Devices:
         """The device of a rank."""
         device = self._ranks.get(rank)
         if device is None:
-            device = self._ranks[rank] = RankDevice(self, self.ctx._ranks[rank])
+            device = self._ranks[rank] = RankDevice(self, rank)
         return device
 
     def current(self) -> RankDevice | None:
@@ -260,10 +268,9 @@ class Devices:
         self._ctx = ctx
         self._index = {sip: index for index, sip in enumerate(ctx.sips)}
 
-    def open(self, ctx: RuntimeContext, patches: Patches) -> None:
+    def open(self, ctx: RuntimeContext) -> None:
         """Give torch the simulated GPUs of ``ctx``."""
         self.bind(ctx)
-        patches.set(torch.cuda, "default_generators", [torch.default_generator] * self.count)
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")

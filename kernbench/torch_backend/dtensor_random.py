@@ -1,8 +1,8 @@
 """DTensor's random operations on simulated GPUs.
 
 DTensor lets the ranks that hold a tensor's shards draw from one stream of random numbers, each from its place: it reads and
-writes the offset in the state of a GPU's generator. A simulated GPU's generator is torch's CPU generator, whose state has no
-offset. Here a state at another offset is that of a generator seeded with both: shards differ, holders of one shard agree, and
+writes the offset in the state of a GPU's generator. A simulated GPU's generator is a CPU generator, whose state has no offset.
+Here a state at another offset is that of a generator seeded with both: shards differ, holders of one shard agree, and
 afterwards the generators of all ranks are at the same place.
 
 Relies on: ``_PhiloxState`` of that module being looked up by name, and used through ``state`` and ``offset``.

@@ -80,7 +80,7 @@ class Environment:
             self._isolated = True
             self._stage.open(self)
             self._replace_distributed()
-            self.devices.open(self.ctx, self._patches)
+            self.devices.open(self.ctx)
             module_hooks.install(self._patches, self.state.modules)
             self.state.open(self._patches)
             self._imports.open()

@@ -7,6 +7,7 @@ Every method posts to the context's :class:`~kernbench.runtime_api.matching.Matc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -31,8 +32,9 @@ class SimProcessGroup(PostingGroup):
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts, tensor.dtype)
         return self._post(
-            "all_reduce", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, reduction=reduction
-        )
+            "all_reduce", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype,
+            reduction=reduction,
+        )  # fmt: skip
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimWork:
         """All tensors in one collective."""
@@ -74,8 +76,8 @@ class SimProcessGroup(PostingGroup):
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None, tensor.dtype)
         outputs = (tensor,) if root == self._rank else ()
         return self._post(
-            "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, reduction=reduction,
-            root=root,
+            "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape),
+            dtype=tensor.dtype, reduction=reduction, root=root,
         )  # fmt: skip
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> SimWork:
@@ -185,8 +187,9 @@ class SimProcessGroup(PostingGroup):
 
     def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | torch.Tensor | None) -> Tensors:
         rows = tensor.shape[0] if tensor.dim() else 0
-        if isinstance(sizes, torch.Tensor):
-            sizes = sizes.tolist()
+        sizes = (
+            [] if sizes is None else [operator.index(size) for size in sizes]
+        )  # may be numpy's numbers, or a tensor's
         if not sizes:
             if rows % self.size():
                 raise RuntimeError(
@@ -196,10 +199,10 @@ class SimProcessGroup(PostingGroup):
             sizes = [rows // self.size()] * self.size()
         if len(sizes) != self.size() or sum(sizes) != rows:
             raise RuntimeError(
-                f"all_to_all: {what} split sizes {list(sizes)} must be {self.size()} numbers whose sum is the size of "
+                f"all_to_all: {what} split sizes {sizes} must be {self.size()} numbers whose sum is the size of "
                 f"dimension 0, {rows}"
             )
-        return tensor.split(list(sizes))
+        return tensor.split(sizes)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:
         return self._post("barrier", (), (), opts, shape=None, dtype=None)

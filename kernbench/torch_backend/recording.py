@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.device_generators import draws
 from kernbench.torch_backend.placement import PLAIN, block_of, place
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ class Recorded:
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         causal: where its argument ``is_causal`` is, None if it has none.
+        draws: it draws random numbers.
     """
 
-    __slots__ = ("allocates", "call", "causal", "host_reads", "kind", "name", "title")
+    __slots__ = ("allocates", "call", "causal", "draws", "host_reads", "kind", "name", "title")
 
     def __init__(self, func: Any) -> None:
         self.kind = classify(func)
@@ -86,6 +88,7 @@ class Recorded:
         self.name = getattr(func, "_opname", self.title)
         self.allocates = self.name in _ALLOCATIONS
         self.host_reads = self.name in _HOST_READS
+        self.draws = draws(func)
         self.causal: int | None = None
         if self.kind == GEMM:
             names = [argument.name for argument in func._schema.arguments]
@@ -152,7 +155,10 @@ class Recorder(TorchDispatchMode):
         operation = _operations[func]
         if operation.kind == COLLECTIVE:
             return self._collective(func, args, kwargs or {})
-        result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        if operation.draws and (kwargs or self._device.used):
+            result = self._draw(operation, args, kwargs or {})
+        else:
+            result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
         if operation.kind > VIEW and not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
             self._record(operation, args, kwargs, result)
         return result
@@ -173,6 +179,19 @@ class Recorder(TorchDispatchMode):
         for each in result if isinstance(result, list | tuple) else (result,):
             place(each, block.memory)
         return result
+
+    def _draw(self, operation: Recorded, args: Any, kwargs: Any) -> Any:
+        """Run an operation that draws random numbers: on a GPU, from that GPU's generator."""
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            index = self._device.number(wanted) if wanted.type == "cuda" else None
+        else:
+            blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
+            index = next((block.memory.index for block in blocks if block is not None), None)
+        if index is None or kwargs.get("generator") is not None:
+            return operation.call(*args, **kwargs)
+        with self._device.generators.drawing(index):
+            return operation.call(*args, **kwargs)
 
     def _is_the_hosts(self) -> bool:
         """Whether an operation of a rank that works on the context's tensors is the host's.

@@ -33,15 +33,19 @@ def get_data_parallel_rng_tracker_name() -> str:
     return _DATA_PARALLEL_RNG_TRACKER_NAME
 
 
-def _get_state() -> torch.Tensor:
-    return torch.cuda.get_rng_state() if _on_gpu() else torch.get_rng_state()
+State = tuple[torch.Tensor, ...]
+"""States of the host's generator and, in a program for GPUs, of the current GPU's."""
 
 
-def _set_state(state: torch.Tensor) -> None:
-    if _on_gpu():
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
+def _get_state() -> State:
+    host = torch.get_rng_state()
+    return (host, torch.cuda.get_rng_state()) if _on_gpu() else (host,)
+
+
+def _set_state(state: State) -> None:
+    torch.set_rng_state(state[0])
+    if len(state) > 1:
+        torch.cuda.set_rng_state(state[1])
 
 
 def _on_gpu() -> bool:
@@ -54,9 +58,9 @@ def _seed(seed: int) -> None:
 
 @dataclass
 class RNGStatesTracker:
-    """Named states of the device's default generator."""
+    """Named states of the default generators: of the host's, and of the GPU's if there is one."""
 
-    states_: dict[str, torch.Tensor] = field(default_factory=dict)
+    states_: dict[str, State] = field(default_factory=dict)
     seeds_: set[int] = field(default_factory=set)
 
     def is_initialized(self) -> bool:
@@ -68,11 +72,11 @@ class RNGStatesTracker:
         self.states_.clear()
         self.seeds_.clear()
 
-    def get_states(self) -> dict[str, torch.Tensor]:
+    def get_states(self) -> dict[str, State]:
         """A copy of the mapping, for checkpoints."""
         return dict(self.states_)
 
-    def set_states(self, states: dict[str, torch.Tensor]) -> None:
+    def set_states(self, states: dict[str, State]) -> None:
         """Put back what :meth:`get_states` gave."""
         self.states_ = dict(states)
 

@@ -141,7 +141,6 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
     inputs = [c for c in constraints if not c.startswith("=")]
     types, results = info.operand_types, info.result_types
     tile = next((t.shape for t in (*results, *types) if t.shape), ())
-    elements = prod(tile)
     n_results = len(results)
     per_result = max(1, len(outputs) // max(1, n_results))
 
@@ -149,15 +148,25 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         letter = re.sub(r"[^a-z]", "", constraint)[:1] or "r"
         return _REGISTER_BITS.get(letter, 32)
 
-    def start(b: Any, xs: tuple[Any, ...]) -> Frame:
+    def shape_of(b: Any, xs: tuple[Any, ...]) -> tuple[int, ...]:
+        """The tile; inside a combine function, whose operands are scalars, that of what is being combined."""
+        if tile:
+            return tile
+        nl = len(b.lanes)
+        return tuple(torch.broadcast_shapes(*(x.shape[nl:] for x in xs if type(x) is Tensor)))
+
+    def start(b: Any, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
+        elements = prod(tile)
         registers: dict[str, np.ndarray] = {}
         number = len(outputs)
         place = 0
         n = prod(b.lanes) * elements // pack
         for x, ty in zip(xs, types, strict=True):
-            full = materialise(x, b, ty).expand(b.lanes + ty.shape)
-            if ty.shape != tile:
-                full = full.reshape(b.lanes + (1,) * len(tile)).expand(b.lanes + tile)
+            combined = type(x) is Tensor and x.ndim > len(b.lanes) + len(ty.shape)
+            full = x if combined else materialise(x, b, ty)
+            if full.ndim < len(b.lanes) + len(tile):
+                full = full.reshape(full.shape + (1,) * len(tile))
+            full = full.expand(b.lanes + tile)
             for value in _to_registers(full, pack, bits_of(inputs[place])):
                 constraint = inputs[place]
                 if constraint.isdigit():
@@ -177,7 +186,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         }  # fmt: skip
         return Frame(n, registers, np.zeros(n, dtype=np.int64), specials)
 
-    def finish(b: Any, frame: Frame) -> Any:
+    def finish(b: Any, frame: Frame, tile: tuple[int, ...]) -> Any:
         out = []
         for k, ty in enumerate(results):
             raw = [
@@ -185,19 +194,20 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
                 for r in range(per_result)
             ]
             value = _from_registers(raw, pack, bits_of(outputs[k * per_result]), ty).reshape(b.lanes + tile)
-            out.append(settle(value, b, ty.shape, ty.is_int and ty.elem != "i1"))
+            out.append(settle(value, b, tile, ty.is_int and ty.elem != "i1"))
         return tuple(out) if n_results > 1 else out[0] if out else None
 
     def execute(b: Any, *xs: Any) -> Any:
+        shape = shape_of(b, xs)
         frame = b.suspended.pop(info.index, None)
         if frame is None:
-            frame = start(b, xs)
+            frame = start(b, xs, shape)
         try:
             run(assembly, frame, LaneMemory(b, info), parks=not b.x.dry)
         except Stuck as stuck:
             stuck.frame = frame
             stuck.info = info  # type: ignore[attr-defined]
             raise
-        return finish(b, frame)
+        return finish(b, frame, shape)
 
     return execute

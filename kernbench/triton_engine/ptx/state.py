@@ -97,9 +97,9 @@ class State:
     def address(self, text: str) -> np.ndarray:
         """The addresses of ``[register+offset]``."""
         inner = text.strip()[1:-1].strip()
-        base, sign, offset = ([*re.split(r"\s*([+])\s*", inner, maxsplit=1), "", "0"])[:3]
-        out = self.raw(base)
-        return out + U64(int(offset, 0) & 0xFFFFFFFFFFFFFFFF) if sign else out
+        base, sign, offset = ([*re.split(r"\s*([+-])\s*", inner, maxsplit=1), "", "0"])[:3]
+        distance = -int(offset, 0) if sign == "-" else int(offset, 0)
+        return self.raw(base) + U64(distance & 0xFFFFFFFFFFFFFFFF)
 
     @staticmethod
     def names(text: str) -> list[str]:
