@@ -119,8 +119,10 @@ def install(patches: Patches, devices: Devices) -> None:
 @functools.cache
 def _answers_itself(cls: type) -> bool:
     """Whether a class of tensors has a torch function of its own: it knows torch's getter, not what stands in its place."""
-    function = getattr(cls.__torch_function__, "__func__", cls.__torch_function__)  # type: ignore[attr-defined]
-    return function not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+    stock: Any = torch.Tensor.__torch_function__
+    own: Any = vars(cls).get("__torch_function__") or getattr(cls, "__torch_function__", stock)
+    function = getattr(own, "__func__", own)
+    return function not in (stock.__func__, torch._C._disabled_torch_function_impl)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
