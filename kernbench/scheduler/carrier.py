@@ -100,6 +100,9 @@ def settled_heap() -> Iterator[None]:
 
     Ranks make so many objects, most of them lasting (the log's), that full collections come often, and each walks through
     everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
+
+    Only inside :func:`quick_thread_end`: the search of greenlet does not see what is frozen, and where it finds nobody who
+    keeps the greenlet of a thread that has ended, it frees it.
     """
     if gc.get_freeze_count():
         yield  # somebody else has done it, and will undo it
@@ -286,6 +289,7 @@ class Carrier:
             self._finished = True
             self.before_run = None
             del self._body, self._on_bound  # they lead to the world, which is to be forgotten
+            self.root = None  # it ends with the thread
             if not self.stuck:
                 self._baton.ended.append(self)
                 self._baton.give_back()

@@ -264,11 +264,11 @@ class RankScheduler:
         """While ranks run: Ctrl-C ends the simulation, and carriers share one core and end quickly."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.interruptible())
+            stack.enter_context(quick_thread_end())
             stack.enter_context(settled_heap())
             if self._carried:
                 stack.enter_context(Watchdog(self).watching())
                 stack.enter_context(one_core())
-                stack.enter_context(quick_thread_end())
             yield
 
     def make_ready(self, target: Any, error: BaseException | None = None) -> None:

@@ -6,9 +6,8 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -325,7 +324,7 @@ def names(devices: Devices) -> dict[str, Any]:
 
 def install(patches: Patches, devices: Devices) -> dict[str, Any]:
     """Give ``torch.cuda``, ``torch.cuda.nvtx`` and ``torch.accelerator`` the simulated GPUs. Returns the attributes."""
-    table = names(devices)
+    table = _each_its_own(names(devices))
     for name, value in table.items():
         patches.set(torch.cuda, name, value)
     for module in (torch.cuda.random, torch.cuda.memory, torch.cuda.streams):
@@ -362,20 +361,25 @@ def install(patches: Patches, devices: Devices) -> dict[str, Any]:
         "get_memory_info": table["mem_get_info"],
         "get_device_capability": table["get_device_capability"],
     }
-    for name, value in accelerator.items():
+    for name, value in _each_its_own(accelerator, table.values()).items():
         if hasattr(torch.accelerator, name):
-            patches.set(torch.accelerator, name, _another(value))
+            patches.set(torch.accelerator, name, value)
     return table
 
 
-def _another(function: Any) -> Any:
-    """The same function as an object of its own: Dynamo tells ``torch.cuda``'s and ``torch.accelerator``'s apart by that."""
+def _each_its_own(table: dict[str, Any], taken: Iterable[Any] = ()) -> dict[str, Any]:
+    """The table with no function twice, nor one of those ``taken``: Dynamo looks up by function which name it has."""
+    seen = {id(value) for value in taken}
+    own = {}
+    for name, value in table.items():
+        own[name] = _another(value) if id(value) in seen and isinstance(value, FunctionType) else value
+        seen.add(id(value))
+    return own
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
 
-    return call
+def _another(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own that does the same."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def _unavailable(name: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from kernbench.torch_backend.device_classes import TENSOR_TYPES
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import Block, block_of
+from kernbench.torch_backend.placement import Block, block_of, is_described, place_wrapper, stored_in
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import Devices
@@ -36,10 +36,8 @@ def install(patches: Patches, devices: Devices) -> None:
             kind = "cuda" if isinstance(target, int) else torch.device(target).type
         else:
             return stock_to(tensor, *args, **kwargs)
-        if kind not in ("cuda", "cpu") or current() is None:
+        if kind not in ("cuda", "cpu") or current() is None or is_described(type(tensor)):
             return stock_to(tensor, *args, **kwargs)
-        if type(tensor) not in _PLAIN:
-            return stock_to(tensor, *_with_device(args, "cpu"), **_with_device_keyword(kwargs, "cpu"))
         block = block_of(tensor)
         here = block is not None
         if block is not None and kind == "cuda" and _index_of(target) in (None, index_of(block)):
@@ -54,7 +52,7 @@ def install(patches: Patches, devices: Devices) -> None:
                 moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
             finally:
                 mine.state.inside_operation = inside
-            mine.peer_copy([moved], block.memory, devices.memory_at(target))
+            mine.peer_copy(stored_in(moved), block.memory, devices.memory_at(target))
             if moved.requires_grad and not moved.is_leaf:
                 origin = device_of(tensor)
                 moved.register_hook(lambda gradient: to(gradient, origin))
@@ -64,7 +62,7 @@ def install(patches: Patches, devices: Devices) -> None:
         if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
             device = devices.mine()
             device.used = True
-            device.transfer([result], devices.memory_at(target))
+            device.transfer(stored_in(result), devices.memory_at(target))
         return result
 
     def cuda(
@@ -90,6 +88,17 @@ def install(patches: Patches, devices: Devices) -> None:
         block = block_of(tensor)
         return -1 if block is None else index_of(block)
 
+    stock_wrapper: Any = base._make_wrapper_subclass
+
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        wanted = kwargs.get("device")
+        if wanted is None or current() is None or is_described(cls) or torch.device(wanted).type != "cuda":
+            return stock_wrapper(cls, *args, **kwargs)
+        wrapper: torch.Tensor = stock_wrapper(cls, *args, **{**kwargs, "device": "cpu"})
+        if not hasattr(cls, "__tensor_flatten__"):
+            place_wrapper(wrapper, devices.memory_at(wanted))
+        return wrapper
+
     stock_type: Any = base.type
 
     def kind_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -114,18 +123,16 @@ def install(patches: Patches, devices: Devices) -> None:
     patches.set(tensor_class, "is_pinned", is_pinned)
     patches.set(tensor_class, "record_stream", lambda tensor, stream: None)
     patches.set(tensor_class, "type", kind_or_cast)
+    # to autograd, which would ask a CUDA runtime, a wrapper is on the CPU as its parts are
+    patches.set(tensor_class, "_make_wrapper_subclass", staticmethod(make_wrapper))
 
 
 @functools.cache
 def _answers_itself(cls: type) -> bool:
     """Whether a class of tensors has a torch function of its own: it knows torch's getter, not what stands in its place."""
     stock: Any = torch.Tensor.__torch_function__
-    own: Any = vars(cls).get("__torch_function__") or getattr(cls, "__torch_function__", stock)
-    function = getattr(own, "__func__", own)
-    return function not in (stock.__func__, torch._C._disabled_torch_function_impl)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+    function: Any = cls.__torch_function__  # type: ignore[attr-defined]
+    return getattr(function, "__func__", function) not in (stock.__func__, torch._C._disabled_torch_function_impl)
 
 
 def _index_of(target: Any) -> int | None:

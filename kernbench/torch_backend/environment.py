@@ -20,6 +20,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
+from kernbench.torch_backend import compiling, module_hooks
 from kernbench.torch_backend.group import SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.modes import plain_torch
@@ -80,7 +81,8 @@ class Environment:
             self._stage.open(self)
             self._replace_distributed()
             self.devices.open(self.ctx, self._patches)
-            self.state.open()
+            module_hooks.install(self._patches, self.state.modules)
+            self.state.open(self._patches)
             self._imports.open()
         except BaseException:
             self.close()
@@ -91,6 +93,7 @@ class Environment:
         self._imports.close()
         self.state.close()
         self._patches.undo()
+        compiling.forget_names()
         dist.set_debug_level(self._debug_level)
         self._stage.close()
         if self._isolated:

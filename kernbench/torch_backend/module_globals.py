@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 MISSING: Any = object()
 
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 
 ALWAYS = (
     "torch.distributed.tensor._random",
@@ -189,6 +190,18 @@ class ModuleGlobals:
         switched.module.__class__ = _Watched
         vars(switched.module)["__kernbench_note__"] = self._note
 
+    def take(self, module: ModuleType, names: Sequence[str]) -> None:
+        """Take in some globals while a rank runs: what they are now stays that rank's, the others and main get copies.
+
+        A module is taken in once.
+        """
+        if module.__name__ in self._known:
+            return
+        self._known.add(module.__name__)
+        switched = _Switched(module, list(names))
+        switched.values[None] = [_fresh(value) for value in switched.initial.values()]
+        self._switched.append(switched)
+
     def _note(self, module: ModuleType, name: str) -> None:
         if self.paused:
             return
@@ -236,4 +249,4 @@ class ModuleGlobals:
 
 
 def _fresh(value: Any) -> Any:
-    return value.copy() if type(value) in _CONTAINERS else value
+    return value.copy() if isinstance(value, _CONTAINERS) else value

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
 
 
-def _keep_on_device(source: torch.Tensor, outputs: Tensors) -> None:
-    """Functional collectives make their outputs in C++, which knows CPU tensors only: they belong where the input is."""
-    block = block_of(source)
-    if block is not None and block_of(outputs[0]) is None:
-        for output in outputs:
-            place(output, block.memory)
-
-
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
@@ -70,6 +62,7 @@ class PostingGroup(_ProcessGroup):
         self._environment = environment
         self._ctx = environment.ctx
         self._post_to = environment.ctx.distributed.matcher
+        self._device = environment.devices.mine()
         self.communicator = communicator
         self._rank = rank
         self.backend_name = backend
@@ -212,8 +205,6 @@ class PostingGroup(_ProcessGroup):
         self._sequence += 1
         if self._ctx._me().unsettled:
             self._ctx.settle_stream()
-        if inputs is not outputs and inputs and outputs:
-            _keep_on_device(inputs[0], outputs)
         if reduction is not None and opts is not None:
             inputs = premultiplied(opts, inputs)
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
@@ -244,6 +235,10 @@ class PostingGroup(_ProcessGroup):
         )
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
+        memory = self._device.collective_memory
+        if memory is not None:
+            for tensor in tensors:
+                place(tensor, memory)
         on_stream = False
         for tensor in tensors:
             if block_of(tensor) is not None:

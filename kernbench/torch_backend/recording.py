@@ -18,17 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend.placement import block_of, place
+from kernbench.torch_backend.placement import PLAIN, block_of, place
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import RankDevice
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(6)
+SKIP, COLLECTIVE, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(7)
 
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+_FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
 _SKIPPED = frozenset(
     {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
@@ -44,6 +43,8 @@ def classify(func: Any) -> int:
         return SKIP
     namespace, _, name = func.name().partition("::")
     name = name.partition(".")[0]
+    if namespace in _FUNCTIONAL_COLLECTIVES:
+        return COLLECTIVE
     if namespace not in _NAMESPACES or name in _SKIPPED:
         return SKIP
     if name in _TRANSFERS:
@@ -80,10 +81,9 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing here that Dynamo could trace, and wrapping would import it
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """True: else ``torch.compile`` would compile nothing. The operations of compiled code are seen one by one."""
-        return True
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch's is a class method, called on the object
+        """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0086)."""
+        return not self._device.used
 
     def open(self) -> None:
         """Record from now on, in this thread."""
@@ -102,14 +102,31 @@ class Recorder(TorchDispatchMode):
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         if self._device.state.unsettled:
             self._device.ctx.settle_stream()
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._steps_aside():
-            return result
         kind = _kinds.get(func)
         if kind is None:
             kind = _kinds[func] = classify(func)
-        if kind > VIEW:
+        if kind == COLLECTIVE:
+            return self._collective(func, args, kwargs or {})
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if kind > VIEW and not self._steps_aside():
             self._record(func, kind, args, kwargs, result)
+        return result
+
+    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A functional collective: C++ allocates what it gives, which is where what it was given is."""
+        device = self._device
+        given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
+        blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
+        block = next(filter(None, blocks), None) if device.used else None
+        if block is None:
+            return func(*args, **kwargs)
+        before, device.collective_memory = device.collective_memory, block.memory
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            device.collective_memory = before
+        for each in result if isinstance(result, list | tuple) else (result,):
+            place(each, block.memory)
         return result
 
     def _steps_aside(self) -> bool:
@@ -138,7 +155,7 @@ class Recorder(TorchDispatchMode):
         else:
             outputs = []
         for output in outputs:
-            if output.is_meta or type(output) not in _PLAIN:
+            if output.is_meta or type(output) not in PLAIN:
                 return
         if device.used:
             blocks = [block_of(tensor) for tensor in inputs]
@@ -174,6 +191,9 @@ class Recorder(TorchDispatchMode):
             if device.ctx.hooks is not None:
                 device.ctx.hooks.host_read(inputs[0], func._opname)
             device.finish()
+            block = block_of(inputs[0])
+            if block is not None and block.shared:
+                device.look_around(func._opname)
             return
         cost = self._costs.of(
             func._opname,

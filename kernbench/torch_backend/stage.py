@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.torch_backend import clocks, profiling
+from kernbench.torch_backend import clocks, compiling, profiling, warning_filters
 from kernbench.torch_backend.backend_classes import backend_class
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
@@ -109,6 +109,8 @@ class Stage:
         self.devices.install(names)
         profiling.install(names, lambda: self._now().ctx)
         self.generators.install(names)
+        compiling.install_backend(names)
+        warning_filters.install(names, lambda: self._now().state.modules)
 
     def _replace_distributed(self, patch: Callable[[Any, str, Any], None]) -> None:
         patch(c10d, "_new_process_group_helper", make_helper(self._now, c10d._new_process_group_helper))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 
 import pytest
+from greenlet import _greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -209,3 +211,23 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     assert sorted(cleaned) == [0, 1, 2]
     assert scheduler.live_count == 0
     assert not any(rank.carrier.thread.is_alive() for rank in scheduler.ranks)
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "greenlet"])
+def test_the_heap_is_frozen_only_while_greenlet_does_not_search_it(isolation, monkeypatch):
+    """Its search for who keeps an ended thread's greenlet does not see frozen objects: it would free what they keep."""
+    switch = _greenlet.enable_optional_cleanup
+    frozen_when_switched = []
+
+    def noted(enabled):
+        frozen_when_switched.append((enabled, bool(gc.get_freeze_count())))
+        return switch(enabled)
+
+    monkeypatch.setattr(_greenlet, "enable_optional_cleanup", noted)
+    frozen_inside = []
+    scheduler = RankScheduler()
+    scheduler.start([lambda: frozen_inside.append(bool(gc.get_freeze_count()))], isolation=isolation)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert frozen_inside == [True]
+    assert frozen_when_switched == [(False, False), (True, False)]

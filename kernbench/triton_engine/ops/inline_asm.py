@@ -36,6 +36,25 @@ class LaneMemory:
     def __init__(self, b: Any, info: OpInfo) -> None:
         self.b = b
         self.info = info
+        #: Buffers that a multicast address reaches besides the one whose traffic counts: the switch makes one of all.
+        self._echoes: set[int] = set()
+
+    def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
+        """The addresses that multicast addresses stand for, one array per buffer."""
+        x = self.b.x
+        least, most = int(address.min()), int(address.max())
+        found = x.memory.multicast_range(least)
+        if found is None or most - found[0] >= found[2]:
+            raise MemoryAccessError(
+                f"kernel {self.info.kernel}: multimem at address {least:#x}, which is not a multicast address: take the "
+                f"handle's multicast_ptr\n  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+            )
+        start, bases, _ = found
+        mine = x.launches[self.b.rank].rank
+        homes = [x.find(base) for base in bases]
+        counted = next((home.base for home in homes if home is not None and home.rank != mine), None)
+        self._echoes = {home.base for home in homes if home is not None and home.base != counted}
+        return [address - np.uint64(start) + np.uint64(base) for base in bases]
 
     def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[Allocation, np.ndarray, np.ndarray]]:
         out = []
@@ -55,7 +74,8 @@ class LaneMemory:
                     f"kernel {self.info.kernel}: inline assembly reaches past the end of {found.describe()}\n"
                     f"  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
                 )
-            self.b.x.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
+            if found.base not in self._echoes:
+                self.b.x.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
             out.append((found, here, (signed[here] - found.base) // nbytes))
             left &= ~here
         return out

@@ -20,6 +20,9 @@ class Memory(Protocol):
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None: ...
 
+    def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
+        """The addresses that multicast addresses stand for, one array per buffer. Their traffic is one buffer's."""
+
 
 @dataclass
 class Frame:
