@@ -1,4 +1,4 @@
-"""``torch.compile`` inside simulated ranks: what is compiled really is, also for tensors of simulated GPUs."""
+"""``torch.compile`` and fake tensors inside simulated ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.torch_backend.conftest import Ranks
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_function_is_compiled_with_its_backward(ranks: Ranks, device: str) -> None:
+def test_a_compiled_function_has_its_values_and_gradients(ranks: Ranks, device: str) -> None:
     def body() -> Any:
         graphs: list[Any] = []
 
@@ -32,11 +32,17 @@ def test_a_function_is_compiled_with_its_backward(ranks: Ranks, device: str) -> 
         assert x.grad is not None
         return len(graphs), seen.tolist(), result.tolist(), x.grad.tolist(), x.grad.device.type
 
-    expected = (1, [1.0, 2.0, 5.0, 7.0], [1.0, 2.0, 5.0, 7.0], [0.0, 2.0, 2.0, 2.0], device)
-    assert ranks(body, 2, backend="nccl" if device == "cuda" else "gloo") == [expected] * 2
+    results = ranks(body, 2, backend="nccl" if device == "cuda" else "gloo")
+    if device == "cpu":  # what a rank does on simulated GPUs runs as it is (ADR 0086)
+        assert (
+            sum(graphs for graphs, *_ in results) >= 1
+        )  # Dynamo may take for one rank what it has compiled for another
+    assert [values for _, *values in results] == [
+        [[1.0, 2.0, 5.0, 7.0], [1.0, 2.0, 5.0, 7.0], [0.0, 2.0, 2.0, 2.0], device]
+    ] * 2
 
 
-def test_collectives_are_in_the_graph(ranks: Ranks) -> None:
+def test_a_compiled_function_calls_collectives(ranks: Ranks) -> None:
     def body() -> Any:
         def function(x: torch.Tensor) -> torch.Tensor:
             return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
