@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed
 
 from kernbench.ccl.reduce_op import ReduceOp
 
@@ -41,26 +40,8 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> ReduceOp:
     return _checked(getattr(wanted, "op", wanted), dtype)
 
 
-_KINDS: Any = torch.distributed.ReduceOp.RedOpType
-_PREMULTIPLIED = _KINDS.PREMUL_SUM
-
-
-def scaled(tensors: Tensors, opts: Any) -> Tensors:
-    """What a reduction takes from this rank: of NCCL's premultiplied sum, the tensors times this rank's factor."""
-    wanted = getattr(opts, "reduceOp", opts)
-    if getattr(wanted, "op", None) != _PREMULTIPLIED:
-        return tensors
-    factor = wanted.factor
-    with torch.no_grad():
-        return [
-            tensor * (factor.to(tensor.dtype) if isinstance(factor, torch.Tensor) else factor) for tensor in tensors
-        ]
-
-
 @functools.cache
 def _checked(op: Any, dtype: torch.dtype) -> ReduceOp:
-    if op == _PREMULTIPLIED:
-        op = ReduceOp.SUM
     reduction = ReduceOp.parse(op)
     reduction.check_dtype(dtype)
     return reduction

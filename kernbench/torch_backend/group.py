@@ -16,7 +16,7 @@ import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.torch_backend import monitored_barrier
-from kernbench.torch_backend.call_arguments import Tensors, one_tensor, reduction_of, root_of, scaled, tensor_list
+from kernbench.torch_backend.call_arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
 from kernbench.torch_backend.posting_group import PostingGroup
 from kernbench.torch_backend.work import SimWork
 
@@ -32,16 +32,15 @@ class SimProcessGroup(PostingGroup):
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts, tensor.dtype)
         return self._post(
-            "all_reduce", scaled((tensor,), opts), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype,
-            reduction=reduction,
-        )  # fmt: skip
+            "all_reduce", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, reduction=reduction
+        )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimWork:
         """All tensors in one collective."""
         if any(tensor.is_sparse for tensor in tensors):
             return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
         return self._post(
-            "all_reduce", scaled(tuple(tensors), opts), tuple(tensors), opts, shape=tuple(tensor.numel() for tensor in tensors),
+            "all_reduce", tuple(tensors), tuple(tensors), opts, shape=tuple(tensor.numel() for tensor in tensors),
             dtype=tensors[0].dtype, reduction=reduction_of(opts, tensors[0].dtype),
         )  # fmt: skip
 
@@ -76,8 +75,8 @@ class SimProcessGroup(PostingGroup):
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None, tensor.dtype)
         outputs = (tensor,) if root == self._rank else ()
         return self._post(
-            "reduce", scaled((tensor,), op if op is not None else opts), outputs, opts, shape=tuple(tensor.shape),
-            dtype=tensor.dtype, reduction=reduction, root=root,
+            "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, reduction=reduction,
+            root=root,
         )  # fmt: skip
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> SimWork:
@@ -138,7 +137,7 @@ class SimProcessGroup(PostingGroup):
         tensor, inputs = one_tensor(output_tensors), tensor_list(input_tensors)
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
         return self._post(
-            "reduce_scatter", scaled(inputs, opts), (tensor,), opts, shape=shape, dtype=tensor.dtype, splits=splits,
+            "reduce_scatter", inputs, (tensor,), opts, shape=shape, dtype=tensor.dtype, splits=splits,
             reduction=reduction_of(opts, tensor.dtype),
         )  # fmt: skip
 
@@ -150,7 +149,7 @@ class SimProcessGroup(PostingGroup):
             )
         cells = input.reshape(-1).split(output.numel()) if output.numel() else [input] * self.size()
         return self._post(
-            "reduce_scatter", scaled(cells, opts), (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
+            "reduce_scatter", cells, (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
             reduction=reduction_of(opts, output.dtype), given=(input,),
         )  # fmt: skip
 
