@@ -88,19 +88,3 @@ def test_a_class_that_overrides_functions_is_asked_for_its_device(ranks: Ranks) 
         assert sharded.device.type == "cuda"
 
     ranks(body, 2, backend="nccl")
-
-
-def test_sharded_gradients_have_the_divisor_that_was_given(ranks: Ranks) -> None:
-    """FSDP2 hands it to the collective as a factor."""
-
-    def body() -> torch.Tensor:
-        torch.cuda.set_device(dist.get_rank())
-        layer = nn.Linear(4, 2, bias=False, device="cuda")
-        fully_shard(layer, mesh=init_device_mesh("cuda", (2,)))
-        layer.set_gradient_divide_factor(8.0)  # type: ignore[operator]
-        layer(torch.full((3, 4), 1.0 + dist.get_rank(), device="cuda")).sum().backward()
-        gradient: torch.Tensor = layer.weight.grad.full_tensor().cpu()  # type: ignore[union-attr, operator]
-        return gradient
-
-    for gradient in ranks(body, 2, backend="nccl"):
-        assert torch.equal(gradient, torch.full((2, 4), (3 * 1.0 + 3 * 2.0) / 8))
