@@ -5,7 +5,8 @@ all-gather takes one input and gives n outputs, a reduce-scatter the other way r
 cell that arrives is the cell that was sent whatever the route, so it is copied at once (a test holds this against the
 schedule, transfer by transfer); where it reduces, members are folded in the order that the schedule prescribes.
 
-Outputs may be the inputs' own memory, as in-place calls have it: nothing is written before it has been read.
+Outputs may be the inputs' own memory, as in-place calls have it: nothing is written before it has been read. They are
+written through ``data``: autograd does not hear of it, as it does not of what a communication library writes.
 """
 
 from __future__ import annotations
@@ -29,14 +30,12 @@ Movement = Callable[[Schedule, Sequence[Tensors], Sequence[Tensors], "ReduceOp |
 def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.data_ptr() == source.data_ptr() and target.numel() == source.numel() and target.is_contiguous():
         return
-    target.copy_(source if source.shape == target.shape else source.reshape(target.shape))
+    target.data.copy_(source if source.shape == target.shape else source.reshape(target.shape))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as ``[count]``: itself or a view where that is possible, else a copy that the caller writes back."""
-    if tensor.dim() == 1 and not tensor.requires_grad:
-        return tensor
-    return tensor.detach().reshape(-1)
+    return tensor.data if tensor.dim() == 1 else tensor.data.reshape(-1)
 
 
 def _all_reduce(
@@ -51,7 +50,7 @@ def _all_reduce(
         run_all_reduce(schedule, flat_sources, flat_targets, op)
         for target, flat in zip(targets, flat_targets, strict=True):
             if flat is not target and flat.data_ptr() != target.data_ptr():
-                target.copy_(flat.view(target.shape))
+                target.data.copy_(flat.view(target.shape))
 
 
 def _broadcast(

@@ -177,64 +177,79 @@ def run_stacked(
 ) -> None:
     """Fold all cells at once, one member of each chain after the other."""
     count, dtype = inputs[0].numel(), inputs[0].dtype
-    small = schedule.members * count * dtype.itemsize <= KEPT_BYTES
-    stack = (_stack if small else _stack.__wrapped__)(schedule, count, dtype)
+    members, cells = schedule.members, schedule.cells
+    index = _stack_index(schedule, count)
+    small = members * count * dtype.itemsize <= KEPT_BYTES
+    stack = (_stack if small else _stack.__wrapped__)(members, cells, count, dtype)
     torch.stack(list(inputs), out=stack.members)
-    if stack.pad is not None:
-        torch.index_select(stack.members, 1, stack.pad, out=stack.padded)
-    torch.index_select(stack.cells, 0, stack.rows, out=stack.ordered)
+    if index.pad is not None:
+        torch.index_select(stack.members, 1, index.pad, out=stack.padded)
+    torch.index_select(stack.cells, 0, index.rows, out=stack.ordered)
     total = stack.parts[0]
     combine = op.elementwise
     for part in stack.parts[1:]:
         combine(total, part, out=total)
-    op.finish(total, schedule.members)
-    result = stack.result if stack.keep is None else total[stack.keep]
+    op.finish(total, members)
+    result = stack.result if index.keep is None else total[index.keep]
     for output in outputs:
         output.copy_(result)
 
 
-class _Stack(NamedTuple):
-    """Where a stacked reduction happens. Small ones are kept, because making a tensor costs more than adding small ones.
+class _StackIndex(NamedTuple):
+    """Where the parts of a stacked reduction are.
 
     Attributes:
-        members: ``[members, count]`` all inputs.
         pad: ``[cells * length]`` element that stands at each place, None if all cells are equally long.
-        padded: ``[members, cells * length]`` the inputs with cells of equal length, which is ``members`` if they are.
-        cells: ``[members * cells, length]`` the same.
+        keep: ``[cells, length]`` whether that place is of the buffer, not of the padding; None if all are.
         rows: ``[members * cells]`` row of the k-th member's part in each cell's chain, members first.
-        ordered: ``[members * cells, length]`` the parts in that order.
-        parts: ``[cells, length]`` the k-th members' parts; the first becomes the result.
-        result: ``[cells * length]`` the result.
-        keep: ``[cells, length]`` whether a place is of the buffer, not of the padding; None if there is none.
     """
 
-    members: torch.Tensor
     pad: torch.Tensor | None
-    padded: torch.Tensor
-    cells: torch.Tensor
-    rows: torch.Tensor
-    ordered: torch.Tensor
-    parts: Sequence[torch.Tensor]
-    result: torch.Tensor
     keep: torch.Tensor | None
+    rows: torch.Tensor
 
 
 @lru_cache(maxsize=64)
-def _stack(schedule: Schedule, count: int, dtype: torch.dtype) -> _Stack:
-    chains, members, cells = schedule.final_chains, schedule.members, schedule.cells
+def _stack_index(schedule: Schedule, count: int) -> _StackIndex:
+    chains, cells = schedule.final_chains, schedule.cells
     assert chains is not None
+    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)).view(-1)
+    if count % cells == 0:
+        return _StackIndex(None, None, rows)
+    length = -(-count // cells)  # cells of two lengths: the short ones are padded, so that they form a matrix
+    bounds = schedule.cell_bounds(count)
+    lengths = np.diff(bounds)[:, None]
+    pad = torch.from_numpy(bounds[:-1, None] + np.minimum(np.arange(length), lengths - 1).clip(0)).view(-1)
+    return _StackIndex(pad.clamp_(max=count - 1), torch.from_numpy(np.arange(length) < lengths), rows)
+
+
+class _Stack(NamedTuple):
+    """The memory of a stacked reduction. Small ones are kept, because making a tensor costs more than adding small ones.
+
+    Attributes:
+        members: ``[members, count]`` all inputs.
+        padded: ``[members, cells * length]`` the inputs with cells of equal length, which is ``members`` if they are.
+        cells: ``[members * cells, length]`` the same.
+        ordered: ``[members * cells, length]`` the parts in the order of the chains.
+        parts: ``[cells, length]`` the k-th members' parts; the first becomes the result.
+        result: ``[cells * length]`` the result.
+    """
+
+    members: torch.Tensor
+    padded: torch.Tensor
+    cells: torch.Tensor
+    ordered: torch.Tensor
+    parts: Sequence[torch.Tensor]
+    result: torch.Tensor
+
+
+@lru_cache(maxsize=64)
+def _stack(members: int, cells: int, count: int, dtype: torch.dtype) -> _Stack:
+    length = -(-count // cells)
     with torch.inference_mode(False):
-        rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)).view(-1)
-        length = -(-count // cells)
         stacked = padded = torch.empty(members, count, dtype=dtype)
-        pad = keep = None
-        if count % cells:  # cells of two lengths: the short ones are padded, so that they form a matrix
-            bounds = schedule.cell_bounds(count)
-            lengths = np.diff(bounds)[:, None]
-            pad = torch.from_numpy(bounds[:-1, None] + np.minimum(np.arange(length), lengths - 1).clip(0)).view(-1)
-            pad.clamp_(max=count - 1)
-            keep = torch.from_numpy(np.arange(length) < lengths)
+        if count % cells:
             padded = torch.empty(members, cells * length, dtype=dtype)
         ordered = torch.empty(members * cells, length, dtype=dtype)
         parts = ordered.split(cells)
-        return _Stack(stacked, pad, padded, padded.view(-1, length), rows, ordered, parts, parts[0].view(-1), keep)
+        return _Stack(stacked, padded, padded.view(-1, length), ordered, parts, parts[0].view(-1))

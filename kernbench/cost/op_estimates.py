@@ -171,6 +171,7 @@ class OpCosts:
     def __init__(self, device: DeviceSpec) -> None:
         self._device = device
         self._known: dict[Any, Cost] = {}
+        self._known_flat: dict[tuple[Any, ...], Cost] = {}
 
     def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
@@ -181,6 +182,22 @@ class OpCosts:
         cost = self._known.get(key)
         if cost is None:
             cost = self._known[key] = self._estimate(name, inputs, outputs, causal)
+        return cost
+
+    def of_tensors(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False) -> Cost:
+        """As :meth:`of`, of what has a ``shape`` and a ``dtype``: for those who ask at every operation."""
+        key: list[Any] = [name, causal, len(inputs)]
+        for tensor in inputs:
+            key += (tensor.shape, tensor.dtype)
+        for tensor in outputs:
+            key += (tensor.shape, tensor.dtype)
+        flat = tuple(key)
+        cost = self._known_flat.get(flat)
+        if cost is None:
+            cost = self._known_flat[flat] = self.of(
+                name, tuple([(each.shape, each.dtype) for each in inputs]),
+                tuple([(each.shape, each.dtype) for each in outputs]), causal=causal,
+            )  # fmt: skip
         return cost
 
     def _estimate(self, name: str, inputs: Tensors, outputs: Tensors, causal: bool) -> Cost:

@@ -114,8 +114,7 @@ class CollectiveRuns:
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
         )  # fmt: skip
         if ctx.enable_data:
-            inputs = [list(map(plain, arrival.inputs)) for arrival in arrivals]
-            outputs = [list(map(plain, arrival.outputs)) for arrival in arrivals]
+            inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
             reduction = ReduceOp(signature.reduction) if signature.reduction else None
             module = algorithm_module(request.config.module)
             if hasattr(module, "run"):
@@ -171,3 +170,13 @@ class CollectiveRuns:
     def awaited(self, op: Operation) -> Operation:
         """The operation whose values a timer of :meth:`values_of` stands for; else ``op`` itself."""
         return next((posted for posted, marker in self._markers.items() if marker is op), op)
+
+
+def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Inputs and outputs of a member, to be read and written past autograd: a collective writes memory, and what autograd has
+    kept of it does not notice, on hardware either. A tensor that is both stays one."""
+    outputs = [plain(tensor).data for tensor in arrival.outputs]
+    if len(outputs) == 1 and len(arrival.inputs) == 1 and arrival.inputs[0] is arrival.outputs[0]:
+        return outputs, outputs
+    written = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}
+    return [written[id(tensor)] if id(tensor) in written else plain(tensor) for tensor in arrival.inputs], outputs

@@ -81,16 +81,27 @@ class Couplings:
         for op in item.party.operations:
             assert op.start is not None
             begin = op.start
-            for other in item.meets:
+            for other in self._heard_by(op, item.party, item.meets):
                 begin = max([begin, *(self._arrival(each, each.start, op) for each in other.operations)])
             clock = begin
             signals = sorted(
-                max(self._arrival(each, each.end, op) for each in other.operations) for other in item.listens_to
+                max(self._arrival(each, each.end, op) for each in other.operations)
+                for other in self._heard_by(op, item.party, item.listens_to)
             )
             for signal in signals:
                 clock = max(clock, signal) + item.seconds / len(signals)
             waited = clock - item.seconds - op.start if signals else begin - op.start
             self._ctx.engine.end_after_waiting(op, item.seconds, max(waited, 0.0))
+
+    @staticmethod
+    def _heard_by(op: Operation, party: Party, others: Sequence[Party]) -> list[Party]:
+        """Of those that a batch has heard, whom ``op``'s part of it has: by words in its own SIP's memory, or in the memory
+        of none of them."""
+        if len(party.operations) == 1:
+            return list(others)
+        sips = {each.sip for each in party.operations}
+        heard = [(other, party.heard.get(other)) for other in others]
+        return [other for other, homes in heard if homes is None or op.sip in homes or not homes <= sips]
 
     def _arrival(self, sender: Operation, moment: float | None, receiver: Operation) -> float:
         assert moment is not None

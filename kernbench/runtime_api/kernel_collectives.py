@@ -208,3 +208,6 @@ class _Buffers:
 
     def words(self, address: int) -> None:
         """The time of such a collective is its schedule's."""
+
+    def multicast_range(self, address: int) -> None:
+        """Their kernels are given no multicast addresses."""

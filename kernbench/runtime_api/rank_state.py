@@ -86,7 +86,12 @@ class RankState:
 
     def take_awaited(self) -> Sequence[Operation]:
         """What the operation that is enqueued now has to wait for."""
-        return self.awaited.pop(self.stream, ()) if self.awaited else ()
+        if not self.awaited:
+            return ()
+        taken = self.awaited.pop(self.stream, ())
+        if self.unsettled:  # what comes later on this stream has to wait for the values too
+            self.unsettled.setdefault(self.stream, []).extend(op for op in taken if not op.executed)
+        return taken
 
     def awaiting_values(self) -> Sequence[Operation]:
         """What the operation that is enqueued now has to wait for and whose values are to come."""

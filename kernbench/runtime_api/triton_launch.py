@@ -22,6 +22,7 @@ from kernbench.runtime_api.current import current_context
 from kernbench.runtime_api.remote_traffic import traffic_of_launches
 from kernbench.runtime_api.tensor import Tensor, plain, storage_of
 from kernbench.sim_engine.data_executor import Deferred, Finished
+from kernbench.sim_engine.memory_store import Allocation as Placed
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.operation import Operation
 from kernbench.triton_engine.counts import Counts
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 _MOST_YIELDS = 1000
 """Turns in a row that a kernel may give way without anything changing, before it counts as waiting for somebody."""
+
+
+_MOST_SIGNAL_BYTES = 1 << 16
+"""Allocations of at most this many bytes may be signals or progress counters that a program keeps in plain tensors."""
 
 
 class SiblingFailedError(KernbenchError):
@@ -55,11 +60,17 @@ class Sink:
 
 
 class KernelMemory:
-    """Finds what a kernel's pointers point to: the context's tensors, by their address in this process."""
+    """Finds what a kernel's pointers point to: the context's tensors, by their address in this process.
+
+    Attributes:
+        multicast: the ranges of addresses that stand for several buffers.
+        signals: whether the program may signal through memory, so that small allocations remember who wrote their words.
+    """
 
     def __init__(self, memory: MemoryStore) -> None:
         self._memory = memory
         self.multicast = MulticastRanges()
+        self.signals = False
 
     def find(self, address: int) -> Allocation | None:
         """The live allocation that contains ``address``, if any."""
@@ -67,13 +78,23 @@ class KernelMemory:
         if found is None or found.backing is None:
             return None
         allocation = Allocation(torch.from_numpy(found.backing), found.name, found.rank)
-        allocation.words = found.words
+        allocation.words = self._words_of(found)
         return allocation
 
     def words(self, address: int) -> Words | None:
         """Who wrote what lies at ``address`` last, if ranks meet there."""
         found = self._memory.find_host(address)
-        return None if found is None else found.words
+        return None if found is None else self._words_of(found)
+
+    def _words_of(self, found: Placed) -> Words | None:
+        if found.words is None and self.signals and found.nbytes <= _MOST_SIGNAL_BYTES:
+            found.words = Words(found.sip)
+        words: Words | None = found.words
+        return words
+
+    def multicast_range(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
+        """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
+        return self.multicast.bases_of(address)
 
 
 _installed = False
@@ -147,7 +168,7 @@ def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
     ctx.executor.submit(deferred)
     if ctx.hooks is not None:
         ctx.hooks.launched(op)
-    if any(type(tensor) is not Tensor for tensor in tensors):
+    if not tensors or any(type(tensor) is not Tensor for tensor in tensors):
         # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
         if not awaited and op.stream not in me.unsettled:
             ctx._block_on(deferred.attempt)

@@ -100,15 +100,19 @@ def settled_heap() -> Iterator[None]:
 
     Ranks make so many objects, most of them lasting (the log's), that full collections come often, and each walks through
     everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
+
+    Threads end quickly meanwhile (:func:`quick_thread_end`), and they must: greenlet's search for references to a thread's own
+    greenlet sees nothing of what has settled, and would take away a reference that somebody there has.
     """
-    if gc.get_freeze_count():
-        yield  # somebody else has done it, and will undo it
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    with quick_thread_end():
+        if gc.get_freeze_count():
+            yield  # somebody else has done it, and will undo it
+            return
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
 
 class Baton:
@@ -286,6 +290,7 @@ class Carrier:
             self._finished = True
             self.before_run = None
             del self._body, self._on_bound  # they lead to the world, which is to be forgotten
+            self.root = None  # it ends with the thread
             if not self.stuck:
                 self._baton.ended.append(self)
                 self._baton.give_back()

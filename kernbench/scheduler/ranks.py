@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from kernbench.errors import KernbenchError
-from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, quick_thread_end, settled_heap
+from kernbench.scheduler.carrier import Baton, Carrier, current_carrier, one_core, settled_heap
 from kernbench.scheduler.policy import Entry, Policy, RoundRobin
 from kernbench.scheduler.watchdog import Watchdog
 
@@ -261,14 +261,13 @@ class RankScheduler:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """While ranks run: Ctrl-C ends the simulation, and carriers share one core and end quickly."""
+        """While ranks run: Ctrl-C ends the simulation, the collector looks at new objects only, and carriers share one core."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.interruptible())
             stack.enter_context(settled_heap())
             if self._carried:
                 stack.enter_context(Watchdog(self).watching())
                 stack.enter_context(one_core())
-                stack.enter_context(quick_thread_end())
             yield
 
     def make_ready(self, target: Any, error: BaseException | None = None) -> None:

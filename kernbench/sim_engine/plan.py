@@ -235,7 +235,16 @@ def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) ->
     queue_arrived = [0.0] * len(plan.queue_links)
     for rows in plan._as_rows:
         # a round looks at what was before it, whatever its transfers do to each other
-        begins = [max(ready[at], ready[to], read_until[to], queue_free[q]) for at, to, q, _, _ in rows]
+        begins = []
+        for at, to, q, _, _ in rows:
+            begin = ready[at]
+            if ready[to] > begin:
+                begin = ready[to]
+            if read_until[to] > begin:
+                begin = read_until[to]
+            if queue_free[q] > begin:
+                begin = queue_free[q]
+            begins.append(begin)
         for begin, (at, to, q, serial, latency) in zip(begins, rows, strict=True):
             leave = begin + serial
             arrive = leave + latency

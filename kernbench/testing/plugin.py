@@ -49,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
            help="compile these Triton kernels ahead of the tests (kernbench.precompile); repeatable")  # fmt: skip
     option("--kernbench-precompile-values", action="store_true",
            help="compile them for kernbench's own engine, not for a GPU")  # fmt: skip
+    option("--kernbench-distributed", nargs="?", const="dgx_h100", metavar="SYSTEM",
+           help="run torch's distributed test cases on simulated ranks of SYSTEM (dgx_h100)")  # fmt: skip
     option("--kernbench-record", metavar="FILE",
            help="write the kernels that the tests launch to FILE, for --kernbench-precompile of the next run")  # fmt: skip
 
@@ -57,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
     config.pluginmanager.register(_Session(config), "kernbench-session")
+    if config.getoption("--kernbench-distributed"):
+        from kernbench.testing.distributed import DistributedTests
+
+        distributed = DistributedTests(config.getoption("--kernbench-distributed"))
+        distributed.open()
+        config.add_cleanup(distributed.close)
 
 
 class _Session:

@@ -45,7 +45,7 @@ def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
 
         spaces: list[Any] = []
         try:
-            with _tagged_output(ctx):
+            with tagged_output(ctx):
                 ctx.multiprocessing.spawn(body, nprocs=count, isolation=mark.kwargs.get("isolation", "carrier"))
             if ended:
                 raise ended[min(ended)]
@@ -139,7 +139,7 @@ class _TaggedStream:
 
 
 @contextmanager
-def _tagged_output(ctx: RuntimeContext) -> Iterator[None]:
+def tagged_output(ctx: RuntimeContext) -> Iterator[None]:
     def current_rank() -> int | None:
         return ctx.distributed._rank_by_greenlet.get(getcurrent())
 

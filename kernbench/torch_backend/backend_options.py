@@ -47,6 +47,16 @@ class BackendStandIn:
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Simulated links need no connection."""
 
+    uid = 0
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Nothing is watched by wall-clock time."""
+
+    def _group_start(self) -> None:
+        """Nothing to group: what was posted completes or is reported."""
+
+    _group_end = _group_start
+
     def abort(self) -> None:
         """Nothing to stop."""
 

@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.torch_backend.modes import plain_torch
 
 Tensors = Sequence[torch.Tensor]
 
@@ -40,16 +42,29 @@ def reduction_of(opts: Any, dtype: torch.dtype) -> ReduceOp:
     return _checked(getattr(wanted, "op", wanted), dtype)
 
 
+_PREMUL_SUM = dist.ReduceOp.PREMUL_SUM
+
+
 @functools.cache
 def _checked(op: Any, dtype: torch.dtype) -> ReduceOp:
-    reduction = ReduceOp.parse(op)
+    reduction = ReduceOp.SUM if op == _PREMUL_SUM else ReduceOp.parse(op)
     reduction.check_dtype(dtype)
     return reduction
 
 
+def premultiplied(opts: Any, tensors: Tensors) -> Tensors:
+    """What is summed up: the tensors, or those times the factor of NCCL's ``PREMUL_SUM``."""
+    wanted = getattr(opts, "reduceOp", opts)
+    if getattr(wanted, "op", None) != _PREMUL_SUM:
+        return tensors
+    factor = wanted.__getstate__()[1]
+    with plain_torch():
+        return [tensor.data * factor for tensor in tensors]
+
+
 def root_of(opts: Any) -> int:
-    """The root's number in the group, of options or given as it is."""
-    return int(getattr(opts, "rootRank", opts))
+    """The root's number in the group, of options or given as it is; by default 0, as C++ has it."""
+    return 0 if opts is None else int(getattr(opts, "rootRank", opts))
 
 
 def timeout_of(opts: Any) -> timedelta | None:

@@ -9,7 +9,9 @@ Outside ranks the functions are as they were, also those that a program has kept
 
 from __future__ import annotations
 
+import functools
 import time
+import timeit
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +98,16 @@ def install(patches: Patches, clock: RankClock) -> None:
     for name, offset in (("time", EPOCH), ("monotonic", 0.0), ("perf_counter", 0.0)):
         patches.set(time, name, reads(name, offset, nanoseconds=False))
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))
+    _install_timeit(patches)
+
+
+def _install_timeit(patches: Patches) -> None:
+    """``timeit`` and ``torch.utils.benchmark`` keep ``perf_counter`` under a name of their own, also as a default argument."""
+    virtual, stock = time.perf_counter, timeit.Timer.__init__
+
+    @functools.wraps(stock)
+    def init(self: Any, stmt: Any = "pass", setup: Any = "pass", timer: Any = virtual, globals: Any = None) -> None:
+        stock(self, stmt, setup, virtual if timer is _stock["perf_counter"] else timer, globals)
+
+    patches.set(timeit, "default_timer", virtual)
+    patches.set(timeit.Timer, "__init__", init)

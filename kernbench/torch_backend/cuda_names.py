@@ -6,8 +6,8 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -291,7 +291,7 @@ def names(devices: Devices) -> dict[str, Any]:
         "device": on,
         "_DeviceGuard": on,
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": _another(exchange),
         "synchronize": lambda device=None: devices.mine().synchronize(),
         "ipc_collect": nothing,
         "is_current_stream_capturing": lambda: False,
@@ -337,7 +337,7 @@ def names(devices: Devices) -> dict[str, Any]:
 
 def install(patches: Patches, devices: Devices) -> dict[str, Any]:
     """Give ``torch.cuda``, ``torch.cuda.nvtx`` and ``torch.accelerator`` the simulated GPUs. Returns the attributes."""
-    table = names(devices)
+    table = _each_its_own(names(devices))
     for name, value in table.items():
         patches.set(torch.cuda, name, value)
     for module in (torch.cuda.random, torch.cuda.memory, torch.cuda.streams):
@@ -374,10 +374,25 @@ def install(patches: Patches, devices: Devices) -> dict[str, Any]:
         "get_memory_info": table["mem_get_info"],
         "get_device_capability": table["get_device_capability"],
     }
-    for name, value in accelerator.items():
+    for name, value in _each_its_own(accelerator, table.values()).items():
         if hasattr(torch.accelerator, name):
             patches.set(torch.accelerator, name, value)
     return table
+
+
+def _each_its_own(table: dict[str, Any], taken: Iterable[Any] = ()) -> dict[str, Any]:
+    """The table with no function twice, nor one of those ``taken``: Dynamo looks up by function which name it has."""
+    seen = {id(value) for value in taken}
+    own = {}
+    for name, value in table.items():
+        own[name] = _another(value) if id(value) in seen and isinstance(value, FunctionType) else value
+        seen.add(id(value))
+    return own
+
+
+def _another(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own that does the same."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def _unavailable(name: str) -> Any:

@@ -29,7 +29,16 @@ TENSOR_TYPES = {
 
 
 class _DeviceKind(type):
-    """``torch.device`` of which ``torch.device(0)`` is ``cuda:0``; an instance is torch's own."""
+    """``torch.device`` of which ``torch.device(0)`` is ``cuda:0``; an instance is torch's own.
+
+    It equals torch's: ``torch.fx`` compares what it has kept with what ``torch.device`` is now.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _stock_device
+
+    def __hash__(cls) -> int:
+        return hash(_stock_device)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _stock_device)
@@ -123,6 +132,7 @@ def install(patches: Patches, devices: Devices, cuda: dict[str, Any]) -> None:
         "setStream": cuda["set_stream"],
         "emptyCache": cuda["empty_cache"],
     }
+    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     for name, value in accelerator.items():
         if hasattr(torch._C, f"_accelerator_{name}"):
             patches.set(torch._C, f"_accelerator_{name}", value)

@@ -10,7 +10,7 @@ import torch
 from kernbench.torch_backend.device_classes import TENSOR_TYPES
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import Block, block_of, place
+from kernbench.torch_backend.placement import Block, block_of, is_described, place, place_wrapper, stored_in
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import Devices
@@ -28,7 +28,7 @@ def install(patches: Patches, devices: Devices) -> None:
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         target = kwargs.get("device", args[0] if args else None)
         if isinstance(target, torch.Tensor):
-            kind = "cuda" if _where(target) is not None else "cpu"
+            kind = "cuda" if block_of(target) is not None else "cpu"
             if kind == "cuda":
                 target = device_of(target)
                 args = (target, args[0].dtype, *args[1:])
@@ -36,12 +36,7 @@ def install(patches: Patches, devices: Devices) -> None:
             kind = "cuda" if isinstance(target, int) else torch.device(target).type
         else:
             return stock_to(tensor, *args, **kwargs)
-        if kind not in ("cuda", "cpu") or current() is None:
-            return stock_to(tensor, *args, **kwargs)
-        if type(tensor) not in _PLAIN:
-            args, kwargs = _with_device(args, "cpu"), _with_device_keyword(kwargs, "cpu")
-            if kind == "cpu" and _where(tensor) is not None:
-                kwargs["copy"] = True  # its own operation moves what it wraps
+        if kind not in ("cuda", "cpu") or current() is None or is_described(type(tensor)):
             return stock_to(tensor, *args, **kwargs)
         block = block_of(tensor)
         here = block is not None
@@ -57,7 +52,7 @@ def install(patches: Patches, devices: Devices) -> None:
                 moved: torch.Tensor = stock_to(tensor, *args, **{**kwargs, "copy": True})
             finally:
                 mine.state.inside_operation = inside
-            mine.peer_copy([moved], block.memory, devices.memory_at(target))
+            mine.peer_copy(stored_in(moved), block.memory, devices.memory_at(target))
             if moved.requires_grad and not moved.is_leaf:
                 origin = device_of(tensor)
                 moved.register_hook(lambda gradient: to(gradient, origin))
@@ -67,7 +62,7 @@ def install(patches: Patches, devices: Devices) -> None:
         if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
             device = devices.mine()
             device.used = True
-            device.transfer([result], devices.memory_at(target))
+            device.transfer(stored_in(result), devices.memory_at(target))
         return result
 
     def cuda(
@@ -79,18 +74,30 @@ def install(patches: Patches, devices: Devices) -> None:
         return to(tensor, torch.device("cpu"))
 
     def device_of(tensor: torch.Tensor) -> torch.device:
-        block = _where(tensor) if current() is not None else None
+        block = block_of(tensor) if current() is not None else None
         if block is None:
-            device: torch.device = _asked(stock_device.__get__, tensor)
-            return device
+            if _answers_itself(type(tensor)):
+                return type(tensor).__torch_function__(stock_device.__get__, (type(tensor),), (tensor,), {})
+            return stock_device.__get__(tensor)
         return torch.device("cuda", index_of(block))
 
     def is_cuda(tensor: torch.Tensor) -> bool:
-        return _asked(stock_is_cuda.__get__, tensor) or (current() is not None and _where(tensor) is not None)
+        return stock_is_cuda.__get__(tensor) or (current() is not None and block_of(tensor) is not None)
 
     def get_device(tensor: torch.Tensor) -> int:
-        block = _where(tensor)
+        block = block_of(tensor)
         return -1 if block is None else index_of(block)
+
+    stock_wrapper: Any = base._make_wrapper_subclass
+
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        wanted = kwargs.get("device")
+        if wanted is None or current() is None or is_described(cls) or torch.device(wanted).type != "cuda":
+            return stock_wrapper(cls, *args, **kwargs)
+        wrapper: torch.Tensor = stock_wrapper(cls, *args, **{**kwargs, "device": "cpu"})
+        if not hasattr(cls, "__tensor_flatten__"):
+            place_wrapper(wrapper, devices.memory_at(wanted))
+        return wrapper
 
     stock_type: Any = base.type
 
@@ -143,25 +150,16 @@ def install(patches: Patches, devices: Devices) -> None:
     patches.set(tensor_class, "is_pinned", is_pinned)
     patches.set(tensor_class, "record_stream", lambda tensor, stream: None)
     patches.set(tensor_class, "type", kind_or_cast)
+    # to autograd, which would ask a CUDA runtime, a wrapper is on the CPU as its parts are
+    patches.set(tensor_class, "_make_wrapper_subclass", staticmethod(make_wrapper))
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _where(tensor: torch.Tensor) -> Block | None:
-    """The block of a tensor; of one that wraps others, such as a DTensor, the first of those has it."""
-    flatten = None if type(tensor) in _PLAIN else getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is None:
-        return block_of(tensor)
-    names = flatten(tensor)[0]
-    return _where(getattr(tensor, names[0])) if names else None
-
-
-def _asked(getter: Any, tensor: torch.Tensor) -> Any:
-    """What torch's own getter says; a class that overrides torch's functions is asked by that getter's name."""
-    if type(tensor) not in _PLAIN and torch.overrides.has_torch_function_unary(tensor):
-        return torch.overrides.handle_torch_function(getter, (tensor,), tensor)
-    return getter(tensor)
+@functools.cache
+def _answers_itself(cls: type) -> bool:
+    """Whether a class of tensors has a torch function of its own: it knows torch's getter, not what stands in its place."""
+    stock: Any = torch.Tensor.__torch_function__
+    function: Any = cls.__torch_function__  # type: ignore[attr-defined]
+    return getattr(function, "__func__", function) not in (stock.__func__, torch._C._disabled_torch_function_impl)
 
 
 def _index_of(target: Any) -> int | None:

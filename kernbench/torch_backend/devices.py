@@ -46,12 +46,14 @@ class RankDevice:
         used: whether the program has put anything on a GPU: then only that is recorded, else everything is.
         generators: of the rank's GPUs.
         memory: of the SIP that the rank drives now.
+        collective_memory: where the tensors of the functional collective are that the rank is calling now.
     """
 
     def __init__(self, devices: Devices, rank: int) -> None:
         self.ctx = devices.ctx
         self.state: RankState = devices.ctx._ranks[rank]
         self.used = False
+        self.collective_memory: DeviceMemory | None = None
         self.recorder = Recorder(self)
         self.generators = DeviceGenerators(seed_of(self.ctx.seed, rank))
         self._devices = devices
@@ -108,6 +110,19 @@ class RankDevice:
                 remote.move(self.ctx.sips[block.memory.index], self.state.sip, tensor.numel() * tensor.element_size())
         return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
 
+    def look_around(self, name: str) -> None:
+        """The host has looked at memory that other ranks write, maybe not for the last time: let them go on for a moment."""
+        state = self.state
+        look = Operation(
+            f"{name} of memory that ranks share",
+            "timer",
+            rank=state.rank,
+            sip=state.sip,
+            stream="host",
+            enqueue=state.clock,
+        )
+        self.ctx.polls.look(look)
+
     def finish(self) -> None:
         """Wait for what the rank has enqueued on its stream, and for what that stream was told to wait for."""
         self.finish_stream(self.state.stream)
@@ -130,15 +145,20 @@ _allocating: list[Devices] = []
 not be a method."""
 
 
+def current_device() -> RankDevice | None:
+    """The device of the rank that runs; None outside ranks."""
+    return _allocating[-1].current() if _allocating else None
+
+
 def current_index() -> int | None:
     """Number of the GPU that the rank which runs drives; None outside ranks."""
-    device = _allocating[-1].current() if _allocating else None
+    device = current_device()
     return None if device is None else device.index
 
 
 def current_rank() -> int | None:
     """The rank that runs; None outside ranks."""
-    device = _allocating[-1].current() if _allocating else None
+    device = current_device()
     return None if device is None else device.state.rank
 
 
@@ -243,10 +263,14 @@ class Devices:
         device_tensors.install(patches, self)
         symmetric_memory.install(patches, self.symmetric_memory)
 
-    def open(self, ctx: RuntimeContext, patches: Patches) -> None:
-        """Give torch the simulated GPUs of ``ctx``."""
+    def bind(self, ctx: RuntimeContext) -> None:
+        """Answer for the GPUs of ``ctx``."""
         self._ctx = ctx
         self._index = {sip: index for index, sip in enumerate(ctx.sips)}
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Give torch the simulated GPUs of ``ctx``."""
+        self.bind(ctx)
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")

@@ -20,6 +20,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
+from kernbench.torch_backend import compiling, module_hooks
 from kernbench.torch_backend.group import SimProcessGroup
 from kernbench.torch_backend.imports import StockImports
 from kernbench.torch_backend.modes import plain_torch
@@ -59,6 +60,7 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
+        self._debug_level = dist.get_debug_level()
         self._stage = Stage.take()
         self.devices = self._stage.devices
         self.futures = self._stage.futures
@@ -78,8 +80,9 @@ class Environment:
             self._isolated = True
             self._stage.open(self)
             self._replace_distributed()
-            self.devices.open(self.ctx, self._patches)
-            self.state.open()
+            self.devices.open(self.ctx)
+            module_hooks.install(self._patches, self.state.modules)
+            self.state.open(self._patches)
             self._imports.open()
         except BaseException:
             self.close()
@@ -90,6 +93,8 @@ class Environment:
         self._imports.close()
         self.state.close()
         self._patches.undo()
+        compiling.forget_names()
+        dist.set_debug_level(self._debug_level)
         self._stage.close()
         if self._isolated:
             self._isolated = False
@@ -104,8 +109,13 @@ class Environment:
     def _lifted(self) -> Iterator[None]:
         """Stock torch and Python, for the length of a block."""
         names = self._stage.names
-        with self._patches.lifted(), nullcontext() if names is None else names.lifted():
-            yield
+        modules = self.state.modules
+        paused, modules.paused = modules.paused, True
+        try:
+            with self._patches.lifted(), nullcontext() if names is None else names.lifted():
+                yield
+        finally:
+            modules.paused = paused
 
     def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
         """``body`` with what a rank's thread needs around it."""
@@ -136,6 +146,8 @@ class Environment:
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
         patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
+        for name in ("_plugins", "backend_type_map", "default_device_backend_map"):  # a rank may register a backend
+            patch(backends, name, dict(getattr(backends, name)))
 
     def make_group(
         self,

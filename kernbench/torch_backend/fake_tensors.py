@@ -3,9 +3,12 @@
 What an operation gives is kept for the process, by the operation and its arguments; a tensor made on ``cuda`` is on the current
 GPU. Here the current GPU belongs to what is looked up by: else the ranks would find each other's.
 
-``Tensor.copy_`` asks for a CUDA runtime before it dispatches, its operation does not.
+``Tensor.copy_`` asks for a CUDA runtime before it dispatches, its operation does not. Autograd asks for one of every fake
+tensor whose device C++ takes for a GPU, and ends the process: to C++ a fake tensor of a simulated GPU is on the CPU, as the
+tensors are that it stands for, and only Python is told of the GPU (what Dynamo traces branches on that).
 
-Relies on: ``_DispatchCacheKey`` of that module being made of one tuple.
+Relies on: ``_DispatchCacheKey`` of that module being made of one tuple; ``FakeTensor.__new__(cls, mode, elem, device, ...)``,
+``fake_device`` being what C++ is told, and ``device`` and ``is_cuda`` what Python reads.
 """
 
 from __future__ import annotations
@@ -30,5 +33,22 @@ def install(patches: Patches, module: Any) -> None:
     def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
         return torch.ops.aten.copy_.default(self, src, non_blocking)
 
+    make, told = module.FakeTensor.__new__, module.FakeTensor.device
+
+    def new(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        if device.type != "cuda":
+            return make(cls, mode, elem, device, *args, **kwargs)
+        made = make(cls, mode, elem, torch.device("cpu"), *args, **kwargs)
+        index = current_index() or 0 if device.index is None else device.index
+        made.simulated_device = torch.device("cuda", index)
+        return made
+
+    def device(fake: Any) -> Any:
+        simulated = getattr(fake, "simulated_device", None)
+        return told.fget(fake) if simulated is None or fake.fake_mode.in_kernel_invocation else simulated
+
+    patches.set(module.FakeTensor, "__new__", staticmethod(new))
+    patches.set(module.FakeTensor, "device", property(device))
+    patches.set(module.FakeTensor, "is_cuda", property(lambda fake: fake.device.type == "cuda"))
     patches.set(module._DispatchCacheKey, "__init__", init)
     patches.set(module.FakeTensor, "copy_", copy_)

@@ -32,8 +32,9 @@ class SimProcessGroup(PostingGroup):
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts, tensor.dtype)
         return self._post(
-            "all_reduce", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, reduction=reduction
-        )
+            "all_reduce", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype,
+            reduction=reduction,
+        )  # fmt: skip
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimWork:
         """All tensors in one collective."""
@@ -75,8 +76,8 @@ class SimProcessGroup(PostingGroup):
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None, tensor.dtype)
         outputs = (tensor,) if root == self._rank else ()
         return self._post(
-            "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, reduction=reduction,
-            root=root,
+            "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape),
+            dtype=tensor.dtype, reduction=reduction, root=root,
         )  # fmt: skip
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> SimWork:
@@ -184,7 +185,7 @@ class SimProcessGroup(PostingGroup):
 
     alltoall_base = all_to_all_single
 
-    def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
+    def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | torch.Tensor | None) -> Tensors:
         rows = tensor.shape[0] if tensor.dim() else 0
         sizes = (
             [] if sizes is None else [operator.index(size) for size in sizes]

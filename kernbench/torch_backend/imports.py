@@ -17,13 +17,28 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from kernbench.torch_backend import context_parallel, dtensor_random, fake_tensors, loss_parallel, symmetric_memory
+from kernbench.torch_backend import (
+    attention_sharding,
+    compiling,
+    context_parallel,
+    device_meshes,
+    dtensor_random,
+    fake_tensors,
+    fsdp_profiler,
+    loss_parallel,
+    symmetric_memory,
+)
 from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
 
-INSTALLERS = {
-    module.MODULE: module.install for module in (context_parallel, dtensor_random, fake_tensors, loss_parallel)
-} | {symmetric_memory.MODULE: symmetric_memory.install_module}
+_PLAIN = (
+    attention_sharding, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors, fsdp_profiler,
+    loss_parallel,
+)  # fmt: skip
+
+INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
+    symmetric_memory.MODULE: symmetric_memory.install_module
+}
 """What is changed in a module once it is there."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 MISSING: Any = object()
 
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
 
 ALWAYS = (
     "torch.distributed.tensor._random",
@@ -26,6 +27,14 @@ ALWAYS = (
     "torch.utils._python_dispatch",
 )
 """Modules of torch itself that keep per process what belongs to a rank."""
+
+WATCHED = (
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+)
+"""Modules of torch whose functions programs replace (to count calls, say): what a rank sets there is the rank's own."""
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -90,12 +99,40 @@ class _Switched:
 
     __slots__ = ("cls", "initial", "module", "names", "values")
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, names: Sequence[str]) -> None:
         self.module = module
         self.cls: type[ModuleType] = type(module)
-        self.names = rebindable(module)
+        self.names = list(names)
         self.initial = {name: _fresh(vars(module).get(name, MISSING)) for name in self.names}
         self.values: dict[int | None, list[Any]] = {}
+
+
+class _SwitchedClass:
+    """A class whose attributes are switched: those that a rank has set, read off what they were before."""
+
+    __slots__ = ("before", "changes", "cls")
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.before = dict(vars(cls))
+        self.changes: dict[int | None, dict[str, Any]] = {}
+
+    def switch(self, leaving: int | None, entering: int | None) -> None:
+        now, before = vars(self.cls), self.before
+        mine: dict[str, Any] = {}
+        if now != before:
+            for name in now.keys() | before.keys():
+                value = now.get(name, MISSING)
+                if value is not before.get(name, MISSING):
+                    mine[name] = value
+        self.changes[leaving] = mine
+        theirs = self.changes.get(entering, {})
+        for name in mine.keys() | theirs.keys():
+            value = theirs.get(name, before.get(name, MISSING))
+            if value is not MISSING:
+                setattr(self.cls, name, value)
+            elif name in now:
+                delattr(self.cls, name)
 
 
 class ModuleGlobals:
@@ -103,6 +140,10 @@ class ModuleGlobals:
 
     Args:
         prefixes: a module counts if its name is one of these or begins with one and a dot.
+
+    Attributes:
+        classes: classes whose attributes are each rank's, too. Looking at them takes time at every switch.
+        paused: whether names that are set now are set by us.
     """
 
     def __init__(self, prefixes: Sequence[str]) -> None:
@@ -110,6 +151,9 @@ class ModuleGlobals:
         self._switched: list[_Switched] = []
         self._known: set[str] = set()
         self._resident: int | None = None
+        self._switched_classes: list[_SwitchedClass] = []
+        self.classes: Sequence[type] = ()
+        self.paused = False
 
     def open(self) -> None:
         """Take in the modules that are loaded by now."""
@@ -117,6 +161,12 @@ class ModuleGlobals:
             module = sys.modules.get(name)
             if isinstance(module, ModuleType) and self.matches(name):
                 self.loaded(module)
+        for name in WATCHED:
+            module = sys.modules.get(name)
+            if type(module) is ModuleType and name not in self._known:
+                self._known.add(name)
+                self._watch(_Switched(module, names=()))
+        self._switched_classes = [_SwitchedClass(cls) for cls in self.classes]
 
     def matches(self, name: str) -> bool:
         """Whether a module of this name has globals per rank."""
@@ -128,12 +178,33 @@ class ModuleGlobals:
         if name in self._known:
             return
         self._known.add(name)
-        self._switched.append(_Switched(module))
+        switched = _Switched(module, rebindable(module))
         if name not in ALWAYS and type(module) is ModuleType:
-            module.__class__ = _Watched
-            vars(module)["__kernbench_note__"] = self._note
+            self._watch(switched)
+        else:
+            self._switched.append(switched)
+
+    def _watch(self, switched: _Switched) -> None:
+        """Switch a module, and notice the names that somebody sets in it."""
+        self._switched.append(switched)
+        switched.module.__class__ = _Watched
+        vars(switched.module)["__kernbench_note__"] = self._note
+
+    def take(self, module: ModuleType, names: Sequence[str]) -> None:
+        """Take in some globals while a rank runs: what they are now stays that rank's, the others and main get copies.
+
+        A module is taken in once.
+        """
+        if module.__name__ in self._known:
+            return
+        self._known.add(module.__name__)
+        switched = _Switched(module, list(names))
+        switched.values[None] = [_fresh(value) for value in switched.initial.values()]
+        self._switched.append(switched)
 
     def _note(self, module: ModuleType, name: str) -> None:
+        if self.paused:
+            return
         for switched in self._switched:
             if switched.module is module and name not in switched.names:
                 before = vars(module).get(name, MISSING)
@@ -162,6 +233,8 @@ class ModuleGlobals:
                     variables.pop(name, None)
                 else:
                     variables[name] = value
+        for switched_class in self._switched_classes:
+            switched_class.switch(leaving, entering)
         self._resident = entering
 
     def close(self) -> None:
@@ -171,8 +244,9 @@ class ModuleGlobals:
                 vars(switched.module).pop("__kernbench_note__", None)
                 switched.module.__class__ = switched.cls  # type: ignore[assignment]
         self._switched.clear()
+        self._switched_classes.clear()
         self._known.clear()
 
 
 def _fresh(value: Any) -> Any:
-    return value.copy() if type(value) in _CONTAINERS else value
+    return value.copy() if isinstance(value, _CONTAINERS) else value

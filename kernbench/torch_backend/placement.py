@@ -3,7 +3,10 @@
 A tensor that a program has put on ``cuda`` is a CPU tensor whose storage carries a :class:`Block`. Operations on such
 tensors give such tensors. A block counts against the HBM of its rank's SIP until its storage dies.
 
-Relies on: a storage's Python object living as long as the storage itself, with attributes.
+A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are.
+
+Relies on: a storage's Python object living as long as the storage itself, with attributes; ``__tensor_flatten__`` naming the
+attributes of a wrapper that are tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from typing import Any
 import torch
 
 _ATTRIBUTE = "_kernbench_block"
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that have a storage of their own."""
 
 
 class DeviceMemory:
@@ -88,9 +94,31 @@ class SharedBlock(Block):
 def block_of(tensor: torch.Tensor) -> Block | None:
     """The block of a tensor's storage, None if it is not on a simulated GPU."""
     try:
-        return getattr(torch._C.TensorBase.untyped_storage(tensor), _ATTRIBUTE, None)
+        block: Block | None = getattr(torch._C.TensorBase.untyped_storage(tensor), _ATTRIBUTE, None)
     except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
-        return getattr(tensor, _ATTRIBUTE, None)
+        block = getattr(tensor, _ATTRIBUTE, None)
+    if block is None and type(tensor) not in PLAIN:
+        return next(filter(None, map(block_of, wrapped_by(tensor))), None)
+    return block
+
+
+def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper consists of; none for others."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    names = [] if flatten is None else flatten(tensor)[0]
+    return [part for part in (getattr(tensor, name, None) for name in names) if isinstance(part, torch.Tensor)]
+
+
+def stored_in(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with a storage that a tensor consists of: itself, unless it is a wrapper."""
+    if type(tensor) in PLAIN or not (parts := wrapped_by(tensor)):
+        return [tensor]
+    return [stored for part in parts for stored in stored_in(part)]
+
+
+def is_described(cls: type) -> bool:
+    """Whether tensors of this class say what a tensor would be, and hold no data: fake and functional tensors."""
+    return cls.__module__.startswith("torch._subclasses.")
 
 
 def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
@@ -108,6 +136,11 @@ def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
         setattr(storage, _ATTRIBUTE, Block(memory, nbytes))
 
 
+def place_wrapper(tensor: torch.Tensor, memory: DeviceMemory) -> None:
+    """Let a wrapper whose parts are not known say that it is on a SIP; it takes no memory there itself."""
+    setattr(torch._C.TensorBase.untyped_storage(tensor), _ATTRIBUTE, Block(memory, 0))
+
+
 def place_shared(tensor: torch.Tensor, memory: DeviceMemory) -> None:
     """Put a fresh tensor's storage on a SIP where other ranks address it too."""
     setattr(tensor.untyped_storage(), _ATTRIBUTE, SharedBlock(memory, tensor.untyped_storage().nbytes()))
@@ -118,4 +151,7 @@ def place_storage(storage: Any, memory: DeviceMemory) -> None:
     setattr(storage, _ATTRIBUTE, Block(memory, storage.nbytes()))
 
 
-__all__ = ["Block", "DeviceMemory", "SharedBlock", "block_of", "place", "place_shared", "place_storage"]
+__all__ = [
+    "PLAIN", "Block", "DeviceMemory", "SharedBlock", "block_of", "is_described", "place", "place_shared", "place_storage",
+    "place_wrapper", "stored_in", "wrapped_by",
+]  # fmt: skip

@@ -18,21 +18,13 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend.backend_options import BackendStandIn
-from kernbench.torch_backend.call_arguments import Tensors, timeout_of
+from kernbench.torch_backend.backend_options import BackendOptions, BackendStandIn
+from kernbench.torch_backend.call_arguments import Tensors, premultiplied, timeout_of
 from kernbench.torch_backend.placement import block_of, place
 from kernbench.torch_backend.work import SimWork
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
-
-
-def _keep_on_device(source: torch.Tensor, outputs: Tensors) -> None:
-    """Functional collectives make their outputs in C++, which knows CPU tensors only: they belong where the input is."""
-    block = block_of(source)
-    if block is not None and block_of(outputs[0]) is None:
-        for output in outputs:
-            place(output, block.memory)
 
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
@@ -70,6 +62,7 @@ class PostingGroup(_ProcessGroup):
         self._environment = environment
         self._ctx = environment.ctx
         self._post_to = environment.ctx.distributed.matcher
+        self._device = environment.devices.mine()
         self.communicator = communicator
         self._rank = rank
         self.backend_name = backend
@@ -80,6 +73,7 @@ class PostingGroup(_ProcessGroup):
         self._store = store
         self._coalescing: list[SimWork] | None = None
         self._sequence = 0
+        self._checks_at_once = dist.get_debug_level() == dist.DebugLevel.DETAIL
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -124,6 +118,11 @@ class PostingGroup(_ProcessGroup):
 
     def _get_backend(self, device: Any) -> BackendStandIn:
         return BackendStandIn(self)
+
+    @property
+    def options(self) -> BackendOptions:
+        """Those of a backend, for programs that take this for one."""
+        return BackendStandIn(self).options
 
     def get_group_store(self) -> Any:
         return self._store
@@ -171,6 +170,11 @@ class PostingGroup(_ProcessGroup):
     def __repr__(self) -> str:
         return f"<{self.backend_name} process group {self._name}: rank {self._rank} of {self.size()}>"
 
+    def checking_at_once(self) -> PostingGroup:
+        """This group, whose calls wait until all members have made them: torch's ``DETAIL`` debug level."""
+        self._checks_at_once = True
+        return self
+
     # -- posting -----------------------------------------------------------------------------------------------------
 
     def _post(
@@ -201,11 +205,14 @@ class PostingGroup(_ProcessGroup):
         self._sequence += 1
         if self._ctx._me().unsettled:
             self._ctx.settle_stream()
-        if inputs is not outputs and inputs and outputs:
-            _keep_on_device(inputs[0], outputs)
+        if reduction is not None and opts is not None:
+            inputs = premultiplied(opts, inputs)
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, timeout_of(opts))
-        return self._work(operation, outputs)
+        work = self._work(operation, outputs)
+        if self._checks_at_once and self._coalescing is None:
+            work.wait()  # as torch's wrapper, which meets the others before it calls the collective
+        return work
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
@@ -228,6 +235,10 @@ class PostingGroup(_ProcessGroup):
         )
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
+        memory = self._device.collective_memory
+        if memory is not None:
+            for tensor in tensors:
+                place(tensor, memory)
         on_stream = False
         for tensor in tensors:
             if block_of(tensor) is not None:

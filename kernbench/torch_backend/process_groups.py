@@ -26,8 +26,22 @@ c10d: Any = torch.distributed.distributed_c10d
 DEFAULT_TIMEOUTS = (default_pg_timeout, timedelta(minutes=10))
 """What torch fills in where a program gives no timeout (NCCL has its own)."""
 
-UNMODELLED = ("fake",)
-"""Backends that torch makes itself, in a simulation too."""
+MODELLED = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "kernbench", "threaded", "undefined"})
+"""Backends that are the simulated fabric; those that a program has registered, and "fake", are made as torch makes them."""
+
+
+def _is_modelled(backend: str) -> bool:
+    """Whether a backend, or what ``"cpu:gloo,cuda:nccl"`` names, is the simulated fabric."""
+    own = {name.lower() for name in c10d.Backend._plugins} - MODELLED
+    parts = {part.rpartition(":")[2].lower() for part in backend.split(",")}
+    if not parts & own:
+        return True
+    if parts & (MODELLED - own):
+        raise KernbenchError(
+            f"backend {backend!r}: {', '.join(sorted(parts & own))} is not of the simulation, the other is: a group of both "
+            "cannot be made"
+        )
+    return False
 
 
 def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +60,7 @@ def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -
         device_id: Any = None,
         group_desc: str | None = None,
     ) -> tuple[Any, Any]:
-        if str(backend) in UNMODELLED:
+        if not _is_modelled(str(backend)):
             return stock(
                 group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout,
                 pg_tag, device_id, group_desc,
@@ -70,7 +84,7 @@ def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
             members = tuple(default.communicator.ranks[rank] for rank in global_ranks_in_group)
         else:
-            members, group_rank = _default_members(environment, group_size, group_rank, prefixed)
+            members, group_rank = default_members(environment, group_size, group_rank, prefixed)
         config = str(c10d.BackendConfig(c10d.Backend(str(backend))))
         group = environment.make_group(
             members=members, rank=group_rank, backend=str(backend), timeout=timeout, name=group_name,
@@ -87,7 +101,7 @@ def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -
     return new_process_group
 
 
-def _default_members(environment: Environment, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
+def default_members(environment: Environment, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
     """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
     mine = environment.ctx.distributed._rank()
     world = environment.world_size

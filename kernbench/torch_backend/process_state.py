@@ -11,15 +11,18 @@ Relies on: ``os.environ._data`` holding the variables, ``torch.default_generator
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from kernbench.torch_backend.lazy_generators import LazyGenerators
 from kernbench.torch_backend.module_globals import ModuleGlobals
+from kernbench.torch_backend.patches import Patches
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -81,17 +84,19 @@ class ProcessState:
         self._encodings: dict[str, Any] = {}
         self._told: dict[str, str] = {}
         self._open = False
+        self._readers, self._writers = _READERS, _WRITERS
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
         self._generators = generators
         self.modules = ModuleGlobals(per_rank_modules)
 
-    def open(self) -> None:
+    def open(self, patches: Patches) -> None:
         """Remember main's state. From here on :meth:`enter` switches."""
         self._original = dict(self._environ._data)
         self._open = True
         self._generators.open(lambda rank: seed_of(self._ctx.seed, rank))
-        self.modules.open()
+        self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
+        self.modules.open()  # from here on, what is set in a module that it watches is main's
 
     def close(self) -> None:
         """Put main's state back. Idempotent."""
@@ -113,7 +118,7 @@ class ProcessState:
         if saved is None:
             saved = self._saved[resident] = _Saved()
             saved.given = self._environ._data
-        flags = tuple([read() for read in _READERS])
+        flags = tuple([read() for read in self._readers])
         saved.generator = _GENERATOR.get_state()
         saved.flags = flags
         saved.environ = self._environ._data
@@ -128,7 +133,7 @@ class ProcessState:
         else:
             _GENERATOR.set_state(state.generator)
         if state.flags != flags:
-            for write, value, present in zip(_WRITERS, state.flags, flags, strict=True):
+            for write, value, present in zip(self._writers, state.flags, flags, strict=True):
                 if value != present:
                     write(value)
         self._environ._data = state.environ
@@ -136,6 +141,21 @@ class ProcessState:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
         self._resident = self._generators.resident = rank
+
+    def _switch_once_set(self, patches: Patches, owner: Any, name: str, read: Getter) -> None:
+        """A setting that takes long to read and is rarely changed is switched from the first change on."""
+        write = getattr(owner, name)
+
+        @functools.wraps(write)
+        def change(value: Any) -> None:
+            if write not in self._writers:
+                before = read()
+                self._readers, self._writers = (*self._readers, read), (*self._writers, write)
+                for saved in self._saved.values():
+                    saved.flags = (*saved.flags, before)
+            write(value)
+
+        patches.set(owner, name, change)
 
     def _fresh(self, rank: int) -> _Saved:
         main = self._saved[None]

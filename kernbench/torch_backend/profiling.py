@@ -41,6 +41,14 @@ def profile_class(current: Callable[[], RuntimeContext]) -> type:
             self.kineto_results = None
             self._first = 0
 
+        def key_averages(
+            self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+        ) -> Any:
+            return super().key_averages(group_by_input_shape, group_by_stack_n)
+
+        def export_chrome_trace(self, path: str, metadata: dict[str, str] | None = None) -> None:
+            super().export_chrome_trace(path)
+
         def _start_trace(self) -> None:
             ctx = current()
             rank = ctx.scheduler.current_rank()
@@ -69,6 +77,7 @@ def profile_class(current: Callable[[], RuntimeContext]) -> type:
                     end_us=(call.op.enqueue if call.op.end is None else call.op.end) * 1e6,
                     input_shapes=[list(shape) for shape in call.shapes],
                     is_async=True,
+                    stack=[],
                 )
                 for call in current().distributed.matcher.history.of(rank)
                 if call.number >= self._first

@@ -3,7 +3,11 @@
 A dispatch mode per rank sees each operation below autograd, also those of a backward pass. Operations on tensors that are
 on a simulated GPU are recorded; in a program that uses no GPU, those on any tensor are. Views cost nothing.
 
+What has to be known about an operation besides its arguments is found out once (:class:`Recorded`).
+
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
+
+Relies on: ``OpOverload._op`` computing what the overload does, ``_opname`` and ``_schema``.
 """
 
 from __future__ import annotations
@@ -19,17 +23,16 @@ from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.device_generators import draws
-from kernbench.torch_backend.placement import block_of, place
+from kernbench.torch_backend.placement import PLAIN, block_of, place
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.devices import RankDevice
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-SKIP, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(6)
+SKIP, COLLECTIVE, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(7)
 
 _NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+_FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})
 _HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
 _SKIPPED = frozenset(
     {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
@@ -45,6 +48,8 @@ def classify(func: Any) -> int:
         return SKIP
     namespace, _, name = func.name().partition("::")
     name = name.partition(".")[0]
+    if namespace in _FUNCTIONAL_COLLECTIVES:
+        return COLLECTIVE
     if namespace not in _NAMESPACES or name in _SKIPPED:
         return SKIP
     if name in _TRANSFERS:
@@ -60,8 +65,50 @@ def classify(func: Any) -> int:
     return MATH
 
 
-_kinds: dict[Any, int] = {}
-_drawing: set[Any] = set()
+class Recorded:
+    """What there is to know about an operation, whatever its arguments: found out when it is first seen.
+
+    Attributes:
+        kind: see :func:`classify`.
+        call: computes it; without the frame that ``OpOverload.__call__`` is.
+        name: without namespace and overload.
+        title: with the overload, for traces.
+        allocates: it takes memory and launches nothing.
+        host_reads: its result is a value of the host's.
+        causal: where its argument ``is_causal`` is, None if it has none.
+        draws: it draws random numbers.
+    """
+
+    __slots__ = ("allocates", "call", "causal", "draws", "host_reads", "kind", "name", "title")
+
+    def __init__(self, func: Any) -> None:
+        self.kind = classify(func)
+        self.call = func._op if isinstance(func, torch._ops.OpOverload) else func
+        self.title = str(getattr(func, "__name__", "op"))
+        self.name = getattr(func, "_opname", self.title)
+        self.allocates = self.name in _ALLOCATIONS
+        self.host_reads = self.name in _HOST_READS
+        self.draws = draws(func)
+        self.causal: int | None = None
+        if self.kind == GEMM:
+            names = [argument.name for argument in func._schema.arguments]
+            self.causal = names.index("is_causal") if "is_causal" in names else None
+
+    def is_causal(self, args: Any, kwargs: Any) -> bool:
+        """Whether an attention was told to skip what comes later."""
+        at = self.causal
+        if at is None:
+            return False
+        return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
+
+
+class _Operations(dict[Any, Recorded]):
+    def __missing__(self, func: Any) -> Recorded:
+        found = self[func] = Recorded(func)
+        return found
+
+
+_operations = _Operations()
 
 
 class Recorder(TorchDispatchMode):
@@ -74,6 +121,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: RankDevice) -> None:
         super().__init__()
         self._device = device
+        self._state = device.state
         self._costs = device.ctx.op_costs
 
     supports_higher_order_operators = True
@@ -81,6 +129,10 @@ class Recorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing here that Dynamo could trace, and wrapping would import it
+
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch's is a class method, called on the object
+        """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0086)."""
+        return not self._device.used
 
     def open(self) -> None:
         """Record from now on, in this thread."""
@@ -97,24 +149,38 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
-        if self._device.state.unsettled:
+        state = self._state
+        if state.unsettled:
             self._device.ctx.settle_stream()
-        kind = _kinds.get(func)
-        if kind is None:
-            kind = _kinds[func] = classify(func)
-            if draws(func):
-                _drawing.add(func)
-        if func in _drawing and (kwargs or self._device.used):
-            result = self._draw(func, args, kwargs or {})
+        operation = _operations[func]
+        if operation.kind == COLLECTIVE:
+            return self._collective(func, args, kwargs or {})
+        if operation.draws and (kwargs or self._device.used):
+            result = self._draw(operation, args, kwargs or {})
         else:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._steps_aside():
-            return result
-        if kind > VIEW:
-            self._record(func, kind, args, kwargs, result)
+            result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        if operation.kind > VIEW and not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
+            self._record(operation, args, kwargs, result)
         return result
 
-    def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A functional collective: C++ allocates what it gives, which is where what it was given is."""
+        device = self._device
+        given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
+        blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
+        block = next(filter(None, blocks), None) if device.used else None
+        if block is None:
+            return func(*args, **kwargs)
+        before, device.collective_memory = device.collective_memory, block.memory
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            device.collective_memory = before
+        for each in result if isinstance(result, list | tuple) else (result,):
+            place(each, block.memory)
+        return result
+
+    def _draw(self, operation: Recorded, args: Any, kwargs: Any) -> Any:
         """Run an operation that draws random numbers: on a GPU, from that GPU's generator."""
         wanted = kwargs.get("device")
         if wanted is not None:
@@ -123,23 +189,20 @@ class Recorder(TorchDispatchMode):
             blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
             index = next((block.memory.index for block in blocks if block is not None), None)
         if index is None or kwargs.get("generator") is not None:
-            return func(*args, **kwargs)
+            return operation.call(*args, **kwargs)
         with self._device.generators.drawing(index):
-            return func(*args, **kwargs)
+            return operation.call(*args, **kwargs)
 
-    def _steps_aside(self) -> bool:
-        """Whether the context records this operation itself, or it is the host's.
+    def _is_the_hosts(self) -> bool:
+        """Whether an operation of a rank that works on the context's tensors is the host's.
 
-        A rank that works on the context's tensors says what its device does: its plain CPU tensors are the host's. What
+        Such a rank says what its device does, and the context records that itself: its plain CPU tensors are the host's. What
         autograd computes below them in a backward pass is seen here only.
         """
-        state = self._device.state
-        if state.inside_operation:
-            return True
-        return state.holds_tensors and not self._device.used and torch._C._current_graph_task_id() < 0
+        return not self._device.used and torch._C._current_graph_task_id() < 0
 
-    def _record(self, func: Any, kind: int, args: Any, kwargs: Any, result: Any) -> None:
-        device = self._device
+    def _record(self, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
+        device, kind = self._device, operation.kind
         inputs: list[torch.Tensor] = []
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -153,7 +216,7 @@ class Recorder(TorchDispatchMode):
         else:
             outputs = []
         for output in outputs:
-            if output.is_meta or type(output) not in _PLAIN:
+            if output.is_meta or type(output) not in PLAIN:
                 return
         if device.used:
             blocks = [block_of(tensor) for tensor in inputs]
@@ -161,7 +224,7 @@ class Recorder(TorchDispatchMode):
             on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
-                placed = wanted.type == "cuda" or (on_device and _accumulates(func))
+                placed = wanted.type == "cuda" or (on_device and _accumulates(operation.name))
                 if kind == TRANSFER and placed != on_device:
                     device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
@@ -181,37 +244,26 @@ class Recorder(TorchDispatchMode):
             for output in outputs:
                 if block_of(output) is None:
                     place(output, memory)
-        if func._opname in _ALLOCATIONS:
+        if operation.allocates or not (outputs or inputs):
             return
-        if not outputs and not inputs:
-            return
-        if func._opname in _HOST_READS:
+        if operation.host_reads:
             if device.ctx.hooks is not None:
-                device.ctx.hooks.host_read(inputs[0], func._opname)
+                device.ctx.hooks.host_read(inputs[0], operation.name)
             device.finish()
+            block = block_of(inputs[0])
+            if block is not None and block.shared:
+                device.look_around(operation.name)
             return
-        cost = self._costs.of(
-            func._opname,
-            tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
-            tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
-            causal=kind == GEMM and _is_causal(func, args, kwargs),
-        )
+        causal = operation.causal is not None and operation.is_causal(args, kwargs)
+        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
         if device.used and any(block is not None and block.shared for block in blocks):
             cost = device.over_links(cost, inputs)
-        device.enqueue(func.__name__, cost)
+        put_on_stream(device, operation.title, cost)
 
 
-def _accumulates(func: Any) -> bool:
+def _accumulates(name: str) -> bool:
     """Whether this makes room for a leaf's gradient: in C++, which says that the leaf is on the CPU."""
-    return func._opname == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
-
-
-def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an attention was told to skip what comes later."""
-    for at, argument in enumerate(func._schema.arguments):
-        if argument.name == "is_causal":
-            return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
-    return False
+    return name == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
 
 
 def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
@@ -220,22 +272,20 @@ def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
     launch = device.ctx.launch_costs
     me.clock += launch.overhead
     stream = engine.stream(me.sip, me.stream)
-    op = Operation(
-        name, cost.kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
-        duration=cost.seconds, spread=cost.spread,
-    )  # fmt: skip
+    seconds = cost.seconds
+    op = Operation(name, cost.kind, me.rank, me.sip, me.stream, me.clock + launch.latency, seconds, cost.spread)
     op.nbytes = cost.nbytes
     tail = stream.tail
     if (tail is None or tail.end is not None) and not me.awaited:
         start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
-        seconds = cost.seconds
         if engine.cost_model is not None:
             op.duration = seconds = engine.cost_model(op, seconds)
-        op.start, op.end = start, start + seconds
+        op.start = start
+        op.end = end = start + seconds
         stream.tail = op
         engine.op_log.add(op)
-        if op.end > engine.latest_end:
-            engine.latest_end = op.end
+        if end > engine.latest_end:
+            engine.latest_end = end
     else:
         engine.submit(op, after=me.take_awaited())
     me.last = me.tails[me.stream] = op

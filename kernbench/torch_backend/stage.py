@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.torch_backend import clocks, profiling
-from kernbench.torch_backend.backend_options import BackendOptions
+from kernbench.torch_backend import clocks, compiling, profiling, warning_filters
+from kernbench.torch_backend.backend_classes import backend_class
 from kernbench.torch_backend.devices import Devices
 from kernbench.torch_backend.futures import Futures
 from kernbench.torch_backend.lazy_generators import LazyGenerators
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import make_helper
+from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, default_members, make_helper
 from kernbench.torch_backend.store import StoreHost, store_classes
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class Stage:
         self.devices.install(names)
         profiling.install(names, lambda: self._now().ctx)
         self.generators.install(names)
+        compiling.install_backend(names)
+        warning_filters.install(names, lambda: self._now().state.modules)
 
     def _replace_distributed(self, patch: Callable[[Any, str, Any], None]) -> None:
         patch(c10d, "_new_process_group_helper", make_helper(self._now, c10d._new_process_group_helper))
@@ -125,9 +127,20 @@ class Stage:
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 patch(module, name, _always)
-        if not hasattr(dist, "ProcessGroupNCCL"):
+        patch(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
+        for backend, name in (("gloo", "ProcessGroupGloo"), ("nccl", "ProcessGroupNCCL")):
+            cls = backend_class(backend, self._make_directly)
             for module in (dist, c10d):
-                patch(module, "ProcessGroupNCCL", NcclStandIn)
+                patch(module, name, cls)
+
+    def _make_directly(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
+        """A group that a program makes without ``init_process_group``."""
+        environment = self._now()
+        members, number = default_members(environment, size, rank, store)
+        return environment.make_group(
+            members=members, rank=number, backend=backend, timeout=timeout or DEFAULT_TIMEOUTS[0],
+            name=f"made directly ({backend})", description="undefined", store=store,
+        )  # fmt: skip
 
 
 _idle: list[Stage] = []
@@ -164,10 +177,3 @@ def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., di
         return {**stock(module), "backend_name": backend, **threads, **variables}
 
     return data
-
-
-class NcclStandIn:
-    """``ProcessGroupNCCL`` for programs that make its options."""
-
-    Options = BackendOptions
-    NCCLConfig = object

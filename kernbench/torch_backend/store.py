@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
 
+PATIENCE = 100
+"""Looks in a row, without a change, after which a rank is taken to poll."""
+
+
 class Contents:
     """The keys and values behind one or more store objects, and the ranks that wait for a key."""
 
@@ -27,6 +31,8 @@ class Contents:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.waiters: list[tuple[Callable[[], bool], Operation]] = []
+        self.changes = 0
+        self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
 
 
 class StoreHost:
@@ -40,6 +46,7 @@ class StoreHost:
         self.ctx: RuntimeContext | None = None
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
+        self._kept: list[CooperativeStore] = []
 
     def open(self, ctx: RuntimeContext) -> None:
         """Begin anew, for the ranks of ``ctx``."""
@@ -50,10 +57,15 @@ class StoreHost:
         """Forget their contents; who still has a store keeps its own. Idempotent."""
         self.ctx = None
         self._shared.clear()
+        self._kept.clear()
 
     def shared(self, *key: Any) -> Contents:
         """The contents that every store of this address has."""
         return self._shared.setdefault(key, Contents())
+
+    def keep(self, store: CooperativeStore) -> None:
+        """C++ that has a store, such as a ``PrefixStore`` around it, does not keep its Python part, which has the methods."""
+        self._kept.append(store)
 
     def free_port(self) -> int:
         """A port that no store has."""
@@ -71,6 +83,7 @@ class CooperativeStore(dist.Store):
     def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
         super().__init__()
         assert host.ctx is not None
+        host.keep(self)
         self._host = host
         self._ctx = host.ctx
         self._contents = contents
@@ -99,6 +112,7 @@ class CooperativeStore(dist.Store):
     def _changed(self) -> None:
         """Resume those whose key is there now."""
         contents, clock = self._contents, self._ctx._me().clock
+        contents.changes += 1
         if not contents.waiters:
             return
         still = []
@@ -111,6 +125,16 @@ class CooperativeStore(dist.Store):
             else:
                 still.append((ready, op))
         contents.waiters = still
+
+    def _looked(self, what: str) -> None:
+        """A rank that looks again and again while nothing changes lets the others go on."""
+        contents, me = self._contents, self._ctx._me()
+        changes, looks = contents.looks.get(me.rank, (-1, 0))
+        looks = looks + 1 if changes == contents.changes else 0
+        contents.looks[me.rank] = (contents.changes, looks)
+        if looks > PATIENCE:
+            op = Operation(f"store key {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+            self._ctx.polls.look(op)
 
     # -- torch.distributed.Store -------------------------------------------------------------------------------------
 
@@ -135,6 +159,9 @@ class CooperativeStore(dist.Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0; return the sum."""
+        if not amount and key in self._contents.values:
+            self._looked(key)
+            return int(self._contents.values[key])
         total = int(self._contents.values.get(key, b"0")) + amount
         self._contents.values[key] = str(total).encode()
         self._changed()
@@ -147,6 +174,10 @@ class CooperativeStore(dist.Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
+        self._looked(", ".join(keys))
+        return self._has(keys)
+
+    def _has(self, keys: Sequence[str]) -> bool:
         return all(key in self._contents.values or self._contents.queues.get(key) for key in keys)
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
@@ -167,7 +198,10 @@ class CooperativeStore(dist.Store):
 
     def num_keys(self) -> int:
         """How many keys there are."""
+        self._looked("count")
         return len(self._contents.values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # by these names C++ calls them, for a PrefixStore
 
     def list_keys(self) -> list[str]:
         """The keys."""
@@ -175,7 +209,7 @@ class CooperativeStore(dist.Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there."""
-        self._wait_until(lambda: self.check(keys), ", ".join(keys), timeout)
+        self._wait_until(lambda: self._has(keys), ", ".join(keys), timeout)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys; waits until all are there."""
@@ -205,6 +239,7 @@ class CooperativeStore(dist.Store):
 
     def queue_len(self, key: str) -> int:
         """Length of a queue."""
+        self._looked(key)
         return len(self._contents.queues.get(key, ()))
 
     def clone(self) -> CooperativeStore:

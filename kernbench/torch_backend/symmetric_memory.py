@@ -170,7 +170,7 @@ class SymmetricMemory:
         storage = flat.untyped_storage()
         self._place(flat, where)
         setattr(storage, _ATTRIBUTE, Part(self._owner(where), storage, self._pad(where), group_name))
-        self._allocated = True
+        self._allocated = self.ctx.kernel_memory.signals = True
         if alloc_id is not None:
             self._persistent[key] = flat
         return _view(storage, dtype, size, stride)
@@ -259,14 +259,14 @@ class SymmetricMemory:
         place_shared(flat, self.devices.memory_at(where))
         owner = self._owner(where)
         state = self.ctx.storages.allocate(flat, owner, "symmetric buffer")
-        state.allocation.words = Words()
+        state.allocation.words = Words(state.allocation.sip)
         self.devices.mine().used = True
 
     def _pad(self, where: torch.device) -> torch.Tensor:
         pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
         place_shared(pad, self.devices.memory_at(where))
         state = self.ctx.storages.allocate(pad, self._owner(where), "signal pad")
-        state.allocation.words = Words()
+        state.allocation.words = Words(state.allocation.sip)
         return pad
 
     def _owner(self, where: torch.device) -> Any:
@@ -339,6 +339,8 @@ def install_module(patches: Patches, module: Any) -> None:
         patches.set(module, name, PerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)
     patches.set(module, "is_nvshmem_available", lambda: False)
+    for name in ("_is_test_mode", "_mocked_group_names"):  # a rank that is unwound leaves them as it set them
+        patches.set(module, name, getattr(module, name))
 
 
 def _no_pool(device: Any) -> Any:

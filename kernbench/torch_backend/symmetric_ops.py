@@ -129,7 +129,7 @@ class StreamWrites:
         op = self._devices.mine().enqueue(name, stated_cost(LEAST))
         allocation = ctx.storages.adopt(input, me).allocation
         if allocation.words is None:
-            allocation.words = Words()
+            allocation.words = Words(allocation.sip)
         party = Party([op])
         party.finished = True
         first = (input.data_ptr() - allocation.host_address) + offset * WORD

@@ -37,6 +37,7 @@ class Batch:
         "spins",
         "suspended",
         "trace",
+        "watched",
         "written",
         "x",
     )
@@ -66,6 +67,8 @@ class Batch:
         #: Where to go on inside the block, and the state of an instruction that waits.
         self.at = 0
         self.suspended: dict[int, Frame] = {}
+        #: The addresses that it waits for, where an instruction does.
+        self.watched: np.ndarray | None = None
         #: The ranks along the rank axis, once asked for.
         self.order: tuple[int, ...] | None = None
 

@@ -17,7 +17,7 @@ from .affine import aff_add
 from .counts import Counts, TensorTraffic
 from .lift.program import OpInfo, Program
 from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
-from .signals import FEW_BYTES, WORD, Party
+from .signals import MOST_BYTES, WORD, Party, may_signal
 from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class Binding:
             if high > t.write_high:
                 t.write_high = high
         self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
-        if allocation.words is not None and high - low <= FEW_BYTES and "atomic" not in info.name:
+        if allocation.words is not None and high - low <= MOST_BYTES and may_signal(info):
             self.signal(allocation, range(low - low % WORD, high, WORD), not info.result_types)
 
     def signal(self, allocation: Allocation, offsets: Iterable[int], wrote: bool) -> None:

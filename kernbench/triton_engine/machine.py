@@ -252,9 +252,11 @@ class Execution(Binding):
                 part.suspended[info.index] = frame.select(keep.repeat(per_lane))
                 if parked:
                     part.parked = write_epoch.count
+                    part.watched = stuck.address
                 parts.append(part)
             return parts
         b.at = at
+        b.watched = stuck.address
         b.suspended[info.index] = frame
         b.parked = write_epoch.count
         return [b]

@@ -73,6 +73,9 @@ class AllocationMap(Protocol):
     def words(self, address: int) -> Words | None:
         """Who wrote what lies at ``address`` last, if ranks meet there."""
 
+    def multicast_range(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
+        """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
+
 
 class RegisteredAllocations:
     """Allocations by address: the tensors of launches, and whatever :meth:`register` was given.
@@ -135,6 +138,9 @@ class RegisteredAllocations:
     def words(self, address: int) -> Words | None:
         """None: nobody asks when these launches end."""
         return None
+
+    def multicast_range(self, address: int) -> None:
+        """None: there is no switch."""
 
     def clear(self) -> None:
         self._bases.clear()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from .lift.program import Branch, Instr
 from .values import Ptr, lane_array
 
 if TYPE_CHECKING:
     from .machine import Batch, Execution
+
+
+_MOST_WORDS = 8
 
 
 def describe_wait(x: Execution) -> str:
@@ -30,6 +34,8 @@ def _describe_batch(x: Execution, b: Batch) -> list[str]:
         return out
     instr, wanted = found
     out.append(f"  at {instr.info.loc}: {instr.info.name}")
+    if instr.info.name == "tt.elementwise_inline_asm":
+        return out if b.watched is None else out + _words(x, b.watched.astype(np.int64), torch.int32, "")
     pointer = b.env[instr.args[0]]
     if isinstance(pointer, Ptr) and pointer.den is None and not instr.info.operand_types[0].shape:
         out += _addresses(x, b, pointer, instr, wanted)
@@ -59,22 +65,23 @@ def _watched(x: Execution, b: Batch) -> tuple[Instr, str] | None:
 
 
 def _addresses(x: Execution, b: Batch, pointer: Ptr, instr: Instr, wanted: str) -> list[str]:
-    dtype = instr.info.operand_types[0].pointee
     from .ops.memory import operand_dtype
 
-    kind = operand_dtype(dtype)
+    kind = operand_dtype(instr.info.operand_types[0].pointee)
     address = x.addresses(b, pointer, ()).numpy()
+    return _words(x, address, kind, f", wants {wanted}" if wanted else "")
+
+
+def _words(x: Execution, addresses: np.ndarray, kind: torch.dtype, wanted: str) -> list[str]:
+    """What the words are, and what they hold."""
     out: list[str] = []
-    seen: set[int] = set()
-    for a in np.unique(address)[:4]:
-        allocation: Any = x.find(int(a))
-        if allocation is None or int(a) in seen:
+    for address in np.unique(addresses)[:_MOST_WORDS]:
+        allocation: Any = x.find(int(address))
+        if allocation is None:
             continue
-        seen.add(int(a))
-        element = (int(a) - allocation.base) // kind.itemsize
+        element = (int(address) - allocation.base) // kind.itemsize
         value = allocation.flat(kind)[element].item()
-        text = f"  waits on element {element} of {allocation.describe()}: sees {value}"
-        out.append(text + (f", wants {wanted}" if wanted else ""))
+        out.append(f"  waits on element {element} of {allocation.describe()}: sees {value}{wanted}")
     return out
 
 

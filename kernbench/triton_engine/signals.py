@@ -9,13 +9,25 @@ which they were computed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .lift.program import OpInfo
 
 WORD = 4
 """Bytes of a signal word."""
 
-FEW_BYTES = 64
-"""A load or store of at most this many bytes may be one of signals; a longer one moves data."""
+MOST_BYTES = 1 << 14
+"""A range that all programs together load or store with one instruction may be signals up to this length."""
+
+_FEW = 16
+
+
+def may_signal(info: OpInfo) -> bool:
+    """Whether a load or store is short enough, per program, to be of signals: a longer one moves data. (Atomics are looked at
+    one by one.)"""
+    return prod(info.operand_types[0].shape) <= _FEW and "atomic" not in info.name
 
 
 class Party:
@@ -23,7 +35,7 @@ class Party:
 
     Attributes:
         operations: what it is in virtual time.
-        heard: the other parties whose words it has read, in that order.
+        heard: the other parties whose words it has read, in that order, and the SIPs in whose memory these words were.
         met: whether its own launches have read each other's words.
         finished: whether its values are final.
     """
@@ -32,7 +44,7 @@ class Party:
 
     def __init__(self, operations: Iterable[Any] = ()) -> None:
         self.operations = tuple(operations)
-        self.heard: dict[Party, None] = {}
+        self.heard: dict[Party, set[int]] = {}
         self.met = False
         self.finished = False
 
@@ -51,11 +63,12 @@ class Party:
 
 
 class Words:
-    """The words of one allocation."""
+    """The words of one allocation, which is in the memory of SIP ``home``."""
 
-    __slots__ = ("_writer",)
+    __slots__ = ("_writer", "home")
 
-    def __init__(self) -> None:
+    def __init__(self, home: int) -> None:
+        self.home = home
         self._writer: dict[int, Party] = {}
 
     def read(self, party: Party, offsets: Iterable[int]) -> None:
@@ -68,7 +81,7 @@ class Words:
             if writer is party:
                 party.met = True
             else:
-                party.heard[writer] = None
+                party.heard.setdefault(writer, set()).add(self.home)
 
     def write(self, party: Party, offsets: Iterable[int]) -> None:
         """``party`` has changed the words at these byte offsets."""

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernbench.triton_engine.driver.activation import set_target
+
 RAW_BITS = pytest.mark.beyond_interpreter("bf16 is arithmetic on raw bits, or rounds wrongly")
 BFLOAT16 = pytest.param("bfloat16", marks=RAW_BITS)
 UNARY = ["exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "abs", "neg", "floor", "ceil", "erf", "sigmoid"]
@@ -284,3 +286,28 @@ def test_float_arguments_are_fp32():
     float_argument_kernel[(1,)](out, 0.1, 3.0)
     x = np.float32(0.1)
     np.testing.assert_array_equal(out.numpy(), np.array([x, x * np.float32(3), 4.0], dtype=np.float64))
+
+
+#: What becomes of -1.5, 300, 70000, 3e9, -3e9 and NaN, by the instructions of compiled code (``kernel.asm``).
+CONVERTED = {
+    ("cuda:90", torch.uint8): [0, 300 % 256, 255, 255, 0, 0],
+    ("cuda:90", torch.int8): [-1, 300 - 256, -1, -1, 0, 0],
+    ("cuda:90", torch.int16): [-1, 300, 32767, 32767, -32768, 0],
+    ("cuda:90", torch.int32): [-1, 300, 70000, 2**31 - 1, -(2**31), 0],
+    ("hip:gfx942", torch.uint8): [255, 300 % 256, 70000 % 256, 255, 0, 0],
+    ("hip:gfx942", torch.int16): [-1, 300, 70000 - 65536, -1, 0, 0],
+    ("hip:gfx942", torch.int32): [-1, 300, 70000, 2**31 - 1, -(2**31), 0],
+}
+
+
+@pytest.mark.beyond_interpreter("wraps around")
+@pytest.mark.parametrize(("gpu", "dtype"), CONVERTED)
+def test_floats_out_of_range_become_what_the_instruction_makes_of_them(gpu, dtype):
+    set_target(gpu)
+    try:
+        x = torch.tensor([-1.5, 300.0, 70000.0, 3e9, -3e9, math.nan, 0.0, 0.0] * 8)
+        out = torch.empty(64, dtype=dtype)
+        cast_kernel[(1,)](x, out, N=64, ROUNDING=None)
+    finally:
+        set_target(None)
+    assert out[:6].tolist() == CONVERTED[gpu, dtype]

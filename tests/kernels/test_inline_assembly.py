@@ -193,3 +193,128 @@ def test_assembly_without_operands():
     out = torch.zeros(1, dtype=torch.int32)
     no_operands_kernel[(1,)](out)
     assert out == 7
+
+
+@triton.jit
+def one_word_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr, ASM: tl.constexpr):
+    i = tl.arange(0, N)
+    x, y = tl.load(x_ptr + i), tl.load(y_ptr + i)
+    out = tl.inline_asm_elementwise(ASM, "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(out_ptr + i, out)
+
+
+def _words(assembly: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(x.numel(), dtype=torch.int32)
+    one_word_kernel[(1,)](x.view(torch.int32), y.view(torch.int32), out, N=x.numel(), ASM=assembly)
+    return out
+
+
+def _unsigned(x: torch.Tensor) -> list[int]:
+    return [v & 0xFFFFFFFF for v in x.tolist()]
+
+
+_FUNNEL = {
+    "shf.l.wrap.b32 $0, $1, $2, 37;": lambda a, b: ((b << 32 | a) << 5 >> 32) & 0xFFFFFFFF,
+    "shf.l.clamp.b32 $0, $1, $2, 37;": lambda a, b: a,
+    "shf.r.wrap.b32 $0, $1, $2, 4;": lambda a, b: ((b << 32 | a) >> 4) & 0xFFFFFFFF,
+    "popc.b32 $0, $1;": lambda a, b: a.bit_count(),
+    "clz.b32 $0, $1;": lambda a, b: 32 - a.bit_length(),
+    "bfind.u32 $0, $1;": lambda a, b: (a.bit_length() - 1) & 0xFFFFFFFF,
+    "brev.b32 $0, $1;": lambda a, b: int(f"{a:032b}"[::-1], 2),
+    "dp4a.u32.u32 $0, $1, $2, 7;": lambda a, b: (
+        7 + sum(x * y for x, y in zip(a.to_bytes(4, "little"), b.to_bytes(4, "little"), strict=True))
+    ),
+    "mad.hi.u32 $0, $1, $2, 9;": lambda a, b: ((a * b >> 32) + 9) & 0xFFFFFFFF,
+}
+
+
+@pytest.mark.parametrize("assembly", _FUNNEL)
+def test_words_of_bits(assembly):
+    x, y = (torch.randint(-(2**31), 2**31, (32,), dtype=torch.int32) for _ in range(2))
+    x[0] = 0
+    out = _words(assembly, x, y)
+    assert _unsigned(out) == [_FUNNEL[assembly](a, b) for a, b in zip(_unsigned(x), _unsigned(y), strict=True)]
+
+
+def _pairs(high: torch.Tensor, low: torch.Tensor) -> list[int]:
+    bits = 8 * low.element_size()
+    raw = {8: torch.uint8, 16: torch.int16}[bits]
+    return [
+        (h & (1 << bits) - 1) << bits | (v & (1 << bits) - 1)
+        for h, v in zip(high.view(raw).tolist(), low.view(raw).tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("e4m3x2", torch.float8_e4m3fn), ("e5m2x2", torch.float8_e5m2)])
+def test_pairs_of_fp8_are_packed_and_unpacked(kind, dtype):
+    x, y = torch.randn(64) * 100, torch.randn(64)
+    packed = _words(f"{{ .reg .b16 t; cvt.rn.satfinite.{kind}.f32 t, $1, $2; cvt.u32.u16 $0, t; }}", x, y)
+    assert _unsigned(packed) == _pairs(x.to(dtype), y.to(dtype))
+    halves = _words(f"{{ .reg .b16 t; cvt.u16.u32 t, $1; cvt.rn.f16x2.{kind} $0, t; }}", packed, packed)
+    assert _unsigned(halves) == _pairs(x.to(dtype).half(), y.to(dtype).half())
+
+
+def test_pairs_of_fp4():
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    x = torch.cat([grid, torch.tensor([0.25, 0.75, 2.5, 5.0, 7.0, 100.0, 0.2, 1.26])])
+    nearest = torch.cat([grid, torch.tensor([0.0, 1.0, 2.0, 4.0, 6.0, 6.0, 0.0, 1.5])])  # ties to the even mantissa
+    pack = "{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $1, $2; cvt.u32.u8 $0, t; }"
+    packed = _words(pack, -x, x)
+    codes = [grid.tolist().index(v) for v in nearest.tolist()]
+    assert _unsigned(packed) == [(c | 8) << 4 | c for c in codes]
+    halves = _words("{ .reg .b8 t; cvt.u8.u32 t, $1; cvt.rn.f16x2.e2m1x2 $0, t; }", packed, packed)
+    assert _unsigned(halves) == _pairs((-nearest).half(), nearest.half())
+
+
+def test_scales_are_powers_of_two_rounded_up():
+    x = torch.tensor([1.0, 1.001, 2.0, 3.0, 0.75, 1e-30, 6.0e37, 448.0])
+    packed = _words("{ .reg .b16 t; cvt.rp.satfinite.ue8m0x2.f32 t, $1, $2; cvt.u32.u16 $0, t; }", x, x)
+    codes = [int(v) + 127 for v in torch.ceil(torch.log2(x.double()))]
+    assert _unsigned(packed) == [c << 8 | c for c in codes]
+    unpacked = _words("{ .reg .b16 t; cvt.u16.u32 t, $1; cvt.rn.bf16x2.ue8m0x2 $0, t; }", packed, packed)
+    powers = torch.tensor([2.0 ** (c - 127) for c in codes])
+    assert _unsigned(unpacked) == _pairs(powers.bfloat16(), powers.bfloat16())
+
+
+@triton.jit
+def pairs_of_floats_kernel(x_ptr, y_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x, y = tl.load(x_ptr + i), tl.load(y_ptr + i)
+    out = tl.inline_asm_elementwise(
+        "{ .reg .b64 a, b; mov.b64 a, {$2, $3}; mov.b64 b, {$4, $5}; fma.rn.f32x2 a, a, b, b; mov.b64 {$0, $1}, a; }",
+        "=f,=f,f,f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
+    tl.store(out_ptr + i, out)
+
+
+def test_pairs_of_floats():
+    x, y, out = torch.randn(64), torch.randn(64), torch.zeros(64)
+    pairs_of_floats_kernel[(1,)](x, y, out, N=64)
+    torch.testing.assert_close(out, x * y + y)
+
+
+@triton.jit
+def largest_magnitude(a, b):
+    return tl.inline_asm_elementwise(
+        "{ max.NaN.xorsign.abs.f32 $0, $1, $2; and.b32 $0, $0, 0x7fffffff; }",
+        "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def reduce_by_assembly_kernel(x_ptr, row_ptr, all_ptr, scan_ptr, M: tl.constexpr, N: tl.constexpr):
+    at = (tl.program_id(0) * M + tl.arange(0, M))[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + at)
+    tl.store(row_ptr + tl.program_id(0) * M + tl.arange(0, M), tl.reduce(x, 1, largest_magnitude))
+    tl.store(all_ptr + tl.program_id(0), tl.reduce(tl.ravel(x), 0, largest_magnitude))
+    tl.store(scan_ptr + at, tl.associative_scan(x, 1, largest_magnitude))
+
+
+def test_combine_function_in_assembly():
+    x = torch.randn(3 * 8, 16)
+    x[5, 3] = float("nan")
+    rows, everything, scan = torch.zeros(24), torch.zeros(3), torch.zeros(24, 16)
+    reduce_by_assembly_kernel[(3,)](x, rows, everything, scan, M=8, N=16)
+    torch.testing.assert_close(rows, x.abs().amax(1), equal_nan=True)
+    torch.testing.assert_close(everything, x.abs().view(3, -1).amax(1), equal_nan=True)
+    torch.testing.assert_close(scan[8:, 1:], x.abs().cummax(1).values[8:, 1:])  # the first element is not combined

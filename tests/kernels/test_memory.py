@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.tools.ragged_tma import create_ragged_descriptor, load_ragged, store_ragged
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
@@ -297,3 +298,25 @@ def test_descriptor_strides_of_a_program():
         expected = torch.zeros(4, 16)
         expected[:3, :14] = x.as_strided((3, 14), (stride, 1), 2 * stride)
         assert torch.equal(got, expected)
+
+
+@triton.jit
+def ragged_double_kernel(source, target, first_ptr, size_ptr, BLOCK_M: tl.constexpr, N: tl.constexpr):
+    """One batch per program: rows ``first`` to ``first + size``, and not one more."""
+    first, size = tl.load(first_ptr + tl.program_id(0)), tl.load(size_ptr + tl.program_id(0))
+    for row in range(0, size, BLOCK_M):
+        x = load_ragged(source, first, size, [row, 0], ragged_dim=0)
+        store_ragged(target, first, size, [row, 0], x * 2, ragged_dim=0)
+
+
+def test_ragged_descriptors():
+    """Their offsets wrap around at 64 bits, by design."""
+    size = torch.tensor([5, 0, 17, 8, 1], dtype=torch.int32)
+    first = torch.cumsum(size, 0, dtype=torch.int32) - size
+    source, target = torch.randn(40, 32), torch.zeros(40, 32)
+    block = [8, 32]
+    ragged_double_kernel[(5,)](
+        create_ragged_descriptor(source, block), create_ragged_descriptor(target, block), first, size, BLOCK_M=8, N=32
+    )  # fmt: skip
+    assert torch.equal(target[:31], 2 * source[:31])
+    assert not target[31:].any()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 
 import pytest
+from greenlet import _greenlet, getcurrent, greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -209,3 +212,50 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     assert sorted(cleaned) == [0, 1, 2]
     assert scheduler.live_count == 0
     assert not any(rank.carrier.thread.is_alive() for rank in scheduler.ranks)
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "greenlet"])
+def test_the_heap_is_frozen_only_while_greenlet_does_not_search_it(isolation, monkeypatch):
+    """Its search for who keeps an ended thread's greenlet does not see frozen objects: it would free what they keep."""
+    switch = _greenlet.enable_optional_cleanup
+    frozen_when_switched = []
+
+    def noted(enabled):
+        frozen_when_switched.append((enabled, bool(gc.get_freeze_count())))
+        return switch(enabled)
+
+    monkeypatch.setattr(_greenlet, "enable_optional_cleanup", noted)
+    frozen_inside = []
+    scheduler = RankScheduler()
+    scheduler.start([lambda: frozen_inside.append(bool(gc.get_freeze_count()))], isolation=isolation)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert frozen_inside == [True]
+    assert frozen_when_switched == [(False, False), (True, False)]
+
+
+@each_isolation
+def test_a_thread_that_ends_while_ranks_run_takes_no_reference_along(isolation):
+    """greenlet takes a thread's own greenlet away if the collector knows nobody who has it; a settled heap hides who does."""
+    held, begun, go = [], threading.Event(), threading.Event()
+
+    def use_greenlets():
+        held.append(getcurrent())
+        begun.set()
+        go.wait()
+
+    thread = threading.Thread(target=use_greenlets)
+    thread.start()
+    begun.wait()
+    alive = weakref.ref(held[0])
+
+    def body():
+        go.set()
+        thread.join()
+        greenlet(lambda: None).switch()  # what threads have left behind is looked at now and then
+
+    scheduler = RankScheduler()
+    scheduler.start([body], isolation=isolation)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert alive() is held[0]

@@ -246,3 +246,11 @@ def test_a_trace_is_written_as_its_name_says(run: Run, tmp_path: Path) -> None:
     assert isinstance(refused.exception, ConfigError)
     assert ".svg" in str(refused.exception)
     assert "modelled on" not in refused.output  # said before the program ran
+
+
+def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import os; print(os.environ['RANK'])")
+    line = [sys.executable, "-m", "kernbench", "run", "--nproc-per-node", "2", "--no-prefix", str(script)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120)
+    assert sorted(done.stdout.split()[:2]) == ["0", "1"]

@@ -233,6 +233,34 @@ def test_timeouts_are_virtual(gpus: Simulate, call: Callable[[Any], Any], waits_
     gpus(body, 2)
 
 
+def test_hosts_may_poll(gpus: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that asks again and again what is in a word lets the one that will write it go on."""
+    monkeypatch.setattr("kernbench.runtime_api.polling._IDLE_POLLS", 50)
+
+    def body() -> int:
+        _, handle = _meet()
+        mine = handle.get_signal_pad(handle.rank)
+        if handle.rank == 0:
+            asked = 0
+            while mine[5].item() != 3:
+                asked += 1
+            return asked
+        handle.get_signal_pad(0)[5] = 3
+        return 0
+
+    assert gpus(body, 2)[0] < 100
+
+    def nobody_writes() -> None:
+        _, handle = _meet()
+        while handle.get_signal_pad(handle.rank)[5].item() != 3:
+            pass
+
+    with pytest.raises(
+        kernbench.SpawnException, match="has asked 50 times whether '_local_scalar_dense of memory that"
+    ):
+        gpus(nobody_writes, 2)
+
+
 def test_a_signal_that_nobody_sends_is_explained(gpus: Simulate) -> None:
     def body() -> None:
         buffer, handle = _meet()

@@ -11,8 +11,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, KernbenchError
 from kernbench.triton_engine import activate, active, deactivate, resources, set_target
 from kernbench.triton_engine.driver.activation import parse_target
 
@@ -103,6 +105,18 @@ def test_launches_stop_at_ttir_and_resources_compile_in_full():
     assert used.shared >= 2 * 64 * 64 * 2
 
 
+def test_later_stages_are_compiled_when_they_are_read():
+    a, b, c = torch.randn(64, 128).half(), torch.randn(128, 64).half(), torch.empty(64, 64)
+    kernel = staged_kernel[(1,)](a, b, c, 128, N=64, num_warps=4, num_stages=3)
+    assert set(kernel.asm) <= {"source", "ttir"}
+    assert "tt.dot" in kernel.asm["ttir"]
+    assert '"ttg.num-warps" = 4' in kernel.asm["ttgir"]
+    assert ".target sm_90" in kernel.asm["ptx"]
+    assert kernel.asm["cubin"]
+    with pytest.raises(KeyError):
+        kernel.asm["no such stage"]
+
+
 def test_warmup_compiles_in_full_and_what_it_returns_can_be_launched():
     a, b, c = torch.randn(32, 64).half(), torch.randn(64, 32).half(), torch.empty(32, 32)
     kernel = staged_kernel.warmup(a, b, c, 64, N=32, grid=(1,))
@@ -129,3 +143,23 @@ def test_empty_grid_runs_nothing():
     x = torch.ones(16)
     scale_kernel[(0,)](x, x, 16, 2.0, BLOCK=16)
     assert (x == 1).all()
+
+
+@gluon.jit
+def gluon_kernel(x_ptr, N: gl.constexpr):
+    i = gl.arange(0, N, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.store(x_ptr + i, gl.load(x_ptr + i) * 2)
+
+
+def test_gluon_is_refused_in_words():
+    with pytest.raises(KernbenchError, match="A Gluon kernel cannot run here"):
+        gluon_kernel[(1,)](torch.ones(128), 128)
+
+
+def test_ttgir_is_refused_in_words(tmp_path):
+    kernel = scale_kernel[(1,)](torch.ones(16), torch.ones(16), 16, 1.0, BLOCK=16)
+    path = tmp_path / "scale.ttgir"
+    path.write_text(kernel.asm["ttgir"])
+    compiled = triton.compile(str(path))
+    with pytest.raises(KernbenchError, match="scale_kernel, which begins as TTGIR, cannot run here"):
+        compiled[(1, 1, 1)](torch.ones(16), torch.ones(16), 16, 1.0)

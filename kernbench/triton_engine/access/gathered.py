@@ -48,11 +48,11 @@ def flat_index(access: Access) -> list[tuple[Allocation, Tensor, Tensor | None]]
         gather_outside(access, index, active, allocation, least if least < 0 else most)
     if item > 1:
         index = index >> (item.bit_length() - 1)
-    b.x.touch(access.info, allocation, _active_elements(access, active) * item, least, most + item)
+    b.x.touch(access.info, allocation, active_elements(access, active) * item, least, most + item)
     return [(allocation, index, active)]
 
 
-def _active_elements(access: Access, active: Tensor | None) -> int:
+def active_elements(access: Access, active: Tensor | None) -> int:
     """How many elements the access moves: those of all lanes where ``active``."""
     total = prod(access.b.lanes) * prod(access.tile)
     if active is None:

@@ -16,6 +16,7 @@ from .footprint import Piece
 from .gathered import flat_index
 from .operands import Access
 from .per_rank import load_ranks
+from .rows import load_rows
 from .strided import pieces
 from .windows import load_windows
 
@@ -48,19 +49,25 @@ def load(
                     for piece in cut[0]:
                         b.x.checks.read_piece(b, info, piece, dtype.itemsize)
                 return _load_pieces(info, cut[0], cut[1], dtype, other)
+    raw = torch.uint8 if dtype in FLOAT8 else dtype
+    if raw is dtype:
+        fill = 0 if other is None else other
+    else:
+        fill = _as_bytes(other, dtype)
+    if b.x.checks is None:
+        rows = load_rows(access, raw, fill)
+        if rows is not None:
+            return rows if raw is dtype else rows.view(dtype)
     groups = flat_index(access)
     if b.x.checks is not None:
         for allocation, index, here in groups:
             b.x.checks.read_index(b, info, allocation, index, here, dtype.itemsize)
     if not groups:
         return None
-    raw = torch.uint8 if dtype in FLOAT8 else dtype
     if len(groups) == 1 and groups[0][2] is None:
         out = groups[0][0].flat(raw).take(groups[0][1])
-    elif raw is dtype:
-        out = _gather(groups, dtype, 0 if other is None else other)
     else:
-        out = _gather(groups, raw, _as_bytes(other, dtype))
+        out = _gather(groups, raw, fill)
     return out if raw is dtype else out.view(dtype)
 
 

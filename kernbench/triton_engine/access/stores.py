@@ -15,6 +15,7 @@ from kernbench.triton_engine.values import Late, Ptr
 from .footprint import Piece
 from .gathered import flat_index
 from .operands import Access
+from .rows import store_rows
 from .strided import pieces
 
 
@@ -143,6 +144,11 @@ def _scatter(access: Access, value: Any, dtype: torch.dtype) -> None:
     )
     if source.dtype != raw:
         source = source.contiguous().view(raw) if source.element_size() == 1 else source
+    if access.b.x.checks is None and source.ndim == len(access.b.lanes) + len(access.tile):
+        plain = source.contiguous().view(torch.int16) if raw is torch.bfloat16 else source
+        base = None if access.pointer.root is None else access.b.x.roots[access.pointer.root][access.b.rank][0]
+        if base is not None and store_rows(access, _own(plain, [base])):
+            return
     for allocation, index, here in flat_index(access):
         if access.b.x.checks is not None:
             access.b.x.checks.write_index(access.b, access.info, allocation, index, here, dtype.itemsize)

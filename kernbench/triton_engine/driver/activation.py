@@ -17,7 +17,6 @@ _target: Any = None
 _fp_fusion: str | None = None
 _indices: dict[Any, int] = {}
 _before: list[tuple[Any, dict[str, Any]]] = []
-_installed: dict[str, Any] = {}
 
 
 def _triton() -> Any:
@@ -99,12 +98,14 @@ def deactivate() -> None:
     if not _before:
         return
     driver, compilers = _before.pop()
+    from . import assembly
+
     _triton().runtime.driver._active = driver
     table = _backends()
     table.clear()
     table.update(compilers)
     if not _before:
-        _installed.clear()
+        assembly.uninstall()
         if _fp_fusion is None:
             os.environ.pop("TRITON_DEFAULT_FP_FUSION", None)
 
@@ -119,8 +120,10 @@ def install_compilers() -> None:
     """Replace Triton's compilers by ones that can stop after TTIR."""
     from dataclasses import replace
 
+    from . import assembly
     from .pipeline import values_only
 
+    assembly.install()
     table = _backends()
     for name, backend in list(table.items()):
         if name in ("nvidia", "amd") and not hasattr(backend.compiler, "kernbench"):

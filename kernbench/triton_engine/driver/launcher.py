@@ -45,7 +45,7 @@ def program_of(src: Any, metadata: Any) -> Program:
         from kernbench.torch_backend.modes import plain_torch
 
         with plain_torch():
-            program = _programs[metadata.hash] = lift(_relocated(ttir, src))
+            program = _programs[metadata.hash] = lift(_relocated(ttir, src), metadata.target.backend)
     return program
 
 

@@ -12,10 +12,17 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from kernbench.errors import KernbenchError
+
 from .activation import get_target
 
 #: Part of the compile cache key of kernels compiled for values; change it when the passes below change.
 _PIPELINE = "kernbench-values-2"
+
+_BELOW_TTIR = (
+    "{} cannot run here: it says what single threads, warps and shared memory do, and kernbench runs TTIR, in which they do "
+    "not appear yet. Use the kernel's version in triton.language (@triton.jit)."
+)
 
 _forced: list[str] = []
 
@@ -102,6 +109,8 @@ def values_only(base: Any) -> type:
             if self._full():
                 super().add_stages(stages, options, language)
                 return
+            if getattr(language, "name", "") == "GLUON":
+                raise KernbenchError(_BELOW_TTIR.format("A Gluon kernel"))
             stages["ttir"] = lower_to_ttir
             stages[self.binary_ext] = _finish
 
@@ -120,5 +129,15 @@ def values_kernel(src: Any, metadata: Any) -> Any:
     """The same source compiled for values, for a kernel that was compiled in full."""
     from triton.compiler import compile as compile_
 
+    if src.ext != "ttir":
+        raise KernbenchError(_BELOW_TTIR.format(f"Kernel {metadata.name}, which begins as {src.ext.upper()},"))
     with compile_for("values"):
         return compile_(src, target=metadata.target, options=options_of(metadata))
+
+
+def full_kernel(kernel: Any) -> Any:
+    """The same kernel compiled down to machine code: 0.1-0.8 s the first time, then from Triton's cache."""
+    from triton.compiler import compile as compile_
+
+    with compile_for("full"):
+        return compile_(kernel.src, target=kernel.metadata.target, options=options_of(kernel.metadata))

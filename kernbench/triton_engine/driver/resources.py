@@ -84,13 +84,9 @@ def resources(kernel: Any) -> Resources:
 
     Takes 0.1-0.8 s the first time; Triton's cache keeps the result.
     """
-    from triton.compiler import compile as compile_
+    from .pipeline import full_kernel
 
-    from .pipeline import compile_for, options_of
-
-    metadata, src = kernel.metadata, kernel.src
-    with compile_for("full"):
-        full = compile_(src, target=metadata.target, options=options_of(metadata))
+    full = full_kernel(kernel)
     m = full.metadata
     amd = full.asm.get("amdgcn")
     if amd:

@@ -33,7 +33,7 @@ _NO_EFFECT = {"ttg.barrier", "gpu.barrier", "llvm.intr.assume", "ttg.local_barri
 
 
 class _Lowering:
-    def __init__(self, functions: dict[str, Function], ttir: str) -> None:
+    def __init__(self, functions: dict[str, Function], ttir: str, backend: str) -> None:
         self.functions = functions
         self.kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
         self.blocks: list[Code] = []
@@ -43,6 +43,7 @@ class _Lowering:
         self.loops: list[LoopInfo] = []
         self.names: dict[str, int] = {}
         self.ttir = ttir
+        self.backend = backend
         self.depth = 0
 
     # Slots and blocks
@@ -180,6 +181,7 @@ class _Lowering:
             loc=op.loc,
             text=op.text,
             kernel=self.kernel.name,
+            backend=self.backend,
         )
         self.ops.append(info)
         return info
@@ -376,14 +378,14 @@ def _rounded(value: float, ty: Ty) -> float:
     return float(torch.tensor(value, dtype=ty.dtype).to(torch.float64))
 
 
-def lift(ttir: str) -> Program:
-    """Lift printed TTIR to a program.
+def lift(ttir: str, backend: str = "cuda") -> Program:
+    """Lift printed TTIR to a program. ``backend``: the target's, ``cuda`` or ``hip``.
 
     Raises:
         UnsupportedOpError: an operation is not implemented; names it and its source line.
     """
     functions = parse_module(ttir)
-    return _Lowering(functions, ttir).run()
+    return _Lowering(functions, ttir, backend).run()
 
 
 __all__ = ["Loc", "lift"]

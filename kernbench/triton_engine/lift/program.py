@@ -43,6 +43,8 @@ class OpInfo:
     hoisted: bool = False
     #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..access.footprint`).
     layouts: dict[Any, Any] = field(default_factory=dict)
+    #: The GPU compiled for: ``cuda`` or ``hip``. Where they disagree, values are its.
+    backend: str = "cuda"
 
     @property
     def ty(self) -> Ty:

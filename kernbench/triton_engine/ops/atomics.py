@@ -236,6 +236,15 @@ def compare_and_swap(
         before = flat[index[hit]]
         flat[index[hit]] = new[which][hit]
         return bool((before != flat[index[hit]]).any())
+    if (wanted == wanted[0]).all() and (new == new[0]).all():  # a lock: of an address's elements, the first gets it
+        address, first, inverse = np.unique(index, return_index=True, return_inverse=True)
+        seen = flat[address]
+        after = np.where(seen == wanted[0], new[0], seen)
+        turns = after[inverse]
+        turns[first] = seen
+        old[which] = turns
+        flat[address] = after
+        return bool((after != seen).any())
     changed = False
     for i, w in zip(index.tolist(), which.tolist(), strict=True):
         seen = flat[i]

@@ -109,12 +109,16 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
 
 @op("arith.fptosi", "arith.fptoui")
 def _float_to_int(info: OpInfo) -> Callable[..., Value]:
-    """Toward zero. Out-of-range values saturate and NaN gives 0, as the hardware conversion does."""
+    """Toward zero. Out-of-range values saturate and NaN gives 0, as the hardware conversion does.
+
+    Hardware converts to more bits than a small integer has; those that do not fit are cut off.
+    """
     ty = info.ty
     unsigned = info.name.endswith("fptoui")
     if ty.elem == "i1":
         return lambda b, x: (x != 0) if type(x) is Tensor else x != 0.0
-    lo, hi = (0, (1 << ty.bits) - 1) if unsigned else (-(1 << (ty.bits - 1)), (1 << (ty.bits - 1)) - 1)
+    bits, positive = _converted_as(info, unsigned)
+    lo, hi = (0, (1 << bits) - 1) if positive else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
     def run(b: Any, x: Any) -> Value:
         scalar = type(x) is not Tensor
@@ -132,6 +136,19 @@ def _float_to_int(info: OpInfo) -> Callable[..., Value]:
         return int(out) if scalar else out
 
     return run
+
+
+def _converted_as(info: OpInfo, unsigned: bool) -> tuple[int, bool]:
+    """Bits of the integer that the target's instruction makes, and whether it has no sign.
+
+    As compiled code shows: ``cvt.rzi.{u,s}16`` for 8 bits on NVIDIA; ``v_cvt_i32`` (of fp16, ``v_cvt_i16``) on AMD.
+    """
+    bits = info.ty.bits
+    if bits >= 32:
+        return bits, unsigned
+    if info.backend == "hip" and info.operand_types[0].elem != "f16":
+        return 32, unsigned and bits == 16
+    return 16, unsigned and not (info.backend == "hip" and bits == 8)
 
 
 @op("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")

@@ -16,7 +16,18 @@ from kernbench.triton_engine.affine import aff_add, aff_scale
 from kernbench.triton_engine.lift.program import OpInfo
 from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
 from kernbench.triton_engine.reuse import visit, wave_bytes
-from kernbench.triton_engine.values import Aff, Box, Desc, Late, Ptr, Value, dense_int, from_lane_array, lane_array
+from kernbench.triton_engine.values import (
+    Aff,
+    Box,
+    Desc,
+    Late,
+    Ptr,
+    Value,
+    dense_int,
+    from_lane_array,
+    lane_array,
+    wrap,
+)
 
 from .atomics import _flat_elements, _operand, update
 from .masks import mask_and
@@ -97,6 +108,7 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
         if _least(high) < tile[k] or _most(low) > 0:
             bounds[k] = (low, high)
     mask: Any = True if all(p is None for p in bounds) else Box(tuple(bounds))
+    off = _wrapped(off)
     if scattered is not None and type(off) is not Aff:
         off = Aff(off, (0,) * len(lanes), (0,) * rank, off, off)
     return Ptr(d.base.root, off, scattered), mask_and(b, mask, outside, tile)
@@ -128,7 +140,18 @@ def _locate_fixed(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item
         near, far = (lo1, hi1 + n - 1) if step > 0 else (hi1 + n - 1, lo1)
         low, high = low + near * step, high + far * step
     mask = True if all(p is None for p in bounds) else Box(tuple(bounds))
-    return Ptr(d.base.root, Aff(c, ls, tuple(ts), low, high, arr), None), mask
+    return Ptr(d.base.root, _wrapped(Aff(c, ls, tuple(ts), low, high, arr)), None), mask
+
+
+def _wrapped(off: int | Aff) -> int | Aff:
+    """Addresses are 64 bits: descriptors of ragged batches (``triton.tools.ragged_tma``) count on products that wrap."""
+    c = off.c if type(off) is Aff else off
+    excess = c - wrap(c, 64)
+    if not excess:
+        return off
+    if type(off) is not Aff:
+        return off - excess
+    return Aff(off.c - excess, off.ls, off.ts, off.lo - excess, off.hi - excess, off.arr)
 
 
 def _lane_parts(v: Any, none: tuple[int, ...]) -> tuple[int, tuple[int, ...], np.ndarray | None, int, int]:

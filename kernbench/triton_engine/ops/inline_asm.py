@@ -36,6 +36,25 @@ class LaneMemory:
     def __init__(self, b: Any, info: OpInfo) -> None:
         self.b = b
         self.info = info
+        #: Buffers that a multicast address reaches besides the one whose traffic counts: the switch makes one of all.
+        self._echoes: set[int] = set()
+
+    def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
+        """The addresses that multicast addresses stand for, one array per buffer."""
+        x = self.b.x
+        least, most = int(address.min()), int(address.max())
+        found = x.memory.multicast_range(least)
+        if found is None or most - found[0] >= found[2]:
+            raise MemoryAccessError(
+                f"kernel {self.info.kernel}: multimem at address {least:#x}, which is not a multicast address: take the "
+                f"handle's multicast_ptr\n  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+            )
+        start, bases, _ = found
+        mine = x.launches[self.b.rank].rank
+        homes = [x.find(base) for base in bases]
+        counted = next((home.base for home in homes if home is not None and home.rank != mine), None)
+        self._echoes = {home.base for home in homes if home is not None and home.base != counted}
+        return [address - np.uint64(start) + np.uint64(base) for base in bases]
 
     def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[Allocation, np.ndarray, np.ndarray]]:
         out = []
@@ -55,7 +74,8 @@ class LaneMemory:
                     f"kernel {self.info.kernel}: inline assembly reaches past the end of {found.describe()}\n"
                     f"  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
                 )
-            self.b.x.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
+            if found.base not in self._echoes:
+                self.b.x.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
             out.append((found, here, (signed[here] - found.base) // nbytes))
             left &= ~here
         return out
@@ -121,7 +141,6 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
     inputs = [c for c in constraints if not c.startswith("=")]
     types, results = info.operand_types, info.result_types
     tile = next((t.shape for t in (*results, *types) if t.shape), ())
-    elements = prod(tile)
     n_results = len(results)
     per_result = max(1, len(outputs) // max(1, n_results))
 
@@ -129,15 +148,25 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         letter = re.sub(r"[^a-z]", "", constraint)[:1] or "r"
         return _REGISTER_BITS.get(letter, 32)
 
-    def start(b: Any, xs: tuple[Any, ...]) -> Frame:
+    def shape_of(b: Any, xs: tuple[Any, ...]) -> tuple[int, ...]:
+        """The tile; inside a combine function, whose operands are scalars, that of what is being combined."""
+        if tile:
+            return tile
+        nl = len(b.lanes)
+        return tuple(torch.broadcast_shapes(*(x.shape[nl:] for x in xs if type(x) is Tensor)))
+
+    def start(b: Any, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
+        elements = prod(tile)
         registers: dict[str, np.ndarray] = {}
         number = len(outputs)
         place = 0
         n = prod(b.lanes) * elements // pack
         for x, ty in zip(xs, types, strict=True):
-            full = materialise(x, b, ty).expand(b.lanes + ty.shape)
-            if ty.shape != tile:
-                full = full.reshape(b.lanes + (1,) * len(tile)).expand(b.lanes + tile)
+            combined = type(x) is Tensor and x.ndim > len(b.lanes) + len(ty.shape)
+            full = x if combined else materialise(x, b, ty)
+            if full.ndim < len(b.lanes) + len(tile):
+                full = full.reshape(full.shape + (1,) * len(tile))
+            full = full.expand(b.lanes + tile)
             for value in _to_registers(full, pack, bits_of(inputs[place])):
                 constraint = inputs[place]
                 if constraint.isdigit():
@@ -157,7 +186,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         }  # fmt: skip
         return Frame(n, registers, np.zeros(n, dtype=np.int64), specials)
 
-    def finish(b: Any, frame: Frame) -> Any:
+    def finish(b: Any, frame: Frame, tile: tuple[int, ...]) -> Any:
         out = []
         for k, ty in enumerate(results):
             raw = [
@@ -165,19 +194,20 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
                 for r in range(per_result)
             ]
             value = _from_registers(raw, pack, bits_of(outputs[k * per_result]), ty).reshape(b.lanes + tile)
-            out.append(settle(value, b, ty.shape, ty.is_int and ty.elem != "i1"))
+            out.append(settle(value, b, tile, ty.is_int and ty.elem != "i1"))
         return tuple(out) if n_results > 1 else out[0] if out else None
 
     def execute(b: Any, *xs: Any) -> Any:
+        shape = shape_of(b, xs)
         frame = b.suspended.pop(info.index, None)
         if frame is None:
-            frame = start(b, xs)
+            frame = start(b, xs, shape)
         try:
             run(assembly, frame, LaneMemory(b, info), parks=not b.x.dry)
         except Stuck as stuck:
             stuck.frame = frame
             stuck.info = info  # type: ignore[attr-defined]
             raise
-        return finish(b, frame)
+        return finish(b, frame, shape)
 
     return execute

@@ -82,9 +82,26 @@ def lanewise(kind: str, f: Callable[..., np.ndarray], *raws: np.ndarray) -> np.n
         if not kind.endswith("x2"):
             return encode(f(*(decode(r, kind) for r in raws)), kind)
         half = kind.removesuffix("x2")
-        low = encode(f(*(decode(r & U64(0xFFFF), half) for r in raws)), half)
-        high = encode(f(*(decode((r >> U64(16)) & U64(0xFFFF), half) for r in raws)), half)
-    return low | (high << U64(16))
+        bits, mask = U64(width(half)), U64((1 << width(half)) - 1)
+        low = encode(f(*(decode(r & mask, half) for r in raws)), half)
+        high = encode(f(*(decode((r >> bits) & mask, half) for r in raws)), half)
+    return low | (high << bits)
+
+
+def _modified(f: Callable[..., np.ndarray], modifiers: tuple[str, ...]) -> Callable[..., np.ndarray]:
+    """``f`` with what modifiers ask of a floating result: ``.NaN``, ``.xorsign.abs``, ``.relu``, ``.sat``."""
+    if "NaN" in modifiers:
+        f = {np.fmin: np.minimum, np.fmax: np.maximum}.get(f, f)  # type: ignore[call-overload]
+    if "xorsign" in modifiers:
+        magnitude = f
+        f = lambda a, b: np.where(np.signbit(a) != np.signbit(b), -1, 1) * magnitude(np.abs(a), np.abs(b))  # noqa: E731
+    if "relu" in modifiers:
+        signed = f
+        f = lambda *xs: np.maximum(signed(*xs), 0)  # noqa: E731
+    if "sat" in modifiers:
+        wide = f
+        f = lambda *xs: np.clip(np.nan_to_num(wide(*xs)), 0, 1)  # noqa: E731
+    return f
 
 
 @instruction(*ARITHMETIC)
@@ -110,7 +127,8 @@ def _binary(s: State, i: Instruction) -> None:
         count = y.astype(np.uint32).astype(U64)
         s.assign(d, encode(ARITHMETIC[i.opcode](decode(x, kind), count), kind))
         return
-    s.assign(d, lanewise(kind, ARITHMETIC[i.opcode], x, y))
+    f = ARITHMETIC[i.opcode]
+    s.assign(d, lanewise(kind, _modified(f, i.modifiers) if "f" in kind else f, x, y))
 
 
 @instruction(*_UNARY)
@@ -128,7 +146,7 @@ def _fma(s: State, i: Instruction) -> None:
     d, a, b, c = i.operands
     kind = i.type
     wide = lambda x, y, z: x.astype(np.float64) * y + z  # noqa: E731
-    s.assign(d, lanewise(kind, wide, s.raw(a), s.raw(b), s.raw(c)))
+    s.assign(d, lanewise(kind, _modified(wide, i.modifiers), s.raw(a), s.raw(b), s.raw(c)))
 
 
 @instruction("mad")
@@ -137,6 +155,12 @@ def _mad(s: State, i: Instruction) -> None:
     kind = i.type
     if kind[0] == "f":
         _fma(s, i)
+    elif "hi" in i.modifiers:
+        x, y, z = (decode(s.raw(n), kind) for n in (a, b, c))
+        bits = width(kind)
+        products = x.astype(object) * y.astype(object)
+        high = [((int(v) >> bits) + int(w)) & ((1 << bits) - 1) for v, w in zip(products, z, strict=True)]
+        s.assign(d, np.array(high, dtype=U64))
     elif "wide" in i.modifiers:
         wide = kind[0] + str(width(kind) * 2)
         product = decode(s.raw(a), kind).astype(np.int64 if kind[0] == "s" else U64) * decode(s.raw(b), kind)
@@ -174,3 +198,40 @@ def _setp(s: State, i: Instruction) -> None:
 def _selp(s: State, i: Instruction) -> None:
     d, a, b, p = i.operands
     s.assign(d, np.where(s.value(p, "pred"), s.raw(a), s.raw(b)))
+
+
+@instruction("copysign")
+def _copysign(s: State, i: Instruction) -> None:
+    d, sign, magnitude = i.operands
+    s.assign(d, lanewise(i.type, lambda a, b: np.copysign(b, a), s.raw(sign), s.raw(magnitude)))
+
+
+@instruction("testp")
+def _testp(s: State, i: Instruction) -> None:
+    d, a = i.operands
+    x = s.value(a, i.type)
+    tiny = np.finfo(x.dtype).tiny
+    tests: dict[str, Callable[[], np.ndarray]] = {
+        "finite": lambda: np.isfinite(x),
+        "infinite": lambda: np.isinf(x),
+        "number": lambda: ~np.isnan(x),
+        "notanumber": lambda: np.isnan(x),
+        "normal": lambda: np.isfinite(x) & (np.abs(x) >= tiny),
+        "subnormal": lambda: (x != 0) & (np.abs(x) < tiny),
+    }
+    s.assign(d, encode(next(f for name, f in tests.items() if name in i.modifiers)(), "pred"))
+
+
+@instruction("dp4a")
+def _dp4a(s: State, i: Instruction) -> None:
+    """Products of four bytes each, added to a number of 32 bits."""
+    d, a, b, c = i.operands
+    signed = [m[0] == "s" for m in i.modifiers if m in ("s32", "u32")]
+    total = decode(s.raw(c), "s32" if any(signed) else "u32").astype(np.int64)
+    for k in range(4):
+        x, y = (
+            decode((s.raw(name) >> U64(8 * k)) & U64(0xFF), "s8" if is_signed else "u8").astype(np.int64)
+            for name, is_signed in zip((a, b), signed, strict=True)
+        )
+        total = total + x * y
+    s.assign(d, encode(total, "s32"))

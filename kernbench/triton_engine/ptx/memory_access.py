@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from .arithmetic import ARITHMETIC, lanewise
-from .numbers import U64, decode, width
+from .numbers import U64, decode, encode, width
 from .parse import AssemblyError, Instruction
 from .state import State
 from .table import instruction
@@ -89,3 +92,49 @@ def _red(s: State, i: Instruction) -> None:
     size = _bytes_of(i.type)
     for k, n in enumerate(s.names(rest[0])):
         _update(s, i, address + U64(k * size), [s.raw(n)], i.type, name)
+
+
+@instruction("multimem")
+def _multimem(s: State, i: Instruction) -> None:
+    """Accesses to all buffers of a multicast group by one address: the switch reduces what it loads, and multiplies what it
+    stores. It reduces in the order of the buffers, with ``acc::f32`` in single precision until the end."""
+    address_of = i.operands[1 if "ld_reduce" in i.modifiers else 0]
+    size = _bytes_of(i.type)
+    everywhere = s.memory.everywhere(s.address(address_of))
+    if "ld_reduce" in i.modifiers:
+        s.watched = everywhere[0]
+        f = ARITHMETIC[next(m for m in i.modifiers if m in _OPERATIONS)]
+        for k, name in enumerate(s.names(i.operands[0])):
+            loaded = [s.memory.load(address + U64(k * size), size) for address in everywhere]
+            s.assign(name, _reduced(i.type, f, loaded, wide="acc" in i.modifiers))
+        return
+    values = s.names(i.operands[1])
+    if "st" in i.modifiers:
+        for k, name in enumerate(values):
+            for address in everywhere:
+                s.memory.store(address + U64(k * size), s.raw(name), size)
+        s.changed = True
+    elif "red" in i.modifiers:
+        operation = next(m for m in i.modifiers if m in _OPERATIONS)
+        for k, name in enumerate(values):
+            for address in everywhere:
+                _update(s, i, address + U64(k * size), [s.raw(name)], i.type, operation)
+    else:
+        raise AssemblyError(f"inline assembly instruction is not supported: {i.text}")
+
+
+def _reduced(kind: str, f: Callable[..., np.ndarray], raws: list[np.ndarray], *, wide: bool) -> np.ndarray:
+    """Numbers of a type (or both halves of packed ones) folded from the first to the last."""
+    if not wide or not kind.endswith("x2"):
+        out = raws[0]
+        if wide and kind in ("f16", "bf16"):
+            return encode(functools.reduce(f, [decode(raw, kind) for raw in raws]), kind)
+        for raw in raws[1:]:
+            out = lanewise(kind, f, out, raw)
+        return out
+    half = kind.removesuffix("x2")
+    low, high = (
+        encode(functools.reduce(f, [decode((raw >> U64(shift)) & U64(0xFFFF), half) for raw in raws]), half)
+        for shift in (0, 16)
+    )
+    return low | (high << U64(16))

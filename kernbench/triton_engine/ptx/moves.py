@@ -1,17 +1,13 @@
-"""Moves, conversions, bit fields, and what the threads of a warp tell each other: an element is a thread alone here."""
+"""Moves, bit fields, and what the threads of a warp tell each other: an element is a thread alone here."""
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
-from .numbers import SIGNED, U64, UNSIGNED, decode, encode, encode_fp8, width
+from .numbers import U64, decode, encode, width
 from .parse import Instruction
 from .state import State
 from .table import instruction
-
-_ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
 @instruction("mov")
@@ -39,40 +35,6 @@ def _mov(s: State, i: Instruction) -> None:
 @instruction("cvta")
 def _cvta(s: State, i: Instruction) -> None:
     s.assign(i.operands[0], s.raw(i.operands[1]))
-
-
-@instruction("cvt")
-def _cvt(s: State, i: Instruction) -> None:
-    """``cvt.<rounding>.<to>.<from>``; two sources pack into one register."""
-    kinds = [m for m in i.modifiers if re.fullmatch(r"[usbf](?:8|16|32|64)|bf16|bf16x2|f16x2|e4m3x2|e5m2x2", m)]
-    to, source = kinds[0], kinds[1]
-    d, *sources = i.operands
-    if len(sources) == 2:
-        half = to.removesuffix("x2")
-        high, low = (
-            encode(decode(s.raw(name), source), half)
-            if half in ("f16", "bf16")
-            else encode_fp8(decode(s.raw(name), source), half)
-            for name in sources
-        )
-        size = 16 if half in ("f16", "bf16") else 8
-        s.assign(d, low | (high << U64(size)))
-        return
-    x = decode(s.raw(sources[0]), source)
-    with np.errstate(all="ignore"):
-        for name, f in _ROUND.items():
-            if name in i.modifiers and x.dtype.kind == "f":
-                x = f(x)
-        if to[0] in "us" and x.dtype.kind == "f":
-            info = np.iinfo(SIGNED[width(to)] if to[0] == "s" else UNSIGNED[width(to)])
-            x = np.clip(np.nan_to_num(np.trunc(x.astype(np.float64))), float(info.min), float(info.max))
-        elif to[0] in "us" and "sat" in i.modifiers:
-            info = np.iinfo(SIGNED[width(to)] if to[0] == "s" else UNSIGNED[width(to)])
-            x = np.clip(x.astype(np.int64), info.min, info.max)
-        out = encode(x, to)
-    if to[0] == "f" and source[0] in "us" and width(to) < 64:
-        out = encode(x.astype(np.float64).astype(np.float32), to)
-    s.assign(d, out)
 
 
 @instruction("prmt")
@@ -119,6 +81,44 @@ def _bfi(s: State, i: Instruction) -> None:
     at = s.raw(start) & U64(0xFF)
     field_ = ((U64(1) << (s.raw(length) & U64(0xFF))) - U64(1)) << at
     s.assign(d, (s.raw(b) & ~field_) | ((s.raw(a) << at) & field_))
+
+
+@instruction("shf")
+def _shf(s: State, i: Instruction) -> None:
+    """Funnel shift: of the 64 bits ``b:a``, the upper word shifted left or the lower word shifted right."""
+    d, a, b, c = i.operands
+    full = U64(0xFFFFFFFF)
+    both = (s.raw(b) & full) << U64(32) | (s.raw(a) & full)
+    count = s.raw(c) & full
+    count = np.minimum(count, U64(32)) if "clamp" in i.modifiers else count & U64(31)
+    s.assign(d, (both << count) >> U64(32) if "l" in i.modifiers else (both >> count) & full)
+
+
+def _bits(raw: np.ndarray, size: int) -> np.ndarray:
+    """``[n, size]`` booleans, the lowest bit first."""
+    return (raw[:, None] >> np.arange(size, dtype=U64)) & U64(1) != 0
+
+
+@instruction("clz", "popc", "brev", "bfind")
+def _count_bits(s: State, i: Instruction) -> None:
+    d, a = i.operands
+    size = width(i.type)
+    raw = s.raw(a) & U64((1 << size) - 1 if size < 64 else 0xFFFFFFFFFFFFFFFF)
+    if i.opcode == "bfind" and i.type[0] == "s":  # the highest bit that differs from the sign
+        negative = decode(raw, i.type) < 0
+        raw = np.where(negative, ~raw & U64((1 << size) - 1 if size < 64 else 0xFFFFFFFFFFFFFFFF), raw)
+    bits = _bits(raw, size)
+    highest = np.where(bits.any(1), size - 1 - bits[:, ::-1].argmax(1), -1)
+    if i.opcode == "popc":
+        out = bits.sum(1)
+    elif i.opcode == "brev":
+        s.assign(d, (bits[:, ::-1].astype(U64) << np.arange(size, dtype=U64)).sum(1, dtype=U64))
+        return
+    elif i.opcode == "clz" or "shiftamt" in i.modifiers:
+        out = size - 1 - highest if i.opcode == "clz" else np.where(highest < 0, -1, size - 1 - highest)
+    else:
+        out = highest
+    s.assign(d, encode(out.astype(np.int64), "s32"))
 
 
 @instruction("shfl")

@@ -42,7 +42,7 @@ class AssemblyError(KernbenchError, NotImplementedError):
     """Inline assembly that is not supported. The message holds the instruction."""
 
 
-_TYPE = re.compile(r"(?:[busf](?:8|16|32|64|128)|bf16|pred|f16x2|bf16x2|u16x2|s16x2)")
+_TYPE = re.compile(r"(?:[busf](?:8|16|32|64|128)|bf16|pred|f16x2|bf16x2|u16x2|s16x2|f32x2)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _LABEL = re.compile(r"^\s*([\w$%.]+)\s*:(?!:)")
 

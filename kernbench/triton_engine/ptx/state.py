@@ -20,6 +20,9 @@ class Memory(Protocol):
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None: ...
 
+    def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
+        """The addresses that multicast addresses stand for, one array per buffer. Their traffic is one buffer's."""
+
 
 @dataclass
 class Frame:
@@ -94,9 +97,9 @@ class State:
     def address(self, text: str) -> np.ndarray:
         """The addresses of ``[register+offset]``."""
         inner = text.strip()[1:-1].strip()
-        base, sign, offset = ([*re.split(r"\s*([+])\s*", inner, maxsplit=1), "", "0"])[:3]
-        out = self.raw(base)
-        return out + U64(int(offset, 0) & 0xFFFFFFFFFFFFFFFF) if sign else out
+        base, sign, offset = ([*re.split(r"\s*([+-])\s*", inner, maxsplit=1), "", "0"])[:3]
+        distance = -int(offset, 0) if sign == "-" else int(offset, 0)
+        return self.raw(base) + U64(distance & 0xFFFFFFFFFFFFFFFF)
 
     @staticmethod
     def names(text: str) -> list[str]:

@@ -1,0 +1,88 @@
+"""``ProcessGroupGloo`` and ``ProcessGroupNCCL`` inside a simulated rank.
+
+A program that makes a backend's object itself, ``ProcessGroupGloo(store, rank, size, timeout)``, gets a group of simulated
+ranks; those that it asks for with ``isinstance`` are the groups and backends of that name. Outside ranks there is only what
+modules look up when they are imported: options and constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from kernbench.errors import KernbenchError
+from kernbench.torch_backend.backend_options import BackendOptions, BackendStandIn
+
+Make = Callable[..., Any]
+"""Makes this rank's object of a group: ``(backend, store, rank, size, timeout)``."""
+
+
+class _Gloo:
+    """What ``ProcessGroupGloo`` has besides its objects."""
+
+    class Options:
+        """Options of a group of gloo's: only the timeout means something."""
+
+        def __init__(self) -> None:
+            self._timeout = timedelta(minutes=30)
+            self._devices: list[Any] = []
+            self._threads = 2
+            self.global_ranks_in_group: list[int] = []
+            self.group_name = ""
+
+    _Options = Options
+
+    class Device:
+        """A network interface: simulated links need none."""
+
+    @classmethod
+    def create_device(cls, hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> Any:
+        return cls.Device()
+
+    @classmethod
+    def create_default_device(cls, lazy_init: bool | None = None) -> Any:
+        return cls.Device()
+
+
+class _NcclConfig:
+    """NCCL's tuning knobs: kept, without effect."""
+
+
+class _Nccl:
+    """What ``ProcessGroupNCCL`` has besides its objects."""
+
+    Options = BackendOptions
+    NCCLConfig = _NcclConfig
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = 0, 1, 2
+
+
+_PARTS: dict[str, type] = {"gloo": _Gloo, "nccl": _Nccl}
+
+
+def _only_in_ranks(backend: str, *args: Any) -> Any:
+    raise KernbenchError(f"a {backend} process group can be made inside simulated ranks only")
+
+
+def backend_class(backend: str, make: Make = _only_in_ranks) -> Any:
+    """What stands for ``ProcessGroupGloo`` (``"gloo"``) or ``ProcessGroupNCCL`` (``"nccl"``)."""
+
+    class Kind(type):
+        def __call__(cls, store: Any, rank: int, size: int, *args: Any, **options: Any) -> Any:
+            given = [*args, *options.values()]
+            timeout = next((value for value in given if isinstance(value, timedelta)), None)
+            for value in given:
+                timeout = timeout or getattr(value, "_timeout", None)
+            if timeout is not None and not isinstance(timeout, timedelta):
+                timeout = timedelta(seconds=timeout)
+            return make(backend, store, rank, size, timeout)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            if not isinstance(instance, BackendStandIn | dist.ProcessGroup):
+                return False
+            of = instance.name() if type(instance) is not dist.ProcessGroup else ""
+            return any(part.rpartition(":")[2] == backend for part in of.split(","))
+
+    return Kind({"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}[backend], (_PARTS[backend],), {})

@@ -1,0 +1,52 @@
+"""Hooks on all modules belong to the rank that registers them.
+
+``register_module_forward_hook`` and its like, on which ``CommDebugMode`` and ``ModuleTracker`` stand, keep hooks in
+dictionaries of ``torch.nn.modules.module``. These become each rank's own when the first of them is written to; until then
+they cost nothing.
+
+Relies on: the dictionaries being globals of that module that begin with ``_global_`` and are looked up by name.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.modules import module as nn_module
+
+from kernbench.torch_backend.module_globals import ModuleGlobals
+from kernbench.torch_backend.patches import Patches
+
+
+class _Hooks(OrderedDict[Any, Any]):
+    """A dictionary that says when it is first written to."""
+
+    claim: Callable[[], None] | None = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self.claim is not None:
+            self.claim()
+        super().__setitem__(key, value)
+
+
+def install(patches: Patches, modules: ModuleGlobals) -> None:
+    """Watch the dictionaries."""
+    names = [name for name, value in vars(nn_module).items() if name.startswith("_global_")]
+    watched: list[_Hooks] = []
+
+    def claim() -> None:
+        for hooks in watched:
+            hooks.claim = None
+        modules.take(nn_module, names)
+
+    for name in names:
+        value = vars(nn_module)[name]
+        if isinstance(value, OrderedDict):
+            hooks = _Hooks(value)
+            watched.append(hooks)
+            patches.set(nn_module, name, hooks)
+        else:
+            patches.set(nn_module, name, value)
+    for hooks in watched:
+        hooks.claim = claim

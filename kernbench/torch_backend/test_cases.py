@@ -1,0 +1,400 @@
+"""torch's test cases of many processes on simulated ranks.
+
+``torch.testing._internal.common_distributed`` has the base classes that torch's own distributed tests, and those of packages
+around it, derive from: ``MultiProcessTestCase`` (with ``DistributedTestBase``, ``FSDPTest``, ``DTensorTestBase``),
+``MultiProcContinuousTest`` and ``MultiThreadedTestCase``. Each starts processes or threads and has them run one method of the
+test's class. :class:`SimulatedTestCases` replaces the starting and the waiting: simulated ranks run the same method.
+
+A rank has a class of its own, derived from the test's, so that what a test sets on its class stays in the "process" that it
+set it in; ranks that stand for threads share it.
+
+Relies on: the methods of these classes that are replaced below, ``_run(rank, test_name, file_name, pipe)``,
+``_worker_loop(rank, world_size, file, tasks, completions)`` and ``_check_return_codes``; the tests are in
+``tests/torch_backend/test_test_cases.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import sys
+import time
+import types
+import unittest
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kernbench.runtime_api.multiprocessing import SpawnException, pid_of
+from kernbench.torch_backend.backend_classes import backend_class
+from kernbench.torch_backend.cuda_names import NCCL_VERSION, names
+from kernbench.torch_backend.devices import Devices
+from kernbench.torch_backend.patches import Patches
+
+RunRanks = Callable[[Callable[[int], None], int, Sequence[str]], None]
+"""Runs a body on so many simulated ranks, with the globals of these modules per rank; raises :class:`SpawnException`."""
+
+_THREADS_MEET = "store of threads"
+"""Name of the store by which ranks that stand for threads find each other."""
+
+_TERMINATED = -15
+"""Exit code of a process that its parent has ended because another one failed."""
+
+
+class SimulatedProcess:
+    """What a test case keeps of a process that it has started: a rank that will run when the test waits for it."""
+
+    def __init__(self, rank: int, target: Callable[..., None] | None = None, kwargs: dict[str, Any] | None = None):
+        self.name = f"process {rank}"
+        self.pid = pid_of(rank)
+        self.exitcode: int | None = None
+        self.target = target
+        self.kwargs = kwargs or {}
+
+    def is_alive(self) -> bool:
+        """False: who asks is not a rank, and ranks have ended then."""
+        return False
+
+    def terminate(self) -> None:
+        """Nothing to end: see ``is_alive``."""
+
+    kill = join = terminate
+
+
+class PipeEnd:
+    """One end of a pipe between a test case and a rank."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[Any] = deque()
+        self._other = self
+        self.closed = False
+
+    @classmethod
+    def pair(cls) -> tuple[PipeEnd, PipeEnd]:
+        """Two ends."""
+        one, other = cls(), cls()
+        one._other, other._other = other, one
+        return one, other
+
+    def send(self, value: Any) -> None:
+        self._other._arrived.append(value)
+
+    def recv(self) -> Any:
+        if not self._arrived:
+            raise EOFError
+        return self._arrived.popleft()
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        return bool(self._arrived)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def own_class(cls: type, rank: int) -> type:
+    """``cls`` for one rank: what it sets on its class stays with it."""
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls,), namespace)
+
+
+class SimulatedTestCases:
+    """Makes torch's base classes use simulated ranks.
+
+    Args:
+        run: how ranks are run.
+    """
+
+    def __init__(self, run: RunRanks) -> None:
+        self._run = run
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Replace what starts processes and threads. Raises ImportError without ``expecttest``, which torch needs."""
+        from torch.testing._internal import common_distributed as common
+
+        patch = self._patches.set
+        processes: Any = common.MultiProcessTestCase
+        patch(processes, "_start_processes", _starts_processes)
+        patch(processes, "_join_processes", self._joins_processes())
+        patch(processes, "_event_listener", staticmethod(lambda *args: None))  # nobody asks for tracebacks
+        continuous: Any = getattr(common, "MultiProcContinuousTest", None)
+        if continuous is not None:
+            patch(continuous, "_spawn_processes", classmethod(_starts_workers))
+            patch(continuous, "_worker_run_main_wait", self._waits_for_workers(continuous._worker_run_main_wait))
+        threads: Any = common.MultiThreadedTestCase
+        patch(threads, "_spawn_threads", _starts_threads)
+        patch(threads, "join_or_run", self._joins_threads())
+        patch(common, "spawn_threads_and_init_comms", self._decorates_with_threads(common))
+        from torch.testing._internal import common_device_type
+
+        cuda: Any = common_device_type.CUDATestBase
+        patch(cuda, "setUpClass", classmethod(_sets_up_cuda_class))
+        patch(cuda, "_do_cuda_non_default_stream", False)  # both ask a CUDA runtime
+        patch(cuda, "_do_cuda_memory_leak_check", False)
+        self._solo(common)
+
+    def undo(self) -> None:
+        """Put torch's own back. Idempotent."""
+        self._patches.undo()
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def _joins_processes(self) -> Callable[..., None]:
+        run = self._run
+
+        def join_processes(case: Any, fn: Any) -> None:
+            began = time.time()
+            try:
+                _run_processes(run, case)
+                case._check_return_codes(fn, time.time() - began)
+            finally:
+                for pipe in case.pid_to_pipe.values():
+                    pipe.close()
+
+        return join_processes
+
+    def _waits_for_workers(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        run = self._run
+
+        def worker_run_main_wait(case: Any, fn: Any) -> Any:
+            waits = stock(case, fn).__func__
+
+            @functools.wraps(fn)
+            def wrapper(self: Any) -> None:
+                if self.rank == self.MAIN_PROCESS_RANK:
+                    _run_workers(run, self)
+                waits(self)
+
+            return types.MethodType(wrapper, case)
+
+        return worker_run_main_wait
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def _joins_threads(self) -> Callable[..., Any]:
+        run = self._run
+
+        def join_or_run(case: Any, fn: Any) -> Any:
+            @functools.wraps(fn)
+            def wrapper(self: Any) -> None:
+                if self.rank != self.MAIN_THREAD_RANK:
+                    fn()
+                    return
+                cls, name, size = type(self), self._current_test_name, self.world_size
+
+                def body(rank: int) -> None:
+                    cls.global_store = dist.FileStore(_THREADS_MEET, size)
+                    cls._run(name, rank, size)
+
+                failed = _run_threads(run, body, size)
+                while not cls.exception_queue.empty():
+                    failed.append(cls.exception_queue.get())
+                cls._check_return_codes(failed, 0, fn)
+
+            return types.MethodType(wrapper, case)
+
+        return join_or_run
+
+    def _decorates_with_threads(self, common: Any) -> Callable[..., Any]:
+        run = self._run
+
+        def spawn_threads_and_init_comms(
+            func: Any = None, timeout: Any = None, world_size: int = common.DEFAULT_WORLD_SIZE
+        ) -> Any:
+            if func is None:
+                return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
+
+            @functools.wraps(func)
+            def wrapper(case: Any, *args: Any, **kwargs: Any) -> None:
+                def body(rank: int) -> None:
+                    store = dist.FileStore(_THREADS_MEET, world_size)
+                    dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+                    try:
+                        func(case, *args, **kwargs)
+                    finally:
+                        if dist.is_initialized():
+                            dist.destroy_process_group()
+
+                common.MultiThreadedTestCase._check_return_codes(_run_threads(run, body, world_size), 0, func)
+
+            return wrapper
+
+        return spawn_threads_and_init_comms
+
+    # -- tests of one process ----------------------------------------------------------------------------------------
+
+    def _solo(self, common: Any) -> None:
+        """Other test cases of torch's: one rank, which has the simulated GPUs that the modules of tests have seen.
+
+        A test of one process waits for nobody but its own threads: it keeps torch's own stores, and has not been launched.
+        """
+        stores = {name: getattr(dist, name) for name in ("TCPStore", "FileStore", "HashStore")}
+
+        def alone(case: Any, result: Any) -> None:
+            patches = Patches()
+            if hasattr(case, "_tls"):  # tolerances are of the thread, and main has set them
+                case._tls.precision, case._tls.rel_tol = type(case)._precision, type(case)._rel_tol
+            for name, cls in stores.items():
+                for module in (dist, dist.distributed_c10d, sys.modules["torch.distributed.rendezvous"]):
+                    if hasattr(module, name):
+                        patches.set(module, name, cls)
+            try:
+                stock(case, result)
+            finally:
+                patches.undo()
+
+        of_many = tuple(
+            cls
+            for name in ("MultiProcessTestCase", "MultiProcContinuousTest", "MultiThreadedTestCase")
+            if (cls := getattr(common, name, None)) is not None
+        )
+        base: Any = common.TestCase
+        stock, run = base.run, self._run
+
+        @functools.wraps(stock)
+        def run_test(case: Any, result: Any = None) -> Any:
+            if isinstance(case, of_many):
+                return stock(case, result)
+            run(lambda rank: alone(case, result), 1, ())
+            return result
+
+        self._patches.set(base, "run", run_test)
+
+
+_SEEN_BY_MAIN = (
+    "is_available", "device_count", "get_device_name", "get_device_capability", "get_device_properties",
+    "is_bf16_supported", "can_device_access_peer",
+)  # fmt: skip
+_IDLE_IN_MAIN = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
+
+
+def see_devices(patches: Patches, ctx: Any) -> None:
+    """Let main, too, see how many simulated GPUs there are and what they are: modules of tests ask when they are imported.
+
+    Args:
+        ctx: a simulation of the system whose GPUs they are.
+    """
+    devices = Devices()
+    devices.bind(ctx)
+    table = names(devices)
+    for name in _SEEN_BY_MAIN:
+        patches.set(torch.cuda, name, table[name])
+    patches.set(torch.cuda, "current_device", lambda: 0)
+    for name in _IDLE_IN_MAIN:
+        patches.set(torch.cuda, name, lambda *args, **kwargs: None)
+    accelerator: Any = torch.accelerator
+    patches.set(accelerator, "is_available", lambda: True)
+    patches.set(accelerator, "device_count", table["device_count"])
+    patches.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
+    for module in (dist, dist.distributed_c10d):
+        patches.set(module, "is_nccl_available", lambda: True)
+        if not hasattr(module, "ProcessGroupNCCL"):
+            patches.set(module, "ProcessGroupNCCL", backend_class("nccl"))
+
+
+_PATCHED = ("torch.distributed.fsdp.",)
+"""Where torch's tests replace methods, each process its own."""
+
+
+def patched_classes() -> list[type]:
+    """Classes of torch whose methods tests replace: those are each rank's own."""
+    return [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith(_PATCHED)
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == name and not issubclass(value, tuple | BaseException)
+    ]
+
+
+def _sets_up_cuda_class(cls: Any) -> None:
+    """torch's own makes a tensor, in main."""
+    cls.no_magma = cls.no_cudnn = True
+    cls.cudnn_version = None
+    cls.primary_device = "cuda:0"
+
+
+def _starts_processes(case: Any, proc: Any) -> None:
+    case.processes = []
+    for rank in range(int(case.world_size)):
+        process = SimulatedProcess(rank)
+        ours, theirs = PipeEnd.pair()
+        process.kwargs = {"pipe": theirs}
+        case.pid_to_pipe[process.pid] = ours
+        case.processes.append(process)
+
+
+def _run_processes(run: RunRanks, case: Any) -> None:
+    """Run what the processes of ``case`` were started for; they have exit codes then."""
+    cls, name, failing = type(case), case._current_test_name(), case.TEST_ERROR_EXIT_CODE
+    exits: dict[int, int] = {}
+
+    def body(rank: int) -> None:
+        pipe = case.processes[rank].kwargs["pipe"]
+        try:
+            own_class(cls, rank)._run(  # type: ignore[attr-defined]
+                rank, name, case.file_name, pipe, fake_pg=getattr(case, "fake_pg", False)
+            )
+        except SystemExit as exit_:
+            code = exit_.code
+            if code is None:
+                raise
+            exits[rank] = code if isinstance(code, int) else 1
+            if exits[rank] == failing:
+                raise  # the test has failed: its other processes are ended
+
+    ended = 0
+    try:
+        if case.processes:
+            run(body, len(case.processes), (cls.__module__,))
+    except SpawnException as error:
+        if not all(isinstance(cause, SystemExit) for cause in error.errors.values()):
+            raise
+        ended = _TERMINATED
+    for rank, process in enumerate(case.processes):
+        process.exitcode = exits.get(rank, ended)
+
+
+def _starts_workers(cls: Any, world_size: int) -> None:
+    cls.processes = [SimulatedProcess(rank) for rank in range(int(world_size))]
+    cls.task_queues = [queue.Queue() for _ in range(int(world_size))]
+    cls.completion_queues = [queue.Queue() for _ in range(int(world_size))]
+    cls.rdvz_file = f"kernbench rendezvous of {cls.__qualname__}"
+
+
+def _run_workers(run: RunRanks, case: Any) -> None:
+    """Run the test that the workers were told: new ones for each test."""
+    cls: Any = type(case)
+
+    def body(rank: int) -> None:
+        tasks = cls.task_queues[rank]
+        tasks.put(None)
+        own: Any = own_class(cls, rank)
+        own._worker_loop(rank, cls.world_size, cls.rdvz_file, tasks, cls.completion_queues[rank])
+
+    run(body, cls.world_size, (cls.__module__,))
+    type(case).poison_pill = False
+
+
+def _starts_threads(case: Any) -> None:
+    case.threads = []
+
+
+def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list[tuple[int, Any]]:
+    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it."""
+    failed: list[tuple[int, Any]] = []
+
+    def noting(rank: int) -> None:
+        try:
+            body(rank)
+        except (unittest.SkipTest, SystemExit) as outcome:
+            if isinstance(outcome, SystemExit) and outcome.code is None:
+                raise
+            failed.append((rank, sys.exc_info()))
+
+    run(noting, count, ())
+    return failed

@@ -1,0 +1,34 @@
+"""Filters and recorders of warnings belong to the rank that changes them for the length of a block.
+
+``warnings.catch_warnings``, ``assertWarns`` and ``pytest.warns`` replace globals of :mod:`warnings` and put back what they
+found: ranks that take turns inside such blocks would record each other's warnings and leave in another order than they
+entered. From the first such block on, these globals are each rank's own.
+
+Relies on: ``catch_warnings`` replacing the three names below.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from kernbench.torch_backend.devices import current_rank
+from kernbench.torch_backend.module_globals import ModuleGlobals
+from kernbench.torch_backend.patches import Patches
+
+_NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
+
+
+def install(patches: Patches, modules: Callable[[], ModuleGlobals]) -> None:
+    """Notice a rank's first block."""
+    stock: Any = warnings.catch_warnings.__enter__
+
+    @functools.wraps(stock)
+    def enter(self: Any) -> Any:
+        if current_rank() is not None:
+            modules().take(warnings, _NAMES)
+        return stock(self)
+
+    patches.set(warnings.catch_warnings, "__enter__", enter)

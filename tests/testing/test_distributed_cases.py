@@ -1,0 +1,107 @@
+"""``--kernbench-distributed``: torch's test cases of many processes and threads, unchanged, on simulated ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+CASES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import (
+    DistributedTestBase, MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase, requires_nccl,
+    skip_if_lt_x_gpu, spawn_threads_and_init_comms,
+)
+from torch.testing._internal.common_utils import TestCase
+
+SEEN = []  # a process's own
+
+
+class Processes(MultiProcessTestCase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    world_size = 3
+
+    @requires_nccl()
+    @skip_if_lt_x_gpu(3)
+    def test_gpus(self):
+        SEEN.append(self.rank)
+        type(self).mine = self.rank
+        dist.init_process_group("nccl", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
+        x = torch.full((2,), float(self.rank), device=f"cuda:{self.rank}")
+        dist.all_reduce(x)
+        self.assertEqual(x.cpu(), torch.full((2,), 3.0))
+        self.assertEqual((SEEN, type(self).mine), ([self.rank], self.rank))
+
+    def test_one_fails(self):
+        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
+        self.assertNotEqual(self.rank, 1)
+        dist.barrier()
+
+    @skip_if_lt_x_gpu(8)
+    def test_skips(self):
+        sys.exit(86)
+
+
+class Base(DistributedTestBase):
+    world_size = 2
+
+    def test_group(self):
+        self.create_pg("cpu")
+        dist.barrier()
+
+
+class Continuous(MultiProcContinuousTest):
+    world_size = 2
+
+    def test_one(self):
+        type(self).mine = self.rank
+        objects = [None, None]
+        dist.all_gather_object(objects, type(self).mine)
+        self.assertEqual(objects, [0, 1])
+
+    def test_two(self):
+        self.assertFalse(hasattr(type(self), "mine"))
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_sum(self):
+        x = torch.ones(1) * dist.get_rank()
+        dist.all_reduce(x)
+        self.assertEqual(x.item(), 1.0)
+
+
+class Alone(TestCase):
+    def test_gpu(self):
+        self.assertEqual(torch.ones(2, device="cuda").device.type, "cuda")
+
+    @spawn_threads_and_init_comms(world_size=4)
+    def test_threads(self):
+        self.assertEqual(dist.get_world_size(), 4)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="expecttest is not installed")
+def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
+    pytester.makepyfile(CASES)
+    result = run_pytest("--kernbench-distributed", "dgx_h100", "-q", "-rf", "--tb=short")
+    result.assert_outcomes(passed=7, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*Process 1 exited with error code 10*", "FAILED*Processes::test_one_fails*"])
+
+
+def test_a_system_that_does_not_exist_is_an_error(run_pytest: Callable[..., pytest.RunResult]) -> None:
+    result = run_pytest("--kernbench-distributed", "no_such_system")
+    assert result.ret != 0

@@ -1,0 +1,195 @@
+"""Backends: those that a program registers, those whose classes it calls itself, and what their operations promise."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+from tests.torch_backend.conftest import Ranks
+
+c10d: Any = dist.distributed_c10d
+
+
+def spawn(body: Any, world_size: int = 2) -> list[Any]:
+    """What ``body(rank)`` returns in each rank."""
+    results: list[Any] = [None] * world_size
+
+    def worker(rank: int) -> None:
+        results[rank] = body(rank)
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=world_size)
+    return results
+
+
+class Doubling(dist.ProcessGroup):  # type: ignore[misc]
+    """A third party's group: its all-reduce doubles."""
+
+    def getBackendName(self) -> str:
+        return "Doubling"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        tensors[0].mul_(2)
+        done: Any = torch.futures.Future()
+        done.set_result(tensors)
+        return torch._C._distributed_c10d._create_work_from_future(done)
+
+
+def test_a_registered_backend_is_the_programs_own() -> None:
+    def body(rank: int) -> Any:
+        dist.Backend.register_backend(
+            "doubling", lambda store, rank, size, timeout: Doubling(rank, size), devices=["cpu"]
+        )
+        dist.init_process_group("doubling", rank=rank, world_size=2)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        name = type(dist.group.WORLD).__name__
+        dist.destroy_process_group()
+        return x.tolist(), name
+
+    assert spawn(body) == [([2.0, 2.0], "Doubling")] * 2
+    assert not dist.is_backend_available("doubling")  # forgotten with the ranks that registered it
+
+
+def test_a_backend_of_the_simulation_beside_a_registered_one_is_an_error() -> None:
+    def body(rank: int) -> None:
+        dist.Backend.register_backend("doubling", lambda *args: None, devices=["cuda"])
+        with pytest.raises(kernbench.KernbenchError, match="doubling is not of the simulation"):
+            dist.init_process_group("cpu:gloo,cuda:doubling", rank=rank, world_size=2)
+
+    spawn(body)
+
+
+def test_a_backends_class_makes_a_group() -> None:
+    def body(rank: int) -> Any:
+        store = dist.FileStore("somewhere", 2)
+        gloo = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=5))
+        options = c10d.ProcessGroupNCCL.Options()
+        nccl = c10d.ProcessGroupNCCL(store, rank, 2, options)
+        x = torch.tensor([rank + 1.0])
+        gloo.allreduce([x]).wait()
+        y = torch.tensor([rank + 1.0], device="cuda")
+        nccl.allreduce([y]).wait()
+        kinds = [
+            isinstance(group, kind) for group in (gloo, nccl) for kind in (dist.ProcessGroupGloo, c10d.ProcessGroupNCCL)
+        ]
+        return x.item(), y.item(), kinds
+
+    assert spawn(body) == [(3.0, 3.0, [True, False, False, True])] * 2
+    with pytest.raises(TypeError):
+        dist.ProcessGroupGloo()  # torch's own again
+
+
+def test_the_timeout_of_a_group_is_changed(ranks: Ranks) -> None:
+    def body() -> Any:
+        c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
+        return dist.group.WORLD.timeout.total_seconds()  # type: ignore[union-attr]
+
+    assert ranks(body, 2) == [3.0, 3.0]
+
+
+def test_premultiplied_sums(ranks: Ranks) -> None:
+    def body() -> Any:
+        op = dist._make_nccl_premul_sum(0.25)
+        x = torch.full((2,), dist.get_rank() + 1.0)
+        dist.all_reduce(x, op)
+        pieces = torch.arange(4.0)
+        mine = torch.empty(2)
+        dist.reduce_scatter_tensor(mine, pieces, op)
+        return x.tolist(), mine.tolist(), pieces.tolist()
+
+    whole = [0.0, 1.0, 2.0, 3.0]
+    assert ranks(body, 2) == [([0.75, 0.75], [0.0, 0.5], whole), ([0.75, 0.75], [1.0, 1.5], whole)]
+
+
+def test_autograd_does_not_notice_what_a_collective_writes(ranks: Ranks) -> None:
+    """As on hardware: the backward pass reads what is in the memory then (relu's: where the result is positive)."""
+
+    def body() -> Any:
+        x = torch.tensor([-1.0, 2.0], requires_grad=True)
+        y = torch.relu(x)
+        version = y._version
+        dist.all_reduce(y.detach())
+        received = y.detach()
+        (dist.send if dist.get_rank() == 0 else dist.recv)(received, 1 - dist.get_rank())
+        y.sum().backward()
+        assert x.grad is not None
+        return y._version - version, y.tolist(), x.grad.tolist()
+
+    assert ranks(body, 2) == [(0, [0.0, 4.0], [0.0, 1.0])] * 2
+
+
+def test_splits_may_be_tensors(ranks: Ranks) -> None:
+    def body() -> Any:
+        rank = dist.get_rank()
+        sizes = torch.tensor([1, 2])
+        out = torch.empty(2 * (rank + 1))
+        dist.all_to_all_single(out, torch.arange(3.0) + 10 * rank, torch.tensor([rank + 1] * 2), sizes)
+        return out.tolist()
+
+    assert ranks(body, 2) == [[0.0, 10.0], [1.0, 2.0, 11.0, 12.0]]
+
+
+def test_detail_finds_a_mismatch_in_the_call() -> None:
+    level = dist.get_debug_level()
+
+    def body(rank: int) -> Any:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        dist.init_process_group("gloo")
+        with pytest.raises(kernbench.CollectiveMismatchError):
+            dist.all_reduce(torch.ones(2 + rank), async_op=True)  # nobody waits for it
+
+    spawn(body)
+    assert dist.get_debug_level() == level
+
+
+def test_a_store_that_is_polled_lets_the_others_run() -> None:
+    def body(rank: int) -> Any:
+        store = dist.FileStore("polled", 2)
+        if rank == 0:
+            while store.add("arrived", 0) < 1:
+                pass
+            while not store.check(["done"]):
+                pass
+        else:
+            store.add("arrived", 1)
+            store.set("done", "")
+        return store.num_keys()
+
+    assert spawn(body) == [2, 2]
+
+
+def test_c_plus_plus_keeps_a_store_usable() -> None:
+    def body(rank: int) -> Any:
+        prefixed = dist.PrefixStore("a", dist.HashStore())  # nobody in Python keeps what is inside
+        prefixed.set("key", "value")
+        return prefixed.get("key"), prefixed.num_keys(), prefixed.delete_key("key"), prefixed.num_keys()
+
+    assert spawn(body) == [(b"value", 1, True, 0)] * 2
+
+
+def test_a_function_that_a_rank_replaces_is_its_own(ranks: Ranks) -> None:
+    def body() -> Any:
+        calls: list[int] = []
+        stock = dist.all_reduce
+        dist.barrier()
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            calls.append(dist.get_rank())
+            return stock(*args, **kwargs)
+
+        dist.all_reduce = counting
+        dist.barrier()
+        dist.all_reduce(torch.ones(1))
+        return calls
+
+    stock = dist.all_reduce
+    assert ranks(body, 3) == [[0], [1], [2]]
+    assert dist.all_reduce is stock
+    assert "RANK" not in os.environ
