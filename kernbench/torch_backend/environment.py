@@ -60,7 +60,6 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
-        self._debug_level = dist.get_debug_level()
         self._stage = Stage.take()
         self.devices = self._stage.devices
         self.futures = self._stage.futures
@@ -94,7 +93,6 @@ class Environment:
         self.state.close()
         self._patches.undo()
         compiling.forget_names()
-        dist.set_debug_level(self._debug_level)
         self._stage.close()
         if self._isolated:
             self._isolated = False

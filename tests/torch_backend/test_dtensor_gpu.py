@@ -7,9 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard as LocalShard
-from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, randn
@@ -74,17 +71,5 @@ def test_wrapping_tensors_are_where_what_they_wrap_is(ranks: Ranks) -> None:
         pair = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         fully_shard(pair[0], mesh=mesh)
         assert {parameter.device for parameter in fully_shard(pair, mesh=mesh).parameters()} == {here}
-
-    ranks(body, 2, backend="nccl")
-
-
-def test_a_class_that_overrides_functions_is_asked_for_its_device(ranks: Ranks) -> None:
-    """It finds torch's own getter in its table, as it does on real GPUs."""
-
-    def body() -> None:
-        torch.cuda.set_device(dist.get_rank())
-        metadata = ShardMetadata([2 * dist.get_rank(), 0], [2, 2], f"rank:{dist.get_rank()}/cuda:{dist.get_rank()}")
-        sharded = init_from_local_shards([LocalShard(torch.ones(2, 2).cuda(), metadata)], 4, 2)
-        assert sharded.device.type == "cuda"
 
     ranks(body, 2, backend="nccl")
