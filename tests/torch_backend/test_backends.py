@@ -165,6 +165,17 @@ def test_a_store_that_is_polled_lets_the_others_run() -> None:
     assert spawn(body) == [2, 2]
 
 
+def test_polling_for_ever_is_a_deadlock() -> None:
+    def body(rank: int) -> None:
+        store = dist.FileStore("polled", 2)
+        while not store.check(["never"]):
+            pass
+
+    with pytest.raises(kernbench.SpawnException) as caught:
+        spawn(body)
+    assert all(isinstance(error, kernbench.DeadlockError) for error in caught.value.errors.values())
+
+
 def test_c_plus_plus_keeps_a_store_usable() -> None:
     def body(rank: int) -> Any:
         prefixed = dist.PrefixStore("a", dist.HashStore())  # nobody in Python keeps what is inside

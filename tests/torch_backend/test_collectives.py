@@ -158,3 +158,37 @@ def test_sparse_and_coalesced_all_reduce(ranks: Ranks) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "kernbench"])
 def test_backends_keep_their_name(ranks: Ranks, backend: str) -> None:
     assert ranks(dist.get_backend, backend=backend) == [backend] * WORLD
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_sum_of_what_each_rank_has_multiplied(ranks: Ranks, backend: str) -> None:
+    """NCCL's premultiplied sum, which FSDP2 uses for a divisor of one's own: the factor is each rank's."""
+
+    def body() -> list[list[float]]:
+        rank = dist.get_rank()
+        device = "cuda" if backend == "nccl" else "cpu"
+        op = dist.ReduceOp.PREMUL_SUM(0.5 + rank)  # type: ignore[operator]
+        x = torch.arange(4.0, device=device) + 1
+        given, part, listed = x.clone(), x.new_zeros(1), x.new_zeros(1)
+        dist.all_reduce(x, op)
+        dist.reduce_scatter_tensor(part, given, op)
+        dist.reduce_scatter(listed, list(given.split(1)), op)
+        reduced = given.clone()
+        dist.reduce(reduced, 0, op)
+        unchanged = given.tolist()
+        scaled = torch._C._distributed_c10d._make_nccl_premul_sum(torch.tensor([2.0], device=device))
+        dist.all_reduce(given, scaled)
+        return [
+            x.tolist(),
+            part.tolist(),
+            listed.tolist(),
+            reduced.tolist() if rank == 0 else [],
+            unchanged,
+            given.tolist(),
+        ]
+
+    whole = [8.0 * (at + 1) for at in range(4)]  # 0.5 + 1.5 + 2.5 + 3.5 times
+    for rank, found in enumerate(ranks(body, backend=backend)):
+        assert found == [
+            whole, [whole[rank]], [whole[rank]], whole if rank == 0 else [], [1.0, 2.0, 3.0, 4.0], whole
+        ]  # fmt: skip

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, randn
@@ -71,5 +74,33 @@ def test_wrapping_tensors_are_where_what_they_wrap_is(ranks: Ranks) -> None:
         pair = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         fully_shard(pair[0], mesh=mesh)
         assert {parameter.device for parameter in fully_shard(pair, mesh=mesh).parameters()} == {here}
+
+    ranks(body, 2, backend="nccl")
+
+
+def test_sharded_gradients_have_the_divisor_that_was_given(ranks: Ranks) -> None:
+    """FSDP2 hands it to the collective as a factor."""
+
+    def body() -> torch.Tensor:
+        torch.cuda.set_device(dist.get_rank())
+        layer = nn.Linear(4, 2, bias=False, device="cuda")
+        fully_shard(layer, mesh=init_device_mesh("cuda", (2,)))
+        layer.set_gradient_divide_factor(8.0)  # type: ignore[operator]
+        layer(torch.full((3, 4), 1.0 + dist.get_rank(), device="cuda")).sum().backward()
+        gradient: torch.Tensor = layer.weight.grad.full_tensor().cpu()  # type: ignore[union-attr, operator]
+        return gradient
+
+    for gradient in ranks(body, 2, backend="nccl"):
+        assert torch.equal(gradient, torch.full((2, 4), (3 * 1.0 + 3 * 2.0) / 8))
+
+
+def test_a_class_that_overrides_functions_is_asked_for_its_device(ranks: Ranks) -> None:
+    """It finds torch's own getter in its table, as it does on real GPUs."""
+
+    def body() -> None:
+        torch.cuda.set_device(dist.get_rank())
+        metadata = ShardMetadata([2 * dist.get_rank(), 0], [2, 2], f"rank:{dist.get_rank()}/cuda:{dist.get_rank()}")
+        sharded = init_from_local_shards([LocalShard(torch.ones(2, 2).cuda(), metadata)], 4, 2)
+        assert sharded.device.type == "cuda"
 
     ranks(body, 2, backend="nccl")
