@@ -40,24 +40,21 @@ def lower(
     costs = QueueCosts.of(topology, config, dtype)
     requests = np.where(queues.way == Way.PULL, queues.latency, 0.0)
     lengths, length_of = _distinct(counts)
-    kinds = length_of + len(lengths) * schedule.reduces
-    table = np.empty((3, 2 * len(lengths), len(queues.links)))
+    kinds = length_of
+    kinds[schedule.reduces] += len(lengths)
+    table = np.zeros((2, 2 * len(lengths), len(queues.links)))
     for kind in np.flatnonzero(np.bincount(kinds)).tolist():
         reduces, length = divmod(kind, len(lengths))
         nbytes = np.full(len(queues.links), float(lengths[length] * itemsize))
-        serial, wait, busy = costs.transfer(
-            nbytes, queues.bandwidth, queues.latency, queues.hops, reduces=bool(reduces)
-        )
+        serial, wait, _ = costs.transfer(nbytes, queues.bandwidth, queues.latency, queues.hops, reduces=bool(reduces))
         local = queues.way == Way.LOCAL
         moved = (3.0 if reduces else 2.0) * nbytes / topology.device.hbm_copy_bandwidth
-        table[:, kind] = (
-            np.where(local, moved, serial),
-            np.where(local, 0.0, wait + requests),
-            np.where(local, 0.0, busy),
-        )
-    place = kinds * len(queues.links) + queues.of
-    serial, wait, busy = (each.reshape(-1)[place] if each.any() else np.zeros(len(place)) for each in table)
-    return _plan(schedule, queues, counts * itemsize, serial, wait, busy=busy)
+        table[:, kind] = np.where(local, moved, serial), np.where(local, 0.0, wait + requests)
+    place = kinds  # in place: a thousand ranks have millions of transfers, and fresh memory costs more than sums
+    place *= len(queues.links)
+    place += queues.of
+    serial, wait = (each.reshape(-1)[place] for each in table)
+    return _plan(schedule, queues, counts * itemsize, serial, wait)
 
 
 def lower_library(
@@ -146,7 +143,6 @@ def _plan(
     serial: FloatArray,
     latency: FloatArray,
     *,
-    busy: FloatArray | None = None,
     wire: FloatArray | None = None,
     paced: bool = False,
 ) -> TransferPlan:
@@ -166,7 +162,6 @@ def _plan(
         queue=queues.of,
         queue_links=queues.links,
         reduces=schedule.reduces,
-        busy=nothing if busy is None else busy,
         wire=nothing if wire is None else wire,
         paced=paced,
     )

@@ -46,7 +46,6 @@ class TransferPlan:
         queue: ``[transfers]`` index of the queue it goes through, in order.
         queue_links: for each queue, the links of its route.
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
-        busy: ``[transfers]`` seconds of processing-element time spent on waiting for credits (``poll``).
         wire: ``[transfers]`` bytes that each link of the route carries, where that is not the payload: a transfer over
             many links at once has a route that shows one of them.
         paced: whether ``serial`` already divides what queues of this plan share, so that they do not meet on links.
@@ -66,7 +65,6 @@ class TransferPlan:
     queue: IntArray
     queue_links: tuple[tuple[int, ...], ...]
     reduces: NDArray[np.bool_]
-    busy: FloatArray = field(default_factory=lambda: np.zeros(0))
     wire: FloatArray = field(default_factory=lambda: np.zeros(0))
     paced: bool = False
 
@@ -95,7 +93,7 @@ class TransferPlan:
 
     def stretched(self, factor: float) -> TransferPlan:
         """The plan with every time ``factor`` times as long."""
-        return replace(self, serial=self.serial * factor, latency=self.latency * factor, busy=self.busy * factor)
+        return replace(self, serial=self.serial * factor, latency=self.latency * factor)
 
     @cached_property
     def queue_src(self) -> IntArray:
