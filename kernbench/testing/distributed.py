@@ -10,9 +10,9 @@ import pytest
 from kernbench.runtime_api.context import simulate
 from kernbench.testing.ranks import tagged_output
 from kernbench.topology import TopologyHandle, resolve_topology
+from kernbench.torch_backend.distributed_cases import SimulatedTestCases, patched_classes, see_devices
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.test_cases import SimulatedTestCases, patched_classes, see_devices
 
 
 class DistributedTests:

@@ -10,7 +10,7 @@ set it in; ranks that stand for threads share it.
 
 Relies on: the methods of these classes that are replaced below, ``_run(rank, test_name, file_name, pipe)``,
 ``_worker_loop(rank, world_size, file, tasks, completions)`` and ``_check_return_codes``; the tests are in
-``tests/torch_backend/test_test_cases.py``.
+``tests/testing/test_distributed_cases.py``.
 """
 
 from __future__ import annotations
