@@ -153,28 +153,8 @@ class CollectiveRunner:
         """
         asked = (op, config, sips, root, count, itemsize, dtype, splits, environ, fidelity, reduction)
         found = self._kept.get(asked)
-        if found is None:
-            found = self._make(*asked)
-            if len(found.plan) <= _KEPT_PLAN:
-                if len(self._kept) >= _KEPT_PLANS:
-                    self._kept.clear()
-                self._kept[asked] = found
-        return found
-
-    def _make(
-        self,
-        op: str,
-        config: AlgorithmConfig,
-        sips: tuple[int, ...],
-        root: int | None,
-        count: int,
-        itemsize: int,
-        dtype: str,
-        splits: Splits | None,
-        environ: Environ,
-        fidelity: Fidelity,
-        reduction: str | None,
-    ) -> Request:
+        if found is not None:
+            return found
         wanted = _IMPLEMENTS.get(op, op)
         if config.name != AUTO:
             _check(config, wanted)
@@ -202,7 +182,7 @@ class CollectiveRunner:
                 op=op, config=self._entry(default), sips=sips, root=root, count=count, itemsize=itemsize, dtype=dtype,
                 splits=splits, environ=environ, fidelity=fidelity, reduction=reduction,
             )  # fmt: skip
-            return replace(again, note="; ".join([*notes, f"{error}; {default} instead"]))
+            return self._keep(asked, replace(again, note="; ".join([*notes, f"{error}; {default} instead"])))
         if closed is not None:
             plan = closed_form_plan(served.name, len(sips), closed)
             offsets: tuple[int, ...] = (0, count * itemsize)
@@ -211,9 +191,17 @@ class CollectiveRunner:
             plan = self._stepped(schedule, sips, served, selection, wanted, nbytes, counts, itemsize, dtype)
             bounds = schedule.cell_bounds(count) * itemsize
             offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
-        found = "stepped" if closed is None else "closed_form"
+        how = "stepped" if closed is None else "closed_form"
         costs = selection if self.has_library else None
-        return Request(op, served, plan, root, offsets, build, costs, found, "; ".join(notes))
+        return self._keep(asked, Request(op, served, plan, root, offsets, build, costs, how, "; ".join(notes)))
+
+    def _keep(self, asked: tuple[Any, ...], found: Request) -> Request:
+        """Remember a request whose plan is small, and give it back."""
+        if len(found.plan) <= _KEPT_PLAN:
+            if len(self._kept) >= _KEPT_PLANS:
+                self._kept.clear()
+            self._kept[asked] = found
+        return found
 
     def _choose(
         self,
