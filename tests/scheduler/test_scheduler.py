@@ -259,3 +259,15 @@ def test_a_thread_that_ends_while_ranks_run_takes_no_reference_along(isolation):
     with scheduler.at_work():
         scheduler.run_ready()
     assert alive() is held[0]
+
+
+def test_a_world_inside_another_one_s_work_leaves_the_search_off():
+    outer, inner = RankScheduler(), RankScheduler()
+    outer.start([lambda: None], isolation="greenlet")
+    inner.start([lambda: None], isolation="greenlet")
+    with outer.at_work():
+        with inner.at_work():
+            inner.run_ready()
+        assert _greenlet.get_clocks_used_doing_optional_cleanup() is None
+        outer.run_ready()
+    assert _greenlet.get_clocks_used_doing_optional_cleanup() is not None
