@@ -12,10 +12,6 @@ import pytest
 from tests.triton_fixtures import INTERPRETED, collect_ignore_glob, engine, seeded
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "beyond_interpreter(reason): what Triton's own interpreter cannot run")
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("beyond_interpreter")
     if INTERPRETED and marker:

@@ -110,6 +110,18 @@ def test_a_kernel_that_is_gone_is_left_out(pytester: pytest.Pytester) -> None:
     assert [variant.kernel for variant in variants(read_spaces(spec))] == [kept["kernel"]]
 
 
+@pytest.mark.parametrize(
+    "fails", ["import pytest; pytest.skip('not here', allow_module_level=True)", "1 / 0", "import no_such_module"]
+)
+def test_a_kernel_whose_module_cannot_be_imported_is_left_out(pytester: pytest.Pytester, fails: str) -> None:
+    """The tests that are in it say why, when they are collected."""
+    pytester.makepyfile(acme_fails=f"{fails}\n")
+    spec = pytester.path / "kernels.yaml"
+    entry = {"kernel": f"{pytester.path}/acme_fails.py:a_kernel", "targets": ["cuda:90"], "axes": {"x_ptr": ["*fp32"]}}
+    spec.write_text(yaml.safe_dump({"recorded": True, "kernels": [entry]}))
+    assert read_spaces(spec) == []
+
+
 def test_what_cannot_be_named_or_written_is_said(tmp_path: Path) -> None:
     import torch
     import triton
