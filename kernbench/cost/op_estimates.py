@@ -194,10 +194,8 @@ class OpCosts:
         flat = tuple(key)
         cost = self._known_flat.get(flat)
         if cost is None:
-            cost = self._known_flat[flat] = self.of(
-                name, tuple([(each.shape, each.dtype) for each in inputs]),
-                tuple([(each.shape, each.dtype) for each in outputs]), causal=causal,
-            )  # fmt: skip
+            given, made = (tuple([(each.shape, each.dtype) for each in tensors]) for tensors in (inputs, outputs))
+            cost = self._known_flat[flat] = self._estimate(name, given, made, causal)
         return cost
 
     def _estimate(self, name: str, inputs: Tensors, outputs: Tensors, causal: bool) -> Cost:

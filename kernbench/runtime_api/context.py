@@ -394,11 +394,7 @@ class RuntimeContext(Factories, Barriers):
         name = getattr(func, "__name__", "op")
         if outputs and _is_view(name, inputs, outputs):
             return
-        cost = self.op_costs.of(
-            name,
-            tuple([(tensor.shape, tensor.dtype) for tensor in inputs]),
-            tuple([(tensor.shape, tensor.dtype) for tensor in outputs]),
-        )
+        cost = self.op_costs.of_tensors(name, inputs, outputs)
         op = self._enqueue(name.strip("_"), cost.kind, cost, outputs or inputs)
         if self.hooks is not None:
             self.hooks.launched(op)

@@ -101,15 +101,6 @@ def term_uses(code: Code) -> list[int]:
     return []
 
 
-def term_defs(code: Code) -> list[int]:
-    match code.term:
-        case Jump(moves=moves):
-            return [d for d, _ in moves]
-        case ForBack(iv=iv, moves=moves):
-            return [iv, *(d for d, _ in moves)]
-    return []
-
-
 def edges(code: Code) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
     """Successors and the moves on each edge."""
     match code.term:

@@ -76,9 +76,6 @@ class Ty:
     def numel(self) -> int:
         return prod(self.shape)
 
-    def with_shape(self, shape: tuple[int, ...]) -> Ty:
-        return Ty(self.elem, shape, self.pointee)
-
     def __str__(self) -> str:
         elem = f"*{self.pointee}" if self.is_ptr else self.elem
         return f"{elem}[{'x'.join(map(str, self.shape))}]" if self.shape else elem

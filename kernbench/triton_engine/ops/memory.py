@@ -33,13 +33,6 @@ def settle(value: Tensor, b: Any, tile: tuple[int, ...], is_int: bool) -> Value:
     return value
 
 
-def lane_mask(mask: Any, b: Any, tile: tuple[int, ...]) -> Any:
-    """Masks of scalar accesses are per-lane; give them the dimensions of the tile."""
-    if type(mask) is Tensor and mask.dim() < len(b.lanes) + len(tile):
-        return mask.reshape(mask.shape + (1,) * (len(b.lanes) + len(tile) - mask.dim()))
-    return mask
-
-
 @op("tt.load", pure=False, reads=True)
 def _load(info: OpInfo) -> Callable[..., Value]:
     pointer, ty = info.operand_types[0], info.ty

@@ -136,10 +136,6 @@ def materialise(v: Any, b: Any, ty: Ty) -> Tensor:
     return v
 
 
-def full_lanes(v: Tensor, b: Any, tile: tuple[int, ...]) -> Tensor:
-    return v.expand(b.lanes + tile)
-
-
 def _reshape_strides(ts: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides of an affine tile after a row-major reshape, or None if it is not affine any more."""
     out: list[int] = []
