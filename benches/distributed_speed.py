@@ -1,6 +1,6 @@
 """How long torch.distributed programs take on the host: simulated ranks beside torch's own ways and gloo processes.
 
-    python -m benches.distributed_speed [--ranks 8 64 1024] [--only kernbench,gloo] [--json FILE]
+    python -m benches.distributed_speed [--ranks 8,64,1024] [--only kernbench,gloo] [--json FILE]
 
 Wall-clock time of this machine, all sides in one run, because only their ratios mean something: kernbench's ranks; torch's
 threaded process group; ``LocalTensorMode``, where it can run the program; 8 processes with gloo. Beside them stand the goals.
@@ -24,6 +24,7 @@ from rich.table import Table
 
 import kernbench
 from benches.harness.distributed_sides import SIDES, Run, clock, simulated
+from benches.harness.scaling import sizes
 from kernbench.scheduler import RankScheduler
 
 RANKS = 8
@@ -261,17 +262,19 @@ def run(
 
 
 @click.command(help=__doc__)
-@click.option("--ranks", default="8,64,1024", show_default=True, help="World sizes to start, separated by commas.")
+@click.option(
+    "--ranks", callback=sizes, default="8,64,1024", show_default=True, help="World sizes to start, separated by commas."
+)
 @click.option("--only", default=",".join(SIDES), show_default=True, help="The sides to run, separated by commas.")
 @click.option("--steps", default=10, show_default=True, help="Training steps.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write the figures to this file.")
-def main(ranks: str, only: str, steps: int, json_file: str | None) -> None:
+def main(ranks: tuple[int, ...], only: str, steps: int, json_file: str | None) -> None:
     """Measure and print."""
     sides = [name.strip() for name in only.split(",")]
     unknown = [name for name in sides if name not in SIDES]
     if unknown:
         raise click.UsageError(f"unknown side {unknown[0]!r}: expected some of {', '.join(SIDES)}")
-    found = run(ranks=[int(count) for count in ranks.split(",")], sides=sides, steps=steps)
+    found = run(ranks=ranks, sides=sides, steps=steps)
     if json_file:
         with open(json_file, "w") as file:
             json.dump([figure._asdict() for figure in found], file, indent=2)

@@ -146,23 +146,22 @@ class ScalingOptions:
         return results
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+def sizes(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """An option's callback: world sizes with commas. Raises :class:`click.BadParameter` for anything else."""
     try:
-        sizes = tuple(int(part) for part in value.split(","))
+        found = tuple(int(part) for part in value.split(","))
     except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
+        found = ()
+    if not found or min(found) < 1:
         raise click.BadParameter(f"{value!r}: expected sizes such as 1,2,4,8", ctx, param)
-    return sizes
+    return found
 
 
 def scaling_options(tp: str = "1,2,4,8", steps: int = 2) -> Callable[[F], F]:
     """Decorate a click command function: it gets ``--tp``, ``--dp`` and the others as one ``scaling`` argument."""
 
     def decorate(function: F) -> F:
-        @click.option(
-            "--tp", callback=_sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas."
-        )
+        @click.option("--tp", callback=sizes, default=tp, show_default=True, help="Tensor parallel sizes, with commas.")
         @click.option("--dp", type=click.IntRange(min=1), default=1, show_default=True, help="Data parallel size.")
         @click.option("--steps", type=click.IntRange(min=1), default=steps, show_default=True, help="Steps per point.")
         @click.option("--plot", type=OUTPUT, metavar="FILE", help="Draw the comparison: .png, .svg or .pdf.")
