@@ -92,7 +92,7 @@ def command(
         if trace is not None:
             write_trace(ctx, trace)
         if flight_recorder is not None:
-            from kernbench.torch_backend.flight_recorder import write_flight_record
+            from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
 
             write_flight_record(ctx, flight_recorder)
         if report is not None:

@@ -44,7 +44,7 @@ from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
-    from kernbench.torch_backend.leaks import LeakGuard
+    from kernbench.torch_backend.rank_state.leaks import LeakGuard
 
 
 @dataclass(eq=False)

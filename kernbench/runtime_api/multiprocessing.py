@@ -176,7 +176,7 @@ class Multiprocessing:
             bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
             ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)
         else:
-            from kernbench.torch_backend.leaks import LeakGuard
+            from kernbench.torch_backend.rank_state.leaks import LeakGuard
 
             ctx._leaks = LeakGuard(ctx)
             ctx._leaks.open()

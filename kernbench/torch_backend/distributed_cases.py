@@ -29,10 +29,10 @@ import torch
 import torch.distributed as dist
 
 from kernbench.runtime_api.multiprocessing import SpawnException, pid_of
-from kernbench.torch_backend.backend_classes import backend_class
-from kernbench.torch_backend.cuda_names import NCCL_VERSION, names
-from kernbench.torch_backend.devices import Devices
+from kernbench.torch_backend.gpu.cuda_names import NCCL_VERSION, names
+from kernbench.torch_backend.gpu.devices import Devices
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups.backend_classes import backend_class
 
 RunRanks = Callable[[Callable[[int], None], int, Sequence[str]], None]
 """Runs a body on so many simulated ranks, with the globals of these modules per rank; raises :class:`SpawnException`."""

@@ -20,15 +20,16 @@ import torch.distributed.distributed_c10d
 
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.sim_engine.operation import COMM_STREAM
-from kernbench.torch_backend import compiling, module_hooks
-from kernbench.torch_backend.group import SimProcessGroup
-from kernbench.torch_backend.imports import StockImports
+from kernbench.torch_backend.features import compiling
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS
-from kernbench.torch_backend.process_state import ProcessState
-from kernbench.torch_backend.stage import Stage
-from kernbench.torch_backend.world import RankWorld
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS
+from kernbench.torch_backend.process_groups.world import RankWorld
+from kernbench.torch_backend.rank_state import module_hooks
+from kernbench.torch_backend.rank_state.imports import StockImports
+from kernbench.torch_backend.rank_state.process_state import ProcessState
+from kernbench.torch_backend.replaced_names import ReplacedNames
 from kernbench.triton_engine.threads import set_product_threads
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
-        self._stage = Stage.take()
-        self.devices = self._stage.devices
-        self.futures = self._stage.futures
-        self.state = ProcessState(ctx, world_size, per_rank_modules, self._stage.generators)
+        self._replaced = ReplacedNames.take()
+        self.devices = self._replaced.devices
+        self.futures = self._replaced.futures
+        self.state = ProcessState(ctx, world_size, per_rank_modules, self._replaced.generators)
         self._imports = StockImports(self._patches, self._lifted, self.state.modules)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Environment:
                 torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
-            self._stage.open(self)
+            self._replaced.open(self)
             self._replace_distributed()
             self.devices.open(self.ctx)
             module_hooks.install(self._patches, self.state.modules)
@@ -93,7 +94,7 @@ class Environment:
         self.state.close()
         self._patches.undo()
         compiling.forget_names()
-        self._stage.close()
+        self._replaced.close()
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)
@@ -106,7 +107,7 @@ class Environment:
     @contextmanager
     def _lifted(self) -> Iterator[None]:
         """Stock torch and Python, for the length of a block."""
-        names = self._stage.names
+        names = self._replaced.names
         modules = self.state.modules
         paused, modules.paused = modules.paused, True
         try:

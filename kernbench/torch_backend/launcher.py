@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch.multiprocessing
 
 from kernbench.errors import ConfigError
-from kernbench.torch_backend.output import rank_streams
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_state import rank_variables
+from kernbench.torch_backend.rank_state.output import rank_streams
+from kernbench.torch_backend.rank_state.process_state import rank_variables
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import kernbench
-from kernbench.torch_backend.flight_recorder import write_flight_record
+from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
 
 
 def failing(body: Any, world_size: int = 3, **init: Any) -> dict[int, BaseException]:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernbench
-from kernbench.torch_backend import leaks
+from kernbench.torch_backend.rank_state import leaks
 
 
 @contextmanager

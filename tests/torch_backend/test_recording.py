@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernbench.torch_backend.recording import FACTORY, GEMM, MATH, TRANSFER, VIEW, Recorded
+from kernbench.torch_backend.gpu.recording import FACTORY, GEMM, MATH, TRANSFER, VIEW, Recorded
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from kernbench.torch_backend import (
+from kernbench.torch_backend.features import (
     attention_sharding,
     compiling,
     context_parallel,
@@ -26,10 +26,10 @@ from kernbench.torch_backend import (
     fake_tensors,
     fsdp_profiler,
     loss_parallel,
-    symmetric_memory,
 )
-from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
     attention_sharding, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors, fsdp_profiler,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.placement import block_of
+from kernbench.torch_backend.gpu.placement import block_of
 
 _PINNED = "_kernbench_pinned"
 

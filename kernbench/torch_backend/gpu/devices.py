@@ -20,19 +20,17 @@ from kernbench.cost.work import Cost, copy_cost, over_links
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.remote_traffic import RemoteTraffic
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend import (
-    cuda_names,
-    device_classes,
-    device_functions,
-    device_tensors,
-    symmetric_memory,
-    sync_batch_norm,
-)
-from kernbench.torch_backend.device_generators import DeviceGenerators
+from kernbench.torch_backend.features import sync_batch_norm
+from kernbench.torch_backend.gpu import classes as device_classes
+from kernbench.torch_backend.gpu import cuda_names
+from kernbench.torch_backend.gpu import functions as device_functions
+from kernbench.torch_backend.gpu import tensor_methods as device_tensors
+from kernbench.torch_backend.gpu.generators import DeviceGenerators
+from kernbench.torch_backend.gpu.placement import DeviceMemory, block_of, place
+from kernbench.torch_backend.gpu.recording import Recorder, put_on_stream
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import DeviceMemory, block_of, place
-from kernbench.torch_backend.process_state import seed_of
-from kernbench.torch_backend.recording import Recorder, put_on_stream
+from kernbench.torch_backend.rank_state.process_state import seed_of
+from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext

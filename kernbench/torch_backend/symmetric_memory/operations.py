@@ -25,8 +25,8 @@ from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.group import SimProcessGroup
-    from kernbench.torch_backend.symmetric_memory import SymmetricMemory
+    from kernbench.torch_backend.process_groups.group import SimProcessGroup
+    from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
 
 NAMESPACE = "symm_mem"
 

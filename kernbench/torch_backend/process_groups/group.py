@@ -1,8 +1,9 @@
 """The process group that torch's own functions call inside a simulated rank: its collectives and messages.
 
 Every method posts to the context's :class:`~kernbench.runtime_api.matching.Matcher` and returns a
-:class:`~kernbench.torch_backend.work.SimWork`. Names and arguments are those of ``torch.distributed.ProcessGroup`` in torch
-2.13 (``all_gather_single``, ``reduce_scatter_single``, ``all_to_all_single``), with the older names beside them.
+:class:`~kernbench.torch_backend.process_groups.work.SimWork`. Names and arguments are those of
+``torch.distributed.ProcessGroup`` in torch 2.13 (``all_gather_single``, ``reduce_scatter_single``,
+``all_to_all_single``), with the older names beside them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.torch_backend import monitored_barrier
-from kernbench.torch_backend.call_arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
-from kernbench.torch_backend.posting_group import PostingGroup
-from kernbench.torch_backend.work import SimWork
+from kernbench.torch_backend.process_groups import monitored_barrier
+from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
+from kernbench.torch_backend.process_groups.posting_group import PostingGroup
+from kernbench.torch_backend.process_groups.work import SimWork
 
 
 class SimProcessGroup(PostingGroup):

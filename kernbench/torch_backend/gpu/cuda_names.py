@@ -15,11 +15,11 @@ import torch
 from kernbench.cost.work import stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
-from kernbench.torch_backend.device_generators import DefaultGenerators
+from kernbench.torch_backend.gpu.generators import DefaultGenerators
 from kernbench.torch_backend.patches import Patches
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.devices import Devices
+    from kernbench.torch_backend.gpu.devices import Devices
 
 UNAVAILABLE = (
     "CUDAGraph", "graph", "make_graphed_callables", "memory_snapshot", "MemPool", "use_mem_pool",

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.devices import current_device
+from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.patches import Patches
 
 MODULE = "torch._dynamo"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._device
 
+from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import block_of
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.devices import Devices
+    from kernbench.torch_backend.gpu.devices import Devices
 
 _stock_device: Any = torch.device
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.torch_backend.device_classes import TENSOR_TYPES
+from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
+from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
+from kernbench.torch_backend.gpu.placement import Block, block_of, is_described, place, place_wrapper, stored_in
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.placement import Block, block_of, is_described, place, place_wrapper, stored_in
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.devices import Devices
+    from kernbench.torch_backend.gpu.devices import Devices
 
 
 def install(patches: Patches, devices: Devices) -> None:

@@ -18,14 +18,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.torch_backend import clocks, compiling, profiling, warning_filters
-from kernbench.torch_backend.backend_classes import backend_class
-from kernbench.torch_backend.devices import Devices
-from kernbench.torch_backend.futures import Futures
-from kernbench.torch_backend.lazy_generators import LazyGenerators
+from kernbench.torch_backend.features import compiling, profiling
+from kernbench.torch_backend.gpu.devices import Devices
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import DEFAULT_TIMEOUTS, default_members, make_helper
-from kernbench.torch_backend.store import StoreHost, store_classes
+from kernbench.torch_backend.process_groups.backend_classes import backend_class
+from kernbench.torch_backend.process_groups.futures import Futures
+from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, default_members, make_helper
+from kernbench.torch_backend.process_groups.stores import StoreHost, store_classes
+from kernbench.torch_backend.rank_state import clocks, warning_filters
+from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment
@@ -42,7 +43,7 @@ _LOGGED_VARIABLES = {
 """Environment variables that DDP's logger notes, by backend."""
 
 
-class Stage:
+class ReplacedNames:
     """The replaced names, and what they stand on.
 
     Attributes:
@@ -62,7 +63,7 @@ class Stage:
         self._forward_works: dict[int, Any] = {}
 
     @classmethod
-    def take(cls) -> Stage:
+    def take(cls) -> ReplacedNames:
         """One that no spawn has."""
         return _idle.pop() if _idle else cls()
 
@@ -143,7 +144,7 @@ class Stage:
         )  # fmt: skip
 
 
-_idle: list[Stage] = []
+_idle: list[ReplacedNames] = []
 """At most one, unless a simulation has run inside another one."""
 
 

@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend.device_generators import draws
-from kernbench.torch_backend.placement import PLAIN, block_of, place
+from kernbench.torch_backend.gpu.generators import draws
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.devices import RankDevice
+    from kernbench.torch_backend.gpu.devices import RankDevice
 
 
 SKIP, COLLECTIVE, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(7)

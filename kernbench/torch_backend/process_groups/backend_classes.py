@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from kernbench.errors import KernbenchError
-from kernbench.torch_backend.backend_options import BackendOptions, BackendStandIn
+from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 
 Make = Callable[..., Any]
 """Makes this rank's object of a group: ``(backend, store, rank, size, timeout)``."""

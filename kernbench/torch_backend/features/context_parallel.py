@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernbench.errors import KernbenchError
-from kernbench.torch_backend.devices import current_rank
+from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 
 MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"

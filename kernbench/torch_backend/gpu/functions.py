@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.torch_backend.device_classes import default_device
+from kernbench.torch_backend.gpu.classes import default_device
+from kernbench.torch_backend.gpu.pinning import pinned
+from kernbench.torch_backend.gpu.placement import block_of, place_storage
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.pinning import pinned
-from kernbench.torch_backend.placement import block_of, place_storage
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.devices import Devices
+    from kernbench.torch_backend.gpu.devices import Devices
 
 _TAKE_AN_INDEX = (
     "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",

@@ -21,16 +21,16 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
-from kernbench.torch_backend import symmetric_ops
+from kernbench.torch_backend.gpu.placement import block_of, place_shared
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.placement import block_of, place_shared
-from kernbench.torch_backend.symmetric_handle import Handle, Part
+from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
+from kernbench.torch_backend.symmetric_memory.handle import Handle, Part
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.torch_backend.devices import Devices
-    from kernbench.torch_backend.group import SimProcessGroup
+    from kernbench.torch_backend.gpu.devices import Devices
+    from kernbench.torch_backend.process_groups.group import SimProcessGroup
 
 MODULE = symmetric_ops.MODULE
 

@@ -18,10 +18,10 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.runtime_api.groups import ProcessGroup as Communicator
 from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
-from kernbench.torch_backend.backend_options import BackendOptions, BackendStandIn
-from kernbench.torch_backend.call_arguments import Tensors, premultiplied, timeout_of
-from kernbench.torch_backend.placement import block_of, place
-from kernbench.torch_backend.work import SimWork
+from kernbench.torch_backend.gpu.placement import block_of, place
+from kernbench.torch_backend.process_groups.arguments import Tensors, premultiplied, timeout_of
+from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
+from kernbench.torch_backend.process_groups.work import SimWork
 
 if TYPE_CHECKING:
     from kernbench.torch_backend.environment import Environment

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from kernbench.torch_backend.lazy_generators import LazyGenerators
-from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext

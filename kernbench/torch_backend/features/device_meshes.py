@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernbench.torch_backend.devices import current_rank
+from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 
 MODULE = "torch.distributed.device_mesh"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from kernbench.runtime_api.groups import Signature
-from kernbench.torch_backend.posting_group import PostingGroup
+from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 
 
 def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.nn.modules import module as nn_module
 
-from kernbench.torch_backend.module_globals import ModuleGlobals
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 
 
 class _Hooks(OrderedDict[Any, Any]):

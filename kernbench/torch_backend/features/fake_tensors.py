@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.devices import current_index
+from kernbench.torch_backend.gpu.devices import current_index
 from kernbench.torch_backend.patches import Patches
 
 MODULE = "torch._subclasses.fake_tensor"

@@ -19,8 +19,8 @@ from kernbench.sim_engine.operation import Operation
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.groups import ProcessGroup as Communicator
-    from kernbench.torch_backend.group import SimProcessGroup
-    from kernbench.torch_backend.symmetric_memory import SymmetricMemory
+    from kernbench.torch_backend.process_groups.group import SimProcessGroup
+    from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
 
 
 class Part:

@@ -1,0 +1,1 @@
+"""What one feature of torch each needs to work for ranks that share a process."""

@@ -1,0 +1,1 @@
+"""The simulated GPU: what a program written for ``cuda`` asks torch, answered without one."""

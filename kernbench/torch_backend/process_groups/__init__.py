@@ -1,0 +1,1 @@
+"""Process groups of simulated ranks, as ``torch.distributed`` sees them."""

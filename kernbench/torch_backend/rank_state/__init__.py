@@ -1,0 +1,1 @@
+"""What torch and Python keep once per process, kept once per rank."""

@@ -1,0 +1,1 @@
+"""Symmetric memory: buffers and signal pads that every member of a group addresses."""
