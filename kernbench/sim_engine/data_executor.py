@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
+from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Operation
 
 
@@ -76,6 +77,7 @@ class DataExecutor:
         self._queues: dict[_Queue, deque[Deferred]] = {}
         self._touched: dict[int, int] = {}
         self._suspended: list[tuple[Running, list[Deferred]]] = []
+        self._awaited: list[tuple[Sequence[Operation], Condition]] = []
         self.failed: list[Operation] = []
         """Operations that failed and whose error nobody may have seen yet."""
         self.on_settled: Callable[[Operation], None] | None = None
@@ -101,6 +103,10 @@ class DataExecutor:
         kept += [launch for _, batch in self._suspended for launch in batch]
         return [launch.op for launch in kept if launch.rank == rank]
 
+    def when_executed(self, operations: Sequence[Operation], condition: Condition) -> None:
+        """Fulfil ``condition`` once the values of all ``operations`` are there."""
+        self._awaited.append((operations, condition))
+
     def flush(self, now: float) -> bool:
         """Run every kept launch that can run; an error ends its own operation only. Returns whether anything ran.
 
@@ -114,7 +120,21 @@ class DataExecutor:
             if not moved:
                 break
             ran = True
-        return ran
+        return self._tell() or ran
+
+    def _tell(self) -> bool:
+        """Fulfil the conditions whose operations have been executed; False if there is none."""
+        if not self._awaited:
+            return False
+        waiting, self._awaited = self._awaited, []
+        told = False
+        for operations, condition in waiting:
+            if all(op.executed for op in operations):
+                condition.fulfil()
+                told = True
+            else:
+                self._awaited.append((operations, condition))
+        return told
 
     def suspended(self) -> list[tuple[list[Deferred], str]]:
         """The batches that wait for somebody, and for what."""
@@ -128,9 +148,12 @@ class DataExecutor:
         """Fail every kept launch with ``error``: nobody will ever be able to run it."""
         kept = [launch for queue in self._queues.values() for launch in queue]
         kept += [launch for _, batch in self._suspended for launch in batch]
+        awaited = self._awaited
         self.clear()
         for launch in kept:
             launch.op.fail(error, now)
+        for _, condition in awaited:
+            condition.fail(error, now)
 
     def clear(self) -> None:
         """Drop every kept launch, and forget failures."""
@@ -138,6 +161,7 @@ class DataExecutor:
         self._queues.clear()
         self._touched.clear()
         self._suspended.clear()
+        self._awaited.clear()
 
     def _resume_suspended(self, now: float) -> bool:
         moved = False

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
+from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
@@ -95,10 +96,14 @@ class GraphEngine:
         while self.step():
             pass
 
-    def resolve_now(self, op: Operation) -> None:
-        """End ``op``, a timer, at the present time."""
-        self.resolved_count += 1
-        op.resolve(op.enqueue, self.now)
+    def fulfil_at(self, condition: Condition, time: float) -> None:
+        """``condition`` is true once the clock reaches ``time`` (s)."""
+
+        def fulfil() -> None:
+            self.resolved_count += 1
+            condition.fulfil(self.now)
+
+        self.at(time, fulfil)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -123,6 +128,17 @@ class GraphEngine:
         """
         if self.cost_model is not None and op.duration is not None:
             op.duration = self.cost_model(op, op.duration)
+        if op.duration is not None and not after:
+            stream = self.stream(op.sip, op.stream)
+            tail = stream.tail
+            if tail is None or tail.end is not None:  # nearly always: its times are known at once
+                start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+                op.start, op.end = start, start + op.duration
+                stream.tail = op
+                self.op_log.add(op)
+                if op.end > self.latest_end:
+                    self.latest_end = op.end
+                return op
 
         def start_at(start: float) -> None:
             if op.end is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kernbench.errors import ConfigError
+from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
@@ -86,8 +87,8 @@ class CollectiveTrace:
 MemoryChange = tuple[int, float, int]
 """SIP, when (s), and bytes that are allocated in its HBM from then on."""
 
-HostWait = tuple[int | None, float, float, Operation]
-"""A host that waited: rank (None: main), from and until when (s), for which operation. A plain tuple: waits are many."""
+HostWait = tuple[int | None, float, float, "Operation | Condition"]
+"""A host that waited: rank (None: main), from and until when (s), for what. A plain tuple: waits are many."""
 
 
 DEFAULT_LIMIT = 1_000_000

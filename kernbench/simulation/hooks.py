@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from kernbench.plugins.events import (
     CollectiveEvent,
@@ -21,33 +23,37 @@ from kernbench.plugins.events import (
     RankEvent,
     TimelineEvent,
 )
+from kernbench.plugins.manager import PluginManager
 from kernbench.plugins.problems import reason
 from kernbench.plugins.specs import OBSERVED
-
-if TYPE_CHECKING:
-    import torch
-
-    from kernbench.plugins.manager import PluginManager
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.runtime_api.groups import Arrival, Collective, Signature
-    from kernbench.runtime_api.locations import Location
-    from kernbench.scheduler import Rank
-    from kernbench.sim_engine.operation import Operation
+from kernbench.scheduler import Rank, RankScheduler
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.simulation.groups import Arrival, Collective, Signature
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.locations import Location
 
 Tell = Callable[..., None]
 
 _OUTCOMES = {"done": "returned", "failed": "raised", "aborted": "unwound"}
 
 
-def open_hooks(ctx: RuntimeContext, plugins: PluginManager) -> RunHooks | None:
-    """The hooks of a context; None if no plugin observes."""
+def open_hooks(
+    plugins: PluginManager,
+    context: Any,
+    describe: Callable[[], ContextEvent],
+    engine: GraphEngine,
+    scheduler: RankScheduler,
+    executor: DataExecutor,
+    hosts: Hosts,
+) -> RunHooks | None:
+    """The hooks of a simulation; None if no plugin observes. See :class:`RunHooks`."""
     tellers = {hook: tell for hook in OBSERVED if (tell := plugins.observer(hook)) is not None}
     if not tellers:
         return None
-    hooks = RunHooks(ctx, tellers)
-    ctx.scheduler.observer = hooks
+    hooks = RunHooks(tellers, context, describe, engine, scheduler, hosts)
+    scheduler.observer = hooks
     if "kernbench_kernel_completed" in tellers:
-        ctx.executor.on_settled = hooks.settled
+        executor.on_settled = hooks.settled
     return hooks
 
 
@@ -55,13 +61,27 @@ class RunHooks:
     """The observing hooks of one simulation.
 
     Args:
-        ctx: the simulation.
         tellers: hook to a function that tells every plugin which implements it.
+        context: what plugins are given as the simulation's context.
+        describe: says what the simulation is.
+        engine, scheduler, hosts: of the simulation.
     """
 
-    def __init__(self, ctx: RuntimeContext, tellers: dict[str, Tell]) -> None:
-        self._ctx = ctx
+    def __init__(
+        self,
+        tellers: dict[str, Tell],
+        context: Any,
+        describe: Callable[[], ContextEvent],
+        engine: GraphEngine,
+        scheduler: RankScheduler,
+        hosts: Hosts,
+    ) -> None:
         self._tellers = tellers
+        self._context = context
+        self._describe = describe
+        self._engine = engine
+        self._scheduler = scheduler
+        self._hosts = hosts
         self._launches = 0
         self._running: dict[Operation, int] = {}
         self._started: set[int] = set()
@@ -72,41 +92,33 @@ class RunHooks:
 
     def _tell(self, tell: Tell, event: Any) -> None:
         with self._beside_the_program():
-            tell(ctx=self._ctx, event=event)
+            tell(ctx=self._context, event=event)
 
     @contextmanager
     def _beside_the_program(self) -> Iterator[None]:
-        ctx = self._ctx
-        me = ctx._me()
-        before = ctx.observing, ctx._inside_kernel, me.inside_operation
-        ctx.observing = ctx._inside_kernel = me.inside_operation = True
+        hosts = self._hosts
+        before = hosts.observing, hosts.inside_kernel
+        hosts.observing = hosts.inside_kernel = True
         try:
-            yield
+            with hosts.current().as_one():
+                yield
         finally:
-            ctx.observing, ctx._inside_kernel, me.inside_operation = before
+            hosts.observing, hosts.inside_kernel = before
 
     # -- the simulation ----------------------------------------------------------------------------------------------
 
     def opened(self) -> None:
         """The context has been made."""
         if tell := self._listened("context_opened"):
-            self._tell(tell, self._context())
+            self._tell(tell, self._describe())
 
     def closed(self) -> None:
         """The context is closed: the timeline first, then the end."""
-        ctx = self._ctx
-        log = ctx.engine.op_log
+        log = self._engine.op_log
         if tell := self._listened("timeline_finished"):
-            self._tell(tell, TimelineEvent(ctx.engine.latest_end, len(log.operations), len(log.collectives)))
+            self._tell(tell, TimelineEvent(self._engine.latest_end, len(log.operations), len(log.collectives)))
         if tell := self._listened("context_closed"):
-            self._tell(tell, self._context())
-
-    def _context(self) -> ContextEvent:
-        ctx = self._ctx
-        return ContextEvent(
-            ctx.topology.system.name, len(ctx.sips), ctx.seed, ctx.policy, ctx.enable_data, ctx.correlation_id,
-            dict(ctx.options), ctx.engine.latest_end,
-        )  # fmt: skip
+            self._tell(tell, self._describe())
 
     # -- ranks (what the scheduler calls) ------------------------------------------------------------------------------
 
@@ -130,10 +142,9 @@ class RunHooks:
             self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
 
     def _rank(self, rank: Rank, outcome: str) -> RankEvent:
-        ctx = self._ctx
         error = "" if rank.error is None else reason(rank.error)
         return RankEvent(
-            rank.index, len(ctx.scheduler.ranks), ctx._ranks[rank.index].clock, outcome, error, rank.traceback
+            rank.index, len(self._scheduler.ranks), self._hosts.of_rank[rank.index].clock, outcome, error, rank.traceback
         )
 
     # -- operations of the compute stream ------------------------------------------------------------------------------
@@ -217,15 +228,15 @@ class RunHooks:
     def host_read(self, tensor: torch.Tensor, name: str) -> None:
         """The program looks at a value."""
         if tell := self._listened("host_read"):
-            me = self._ctx._me()
+            me = self._hosts.current()
             nbytes = tensor.numel() * tensor.element_size()
             self._tell(tell, HostReadEvent(me.rank, name, me.clock, tuple(tensor.shape), _dtype(tensor.dtype), nbytes))
 
     def deadlock(self, report: str) -> None:
         """Nobody can go on."""
         if tell := self._listened("deadlock_detected"):
-            ranks = tuple(rank.index for rank in self._ctx.scheduler.ranks if rank.live)
-            self._tell(tell, DeadlockEvent(ranks, self._ctx.engine.now, report))
+            ranks = tuple(rank.index for rank in self._scheduler.ranks if rank.live)
+            self._tell(tell, DeadlockEvent(ranks, self._engine.now, report))
 
 
 def _dtype(dtype: torch.dtype) -> str:

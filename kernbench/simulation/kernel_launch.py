@@ -1,7 +1,6 @@
 """Triton kernels inside a context: ``kernel[grid](...)`` and ``ctx.launch`` become launches of the rank.
 
-While a context is active, :mod:`kernbench.triton_engine` hands every launch to the sink of this module. It is enqueued on
-the rank's stream and kept, so that the same kernel of several ranks runs as one batch. Its duration is known once it has
+While a simulation is active, :mod:`kernbench.triton_engine` hands every launch to it. The launch is enqueued on the rank's stream and kept, so that the same kernel of several ranks runs as one batch. Its duration is known once it has
 been executed, from what it did.
 """
 
@@ -9,32 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from kernbench import triton_engine
 from kernbench.cost.peer_access import peer_share
 from kernbench.cost.work import Cost, Work, over_links
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.current import current_context
-from kernbench.runtime_api.remote_traffic import traffic_of_launches
-from kernbench.runtime_api.tensor import Tensor, plain, storage_of
+from kernbench.scheduler import RankScheduler
+from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished
 from kernbench.sim_engine.memory_store import Allocation as Placed
-from kernbench.sim_engine.memory_store import MemoryStore
-from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.remote_traffic import traffic_of_launches
+from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
+from kernbench.simulation.waits import Waits
 from kernbench.triton_engine.counts import Counts
-from kernbench.triton_engine.duration import describe_device, estimate
-from kernbench.triton_engine.launching import run_alone, set_launch_sink
+from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import Allocation, MulticastRanges, write_epoch
 from kernbench.triton_engine.reuse import look_at_wave
 from kernbench.triton_engine.signals import Party, Words
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 _MOST_YIELDS = 1000
 """Turns in a row that a kernel may give way without anything changing, before it counts as waiting for somebody."""
@@ -48,19 +45,8 @@ class SiblingFailedError(KernbenchError):
     """The launch ran as one batch with another rank's, which failed: its values are incomplete."""
 
 
-class Sink:
-    """Receives every launch of the process while a context is active."""
-
-    def submit(self, launch: Launch) -> None:
-        ctx = current_context()
-        if ctx is None:
-            run_alone(launch)
-        else:
-            submit(ctx, launch)
-
-
 class KernelMemory:
-    """Finds what a kernel's pointers point to: the context's tensors, by their address in this process.
+    """Finds what a kernel's pointers point to: the simulation's tensors, by their address in this process.
 
     Attributes:
         multicast: the ranges of addresses that stand for several buffers.
@@ -97,103 +83,97 @@ class KernelMemory:
         return self.multicast.bases_of(address)
 
 
-_installed = False
-
-
-def follow_active_context() -> None:
-    """Make Triton launch kernels here, for the device of the active context; undo that once there is none.
-
-    Without Triton nothing happens: a program that uses no kernels needs none.
-    """
-    global _installed
-    ctx = current_context()
-    if ctx is None and not _installed:
-        return
-    try:
-        from triton.backends.compiler import GPUTarget
-    except ImportError:
-        return
-    if not _installed:
-        triton_engine.activate()
-        set_launch_sink(Sink())
-        _installed = True
-    if ctx is not None:
-        target = ctx.topology.device.target
-        triton_engine.set_target(GPUTarget(target.backend, target.arch, target.warp_size))
-        describe_device(ctx.topology.device)
-    else:
-        set_launch_sink(None)
-        describe_device(None)
-        triton_engine.set_target(None)
-        triton_engine.deactivate()
-        _installed = False
-
-
 def is_kernel(kernel: Any) -> bool:
     """Whether ``kernel`` is Triton's: a ``@triton.jit`` function, or one wrapped by autotune or heuristics."""
     return hasattr(kernel, "run") and hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")
 
 
-def launch(
-    ctx: RuntimeContext, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
-) -> Operation:
-    """``kernel[grid](*args, **kwargs)`` for ``ctx.launch``."""
-    ctx.last_launch = None
-    kernel[(grid,) if isinstance(grid, int) else grid](*args, **kwargs)
-    op = ctx.last_launch
-    if op is None:
-        raise KernbenchError(
-            f"{kernel!r} was launched, but not through kernbench: another Triton driver is active in this process"
-        )
-    if name:
-        op.name = name
-    return op
+@dataclass(eq=False)
+class KernelLauncher:
+    """Launches Triton kernels in one simulation.
 
+    Attributes:
+        memory: what their pointers point to.
+        last: the operation of the last launch.
+        wave_reads: bytes that a wave of programs reads, by program and shapes.
+        sampled: what launches cost that were only counted, by program and shapes.
+    """
 
-def submit(ctx: RuntimeContext, launch: Launch) -> Operation:
-    """Enqueue a launch on the stream of whoever runs."""
-    if ctx._inside_kernel:
-        raise KernbenchError(
-            f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
-        )
-    tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
-    launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
-    me = ctx._me()
-    launch.rank = me.rank
-    awaited = me.awaiting_values()
-    op = ctx._enqueue(launch.name, "kernel", None, tensors)
-    op.detail = {"grid": list(launch.grid), "at": launch.where}
-    ctx.last_launch = op
-    deferred = (TritonLaunch if ctx.enable_data else SampledLaunch)(ctx, op, launch, awaited)
-    ctx.executor.submit(deferred)
-    if ctx.hooks is not None:
-        ctx.hooks.launched(op)
-    if not tensors or any(type(tensor) is not Tensor for tensor in tensors):
-        # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
-        if not awaited and op.stream not in me.unsettled:
-            ctx._block_on(deferred.attempt)
-        if not op.executed:
-            me.unsettled.setdefault(op.stream, []).append(op)
-        if op.error is not None:
-            op.observed = True
-            raise op.error
-    return op
+    engine: GraphEngine
+    hosts: Hosts
+    scheduler: RankScheduler
+    streams: Streams
+    executor: DataExecutor
+    waits: Waits
+    signal_timing: SignalTiming
+    memory: KernelMemory = field(init=False)
+    last: Operation | None = field(default=None, init=False)
+    wave_reads: dict[Any, tuple[int, int] | None] = field(default_factory=dict, init=False)
+    sampled: dict[Any, Cost] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = KernelMemory(self.engine.memory)
+
+    def launch(
+        self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+    ) -> Operation:
+        """``kernel[grid](*args, **kwargs)``, whose operation is called ``name``."""
+        self.last = None
+        kernel[(grid,) if isinstance(grid, int) else grid](*args, **kwargs)
+        op = self.last
+        if op is None:
+            raise KernbenchError(
+                f"{kernel!r} was launched, but not through kernbench: another Triton driver is active in this process"
+            )
+        if name:
+            op.name = name
+        return op
+
+    def submit(self, launch: Launch) -> None:
+        """Enqueue a launch on the stream of whoever runs."""
+        if self.hosts.inside_kernel:
+            raise KernbenchError(
+                f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
+            )
+        tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
+        launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
+        host = self.hosts.current()
+        launch.rank = host.rank
+        awaited = host.awaiting_values()
+        detail = {"grid": list(launch.grid), "at": launch.where}
+        op = self.streams.enqueue(host, launch.name, None, tensors=tensors, deferred=True, detail=detail)
+        self.last = op
+        deferred = (TritonLaunch if self.engine.enable_data else SampledLaunch)(self, op, launch, awaited)
+        self.executor.submit(deferred)
+        if not tensors or not all(map(tells_of_looks, tensors)):
+            # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
+            if not awaited and op.stream not in host.unsettled:
+                self.waits.block_on(deferred.attempt)
+            if not op.executed:
+                host.unsettled.setdefault(op.stream, []).append(op)
+            if op.error is not None:
+                op.observed = True
+                raise op.error
+
+    def activity(self) -> tuple[int, int]:
+        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
+        return self.engine.progress, self.scheduler.resumed
 
 
 class TritonLaunch:
     """One launch of a Triton kernel by one rank."""
 
-    def __init__(self, ctx: RuntimeContext, op: Operation, launch: Launch, after: Sequence[Operation] = ()) -> None:
-        self.ctx = ctx
+    def __init__(
+        self, launcher: KernelLauncher, op: Operation, launch: Launch, after: Sequence[Operation] = ()
+    ) -> None:
+        self.launcher = launcher
         self.op = op
         self.after = after
         self.rank = op.rank
         self.launch = launch
         self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
         self.batch_key: Hashable = (id(launch.program), launch.grid, tuple(map(_key, launch.args)))
-        self.attempt = Operation("attempt", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
-        self.attempt.resolve(op.enqueue, op.enqueue)
-        self.attempt.executed = False
+        self.attempt = Condition(f"{launch.name} has been started", op.rank)
 
     def start_batch(self, batch: Sequence[Deferred]) -> RunningBatch:
         """Run the same kernel of several ranks as lanes of one execution."""
@@ -201,7 +181,7 @@ class TritonLaunch:
         running = RunningBatch(launches)
         running.run()
         for launch in launches:
-            launch.attempt.executed = True
+            launch.attempt.fulfil()
         return running
 
 
@@ -229,19 +209,19 @@ class SampledLaunch(TritonLaunch):
         for launch in launches:
             cost = launch._cost()
             _note_cost(launch, cost)
-            launch.ctx.engine.set_duration(launch.op, cost.seconds)
-            launch.attempt.executed = True
+            launch.launcher.engine.set_duration(launch.op, cost.seconds)
+            launch.attempt.fulfil()
         return Finished([None] * len(launches))
 
     def _cost(self) -> Cost:
-        launch, known = self.launch, self.ctx.sampled_costs
+        launch, known = self.launch, self.launcher.sampled
         key = (id(launch.program), launch.grid, tuple(map(_shape_key, launch.args)))
         if key not in known:
             known[key] = self._sample()
         return known[key]
 
     def _sample(self) -> Cost:
-        launch, device = self.launch, self.ctx.topology.device
+        launch, device = self.launch, self.launcher.engine.topology.device
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         programs = math.prod(launch.grid)
@@ -270,12 +250,12 @@ def _shape_key(arg: Any) -> Hashable:
 
 def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
     """What a launch of these counts occupies its stream for."""
-    ctx, device = launch.ctx, launch.ctx.topology.device
+    device, known = launch.launcher.engine.topology.device, launch.launcher.wave_reads
     key = (id(launch.launch.program), launch.launch.grid, tuple(map(_shape_key, launch.launch.args)))
-    if key not in ctx.wave_reads:
+    if key not in known:
         look_at_wave(counts, launch.launch, device)
-        ctx.wave_reads[key] = counts.wave_read
-    counts.wave_read = ctx.wave_reads[key]
+        known[key] = counts.wave_read
+    counts.wave_read = known[key]
     found = estimate(counts, None, device, kernel=launch.launch.kernel)
     nbytes = counts.unique_bytes_read + counts.unique_bytes_written
     return Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
@@ -301,8 +281,8 @@ class RunningBatch:
 
     def run(self) -> bool:
         """Go on until the end, or until every lane waits for somebody else."""
-        ctx = self._launches[0].ctx
-        activity = ctx._activity()
+        launcher = self._launches[0].launcher
+        activity = launcher.activity()
         if activity != self._seen:  # a rank, a collective or a copy may have written memory meanwhile
             self._seen = activity
             self._yields = 0
@@ -310,7 +290,7 @@ class RunningBatch:
         before = write_epoch.count
         try:
             if self._execution is None:
-                self._execution = Execution([launch.launch for launch in self._launches], ctx.kernel_memory)
+                self._execution = Execution([launch.launch for launch in self._launches], launcher.memory)
                 self._execution.party = self._party
             status = self._execution.run()
         except Exception as error:
@@ -331,17 +311,18 @@ class RunningBatch:
         assert self._execution is not None
         counts = self._execution.counts()
         own = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
-        ctx = self._launches[0].ctx
+        launcher = self._launches[0].launcher
+        topology = launcher.engine.topology
         cost = _cost_of(self._launches[0], own)
         sips = [launch.op.sip for launch in self._launches]
-        remote = traffic_of_launches(ctx, self._execution.traffic.items(), sips)
+        remote = traffic_of_launches(topology, launcher.engine.memory, self._execution.traffic.items(), sips)
         if remote.nbytes:
-            share = peer_share(ctx.topology.device, own.programs)
+            share = peer_share(topology.device, own.programs)
             cost = over_links(cost, remote.seconds / share, remote.latency)
         for launch in self._launches:
             launch.op.detail = {**(launch.op.detail or {}), **summary(own)}
             _note_cost(launch, cost)
-        ctx.couplings.finished(self._party, cost.seconds)
+        launcher.signal_timing.finished(self._party, cost.seconds)
         self.errors = [None] * len(self._launches)
 
     def _blame(self, error: Exception) -> Sequence[BaseException | None]:
@@ -355,7 +336,7 @@ class RunningBatch:
                 errors.append(
                     SiblingFailedError(f"{launch.launch.name} ran as one batch with a rank that failed: {error}")
                 )
-            launch.ctx.engine.set_duration(launch.op, 0.0)
+            launch.launcher.engine.set_duration(launch.op, 0.0)
         self._party.finished = True
         return errors
 

@@ -1,7 +1,4 @@
-"""Kernels written as Python functions, and how any kernel is launched.
-
-``ctx.launch(kernel, grid, *args)`` takes what a *launcher* for it is registered for. This module brings the one for
-plain Python functions: ``kernel(program_id, *args)`` is called once per program, with the tensors themselves. Such a
+"""Kernels written as Python functions: ``kernel(program_id, *args)`` is called once per program, with the tensors themselves. Such a
 kernel is a stand-in for one that is not written yet, or the simplest way to test a schedule; its time is that of reading
 and writing its tensors once, unless it has an attribute ``work(grid, *args) -> kernbench.cost.work.Work``.
 """
@@ -10,19 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kernbench.cost.work import Work
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.tensor import plain, storage_of, tensors_in
-from kernbench.runtime_api.types import short_dtype
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished
-from kernbench.sim_engine.operation import Operation
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.tensors import plain, short_dtype, storage_of, tells_of_looks, tensors_in
+from kernbench.simulation.values import Values
 
 Grid = tuple[int, ...]
 
@@ -40,7 +36,7 @@ class FunctionLaunch:
 
     def __init__(
         self,
-        ctx: RuntimeContext,
+        hosts: Hosts,
         kernel: Callable[..., Any],
         grid: Grid,
         args: tuple[Any, ...],
@@ -52,39 +48,56 @@ class FunctionLaunch:
         self.rank = op.rank
         self.batch_key: Hashable = id(self)  # Python functions are not batched
         self.touches = frozenset(id(storage_of(tensor)) for tensor in tensors_in(args))
-        self._ctx = ctx
+        self._hosts = hosts
         self._kernel = kernel
         self._grid = grid
         self._args = args
 
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:
         """Call the function for every program id, in order."""
-        ctx = self._ctx
+        hosts = self._hosts
         args = tuple(plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in self._args)
-        ctx._inside_kernel = True
+        hosts.inside_kernel = True
         try:
             for index in itertools.product(*map(range, self._grid)):
                 self._kernel(index[0] if len(index) == 1 else index, *args)
         except Exception as error:
             return Finished([error])
         finally:
-            ctx._inside_kernel = False
+            hosts.inside_kernel = False
         return Finished([None])
 
 
-class ValueMarker:
-    """Does nothing, once what its rank has launched before, the operations ``after``, has run."""
+class FunctionLauncher:
+    """Launches Python functions in one simulation."""
 
-    touches: frozenset[int] = frozenset()
+    def __init__(self, engine: GraphEngine, hosts: Hosts, streams: Streams, executor: DataExecutor, values: Values) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._streams = streams
+        self._executor = executor
+        self._values = values
 
-    def __init__(self, op: Operation, after: Sequence[Operation]) -> None:
-        self.op = op
-        self.after = after
-        self.rank = op.rank
-        self.batch_key: Hashable = id(self)
+    def launch(self, kernel: Callable[..., Any], grid: Any, args: tuple[Any, ...], name: str | None) -> Operation:
+        """Enqueue ``kernel`` over ``grid`` on the current stream of the rank that runs.
 
-    def start_batch(self, batch: Sequence[Deferred]) -> Finished:
-        return Finished([None] * len(batch))
+        Raises:
+            KernbenchError: ``grid`` is none.
+        """
+        sizes = as_grid(grid)
+        host, has_data = self._hosts.current(), self._engine.enable_data
+        label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
+        awaited = host.awaiting_values()
+        op = self._streams.enqueue(
+            host, label, function_work(kernel, sizes, args).cost(self._engine.topology.device), tensors=args,
+            deferred=has_data, detail={"grid": list(sizes)},
+        )  # fmt: skip
+        if not has_data:
+            return op
+        self._executor.submit(FunctionLaunch(self._hosts, kernel, sizes, args, op, awaited))
+        if any(not tells_of_looks(tensor) for tensor in tensors_in(args)):
+            self._values.flush()  # nobody tells us when the host looks at a plain tensor
+        return op
 
 
 def function_work(kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...]) -> Work:

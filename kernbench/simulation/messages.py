@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from kernbench.errors import CollectiveMismatchError
-from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
-from kernbench.runtime_api.history import History
-from kernbench.runtime_api.locations import Location, user_location
-from kernbench.runtime_api.posting import new_operation, rank_of, touch
-from kernbench.sim_engine.operation import Operation
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
+from kernbench.simulation.history import History
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.locations import Location, user_location
+from kernbench.simulation.streams import Streams
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +34,7 @@ class Message:
         sends: whether this is the sending side.
     """
 
-    group: ProcessGroup
+    group: Communicator
     rank: int
     peer: int | None
     tag: int
@@ -58,20 +56,25 @@ class Message:
 
 
 class Mailbox:
-    """The messages of one context that wait for their other side.
+    """The messages of one simulation that wait for their other side.
 
     Attributes:
         paired: those that have met it and are to be run: the pair, its sides, and the number of elements.
     """
 
-    def __init__(self, ctx: RuntimeContext, history: History) -> None:
-        self._ctx = ctx
+    def __init__(
+        self, engine: GraphEngine, hosts: Hosts, streams: Streams, history: History, hooks: RunHooks | None
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._streams = streams
         self._history = history
+        self._hooks = hooks
         self._sends: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._receives: dict[tuple[int, int, int, int], deque[Message]] = {}
         self._any_source: list[Message] = []
         self.paired: list[tuple[Collective, list[Arrival], int]] = []
-        self._pairs: dict[tuple[ProcessGroup, int, int], ProcessGroup] = {}
+        self._pairs: dict[tuple[Communicator, int, int], Communicator] = {}
 
     def clear(self) -> None:
         """Forget everything."""
@@ -87,24 +90,23 @@ class Mailbox:
         found = [m for queue in (*self._sends.values(), *self._receives.values()) for m in queue] + self._any_source
         return sorted(found, key=lambda message: (message.op.enqueue, message.rank))
 
-    def post(self, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int, sends: bool) -> Operation:
+    def post(self, group: Communicator, tensor: torch.Tensor, *, peer: int | None, tag: int, sends: bool) -> Operation:
         """Post one side of a message between this rank and ``peer`` (a rank of the world; None: any source).
 
         Raises :class:`CollectiveMismatchError` if the other side has another dtype or number of elements.
         """
-        ctx = self._ctx
-        me = ctx._me()
-        rank = rank_of(me)
+        rank = self._hosts.current_rank()
+        me = self._hosts.of_rank[rank]
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
-        op = new_operation(ctx, me, "send" if sends else "recv", stream, (tensor,))
+        op = self._streams.post(me, "send" if sends else "recv", stream, (tensor,))
         after = me.before(me.stream)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
-        touch(ctx, me, op, (tensor,) if sends else (), () if sends else (tensor,))
+        self._streams.touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
         self._history.add(rank, group, -1, message.signature, op, message.location, peer, (tuple(tensor.shape),))
-        if ctx.hooks is not None:
-            ctx.hooks.collective_enqueued(group.name, -1, message.signature, op, message.location, peer)
-        ctx.engine.progress += 1
+        if self._hooks is not None:
+            self._hooks.collective_enqueued(group.name, -1, message.signature, op, message.location, peer)
+        self._engine.progress += 1
         if peer is None:
             self._any_source.append(message)
             return op
@@ -149,7 +151,6 @@ class Mailbox:
 
     def _pair(self, send: Message, receive: Message) -> None:
         """Both sides of a message are there: check them, and let it go its way as a collective of two."""
-        ctx = self._ctx
         if send.tensor.numel() != receive.tensor.numel() or send.tensor.dtype != receive.tensor.dtype:
             text = (
                 f"a message from rank {send.rank} to rank {receive.rank} (tag {send.tag}, {send.group.name}) does not "
@@ -158,7 +159,7 @@ class Mailbox:
                 "No data has moved. Both sides must have the same dtype and number of elements."
             )
             for side in (send, receive):
-                side.op.fail(CollectiveMismatchError(text), ctx._me().clock)
+                side.op.fail(CollectiveMismatchError(text), self._hosts.current().clock)
             return
         pair = self._pair_of(send.group, send.rank, receive.rank)
         signature = send.signature
@@ -170,11 +171,11 @@ class Mailbox:
         collective.arrivals = dict(enumerate(arrivals))
         self.paired.append((collective, arrivals, send.tensor.numel()))
 
-    def _pair_of(self, group: ProcessGroup, sender: int, receiver: int) -> ProcessGroup:
+    def _pair_of(self, group: Communicator, sender: int, receiver: int) -> Communicator:
         key = (group, sender, receiver)
         pair = self._pairs.get(key)
         if pair is None:
-            pair = ProcessGroup(f"{sender} -> {receiver} of {group.name}", (sender, receiver))
+            pair = Communicator(f"{sender} -> {receiver} of {group.name}", (sender, receiver))
             self._pairs[key] = pair
         return pair
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from kernbench.sim_engine import MemoryStore
+from kernbench.topology import Topology
 from kernbench.triton_engine.counts import TensorTraffic
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 
 class RemoteTraffic:
@@ -19,8 +17,8 @@ class RemoteTraffic:
         nbytes: loaded from and stored to other SIPs.
     """
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._topology = ctx.topology
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
         self._on_link: dict[int, float] = defaultdict(float)
         self._latency = 0.0
         self.nbytes = 0.0
@@ -48,7 +46,7 @@ class RemoteTraffic:
 
 
 def traffic_of_launches(
-    ctx: RuntimeContext, moved: Iterable[tuple[int, TensorTraffic]], sips: list[int]
+    topology: Topology, memory: MemoryStore, moved: Iterable[tuple[int, TensorTraffic]], sips: list[int]
 ) -> RemoteTraffic:
     """The remote part of what launches moved.
 
@@ -56,9 +54,9 @@ def traffic_of_launches(
         moved: base addresses of allocations, and all launches' traffic with them.
         sips: of the launches; where they are several, each has moved as much as the others.
     """
-    remote = RemoteTraffic(ctx)
+    remote = RemoteTraffic(topology)
     for base, traffic in moved:
-        home = ctx.engine.memory.find_host(base)
+        home = memory.find_host(base)
         if home is None or home.space == "host":
             continue
         for sip in sips:

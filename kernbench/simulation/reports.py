@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernbench.runtime_api.groups import Arrival, Collective
-from kernbench.runtime_api.locations import Location, location_of
-from kernbench.scheduler import Rank, RankState, find_cycle
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.scheduler import Rank, RankScheduler, RankState, find_cycle
+from kernbench.sim_engine import DataExecutor
+from kernbench.simulation.groups import Arrival, Collective
+from kernbench.simulation.history import History
+from kernbench.simulation.locations import Location, location_of
+from kernbench.simulation.matching import Matcher
+from kernbench.simulation.waits import Waits
 
 _MOST_RANKS = 64
 _MOST_DIVERGING = 8
@@ -18,23 +19,25 @@ _MOST_HISTORIES = 16
 _LAST_CALLS = 3
 
 
-def deadlock_report(ctx: RuntimeContext) -> str:
-    """Describe why nobody can make progress, in full sentences and with the user's own file:line."""
-    unmatched = [collective for collective in ctx._pending_collectives if not collective.matched]
-    origin = ctx.distributed.matcher.runs.awaited
-    awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in ctx._pending_worker_waits)}
+def deadlock_report(
+    title: str, scheduler: RankScheduler, waits: Waits, matcher: Matcher, executor: DataExecutor
+) -> str:
+    """Describe why nobody can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
+    unmatched = [collective for collective in matcher.pending if not collective.matched]
+    origin = matcher.runs.awaited
+    awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in waits.pending)}
     arrival_of: dict[int, tuple[Collective, Arrival]] = {}
     for collective in unmatched:
         for arrival in collective.arrivals.values():
             arrival_of[id(arrival.op)] = (collective, arrival)
 
-    messages = ctx.distributed.matcher.mailbox.waiting
+    messages = matcher.mailbox.waiting
     message_of = {id(message.op): message for message in messages}
 
     waits_for: dict[int, list[int]] = {}
     waiting_line: dict[int, str] = {}
     for op, target in awaited.values():
-        rank = ctx.scheduler.rank_by_greenlet.get(target)
+        rank = scheduler.rank_by_greenlet.get(target)
         if rank is None:
             continue
         if id(op) in arrival_of:
@@ -43,22 +46,21 @@ def deadlock_report(ctx: RuntimeContext) -> str:
             waiting_line[rank] = f"waits in {collective}: {arrival.signature} at {arrival.location}"
         elif id(op) in message_of:
             message = message_of[id(op)]
-            others = [other.index for other in ctx.scheduler.ranks if other.index != rank]
+            others = [other.index for other in scheduler.ranks if other.index != rank]
             waits_for[rank] = others if message.peer is None else [message.peer]
             waiting_line[rank] = f"waits in {message}: {message.signature} at {message.location}"
         else:
-            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(ctx.scheduler.ranks[rank])}"
+            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(scheduler.ranks[rank])}"
 
-    title = f" of {ctx.correlation_id}" if ctx.correlation_id else ""
-    lines = [f"deadlock{title}: no rank can run and nothing is in flight."]
+    lines = [f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight."]
     cycle = find_cycle(waits_for)
     if cycle:
         lines.append("Wait-for cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
-    shown = ctx.scheduler.ranks[:_MOST_RANKS]
+    shown = scheduler.ranks[:_MOST_RANKS]
     lines += [f"  rank {rank.index}: {waiting_line.get(rank.index) or _state(rank)}" for rank in shown]
-    if len(ctx.scheduler.ranks) > len(shown):
-        lines.append(f"  ... and {len(ctx.scheduler.ranks) - len(shown)} more ranks")
-    for batch, wait in ctx.executor.suspended():
+    if len(scheduler.ranks) > len(shown):
+        lines.append(f"  ... and {len(scheduler.ranks) - len(shown)} more ranks")
+    for batch, wait in executor.suspended():
         where = ", ".join("main" if launch.rank is None else f"rank {launch.rank}" for launch in batch[:8])
         lines.append(f"  kernel {batch[0].op.name} of {where} is suspended: {wait}")
     for collective in unmatched:
@@ -66,7 +68,7 @@ def deadlock_report(ctx: RuntimeContext) -> str:
         lines.append(
             f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
             f"{collective.group.name}."
-            + "".join(_never(ctx.scheduler.ranks[rank]) for rank in missing[:8] if rank < len(ctx.scheduler.ranks))
+            + "".join(_never(scheduler.ranks[rank]) for rank in missing[:8] if rank < len(scheduler.ranks))
         )
     for message in messages:
         if message.peer is None:
@@ -77,14 +79,13 @@ def deadlock_report(ctx: RuntimeContext) -> str:
             what = "receive from" if message.sends else "send to"
             lines.append(
                 f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
-                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(ctx.scheduler.ranks[message.peer])
+                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.ranks[message.peer])
             )
-    return "\n".join([*lines, *history_lines(ctx)])
+    return "\n".join([*lines, *history_lines(matcher.history)])
 
 
-def history_lines(ctx: RuntimeContext) -> list[str]:
+def history_lines(history: History) -> list[str]:
     """What the ranks called last, and the first collective that they disagree on."""
-    history = ctx.distributed.matcher.history
     lines = []
     diverging = history.divergence()
     if diverging is not None:

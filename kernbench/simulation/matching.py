@@ -4,30 +4,27 @@ A collective is *posted* by each member. The first one's signature is what the o
 any data moves; when all have arrived it is *matched*, handed to the engine, and its values are computed. Messages have a
 :class:`~kernbench.runtime_api.messages.Mailbox`.
 
-``ctx.distributed`` and the ``torch.distributed`` process group both post here.
+Every process group posts here, whoever calls it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from kernbench.ccl.collectives import Splits, library_environ
 from kernbench.errors import CollectiveMismatchError, KernbenchError
-from kernbench.runtime_api.collective_runs import CollectiveRuns
-from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup, Signature
-from kernbench.runtime_api.history import History
-from kernbench.runtime_api.locations import user_location
-from kernbench.runtime_api.messages import Mailbox
-from kernbench.runtime_api.posting import new_operation, rank_of, touch
-from kernbench.runtime_api.tensor import storage_of
-from kernbench.sim_engine.operation import Operation
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.simulation.collective_runs import CollectiveRuns
+from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
+from kernbench.simulation.history import History
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.messages import Mailbox
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.tensors import storage_of
 
 _PER_CELL = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 """Collectives whose signature describes one cell of the work buffer, of which there is one per member."""
@@ -37,19 +34,33 @@ _COALESCED = frozenset({"all_reduce", "all_gather"})
 
 
 class Matcher:
-    """The calls of one context that wait for other ranks' calls.
+    """The calls of one simulation's ranks that wait for other ranks' calls.
 
     Attributes:
+        pending: collectives that have been posted and have not ended.
         history: the last calls of each rank.
         mailbox: point-to-point messages.
         runs: starts what has been matched.
     """
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        streams: Streams,
+        executor: DataExecutor,
+        runs: CollectiveRuns,
+        hooks: RunHooks | None,
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._streams = streams
+        self._executor = executor
+        self._hooks = hooks
+        self.pending: list[Collective] = []
         self.history = History()
-        self.mailbox = Mailbox(ctx, self.history)
-        self.runs = CollectiveRuns(ctx)
+        self.mailbox = Mailbox(engine, hosts, streams, self.history, hooks)
+        self.runs = runs
 
     def reset(self) -> None:
         """Forget everything that waits."""
@@ -58,7 +69,7 @@ class Matcher:
 
     def post(
         self,
-        group: ProcessGroup,
+        group: Communicator,
         signature: Signature,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
@@ -77,16 +88,17 @@ class Matcher:
             KernbenchError: this rank is no member.
             CollectiveMismatchError: another member called something else; the others' operations fail too.
         """
-        ctx = self._ctx
-        me = ctx._me()
-        rank = rank_of(me)
+        me = self._hosts.current()
+        rank = me.rank
+        if rank is None:
+            raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
         if group.environ is None:
             group.environ = library_environ()  # as the library does, when the group is first used
-        op = new_operation(ctx, me, signature.op, group.stream, inputs or outputs)
+        op = self._streams.post(me, signature.op, group.stream, inputs or outputs)
         after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
@@ -97,55 +109,57 @@ class Matcher:
         if len(tensors) != 1 or tensors[0].shape != signature.shape:
             shapes = tuple([tuple(tensor.shape) for tensor in tensors])
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
-        if ctx.hooks is not None:
-            ctx.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
-        ctx.engine.progress += 1
-        if error is None:
-            if len(collective.arrivals) == 1:
-                ctx._pending_collectives.append(collective)
-        else:
-            if collective in ctx._pending_collectives:
-                ctx._pending_collectives.remove(collective)
+        if self._hooks is not None:
+            self._hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
+        self._engine.progress += 1
+        if error is not None:
+            self._forget(collective)
             for other in collective.arrivals.values():
                 if other.op.error is None:
                     other.op.fail(CollectiveMismatchError(str(error)), me.clock)
-                    ctx.executor.failed.append(other.op)
+                    self._executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
+        if len(collective.arrivals) == 1:
+            self.pending.append(collective)
         me.tails[group.stream] = op
-        touch(ctx, me, op, inputs, outputs)
+        self._streams.touch(me, op, inputs, outputs)
         return op
+
+    def _forget(self, collective: Collective) -> None:
+        if collective in self.pending:
+            self.pending.remove(collective)
 
     def give_up(self, op: Operation, error: BaseException, at: float) -> None:
         """Fail ``op``, which has waited too long: the others of its collective cannot complete it any more."""
         op.fail(error, at)
-        for pending in list(self._ctx._pending_collectives):
+        for pending in list(self.pending):
             arrivals = pending.arrivals.values()
             if any(arrival.op is op for arrival in arrivals):
                 if pending.error is None:
                     pending.error = CollectiveMismatchError(f"{pending} has timed out on rank {op.rank}: {error}")
                 if all(arrival.op.done for arrival in arrivals):
-                    self._ctx._pending_collectives.remove(pending)
+                    self.pending.remove(pending)
         self.mailbox.give_up(op)
 
     def collective_of(self, op: Operation) -> Collective:
         """The collective that a pending operation, posted here, is a part of."""
         return next(
             collective
-            for collective in self._ctx._pending_collectives
+            for collective in self.pending
             if any(arrival.op is op for arrival in collective.arrivals.values())
         )
 
     def start_matched(self) -> bool:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
-        pending = self._ctx._pending_collectives
+        pending = self.pending
         started = self.mailbox.match_any_source()
         if self.mailbox.paired:
             paired, self.mailbox.paired = self.mailbox.paired, []
             for item in paired:
                 pair, arrivals, count = item
                 if self._values_ready(arrivals):
-                    self.runs.start(pair, arrivals, pair.signature.algorithm, count, 0, None)
+                    self._run(pair, arrivals, count, 0, None)
                     started = True
                 else:
                     self.mailbox.paired.append(item)
@@ -160,10 +174,10 @@ class Matcher:
 
     def _values_ready(self, arrivals: Iterable[Arrival]) -> bool:
         """Whether nothing that is still to run, or suspended, may write what these read or write."""
-        executor = self._ctx.executor
+        executor = self._executor
         if not len(executor):
             return True
-        executor.flush(self._ctx.engine.now)
+        executor.flush(self._engine.now)
         tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
         return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
@@ -173,9 +187,9 @@ class Matcher:
             splits = _splits(collective, arrivals)
         except CollectiveMismatchError as error:
             for arrival in arrivals:
-                arrival.op.fail(CollectiveMismatchError(str(error)), self._ctx.engine.now)
+                arrival.op.fail(CollectiveMismatchError(str(error)), self._engine.now)
             collective.error = error
-            self._ctx._pending_collectives.remove(collective)
+            self._forget(collective)
             return
         signature = collective.signature
         first = arrivals[0].inputs or arrivals[0].outputs
@@ -185,13 +199,29 @@ class Matcher:
         if signature.op in _PER_CELL:
             count *= len(arrivals) * (2 if signature.op == "all_to_all" else 1)
         root = None if signature.root is None else collective.group.index[signature.root]
-        self.runs.start(collective, arrivals, signature.algorithm, count, root, splits)
+        self._run(collective, arrivals, count, root, splits)
+
+    def _run(
+        self, collective: Collective, arrivals: Sequence[Arrival], count: int, root: int | None, splits: Splits | None
+    ) -> None:
+        """Start it; what is wrong with it is its members' own mistake, e.g. a ccl.yaml that names a wrong algorithm."""
+        try:
+            self.runs.start(collective, arrivals, count, root, splits)
+        except Exception as error:
+            for arrival in arrivals:
+                own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
+                arrival.op.fail(own, arrival.op.enqueue)
+                self._executor.failed.append(arrival.op)
+            self._forget(collective)
 
     def forget_unmatched(self) -> None:
         """Drop what can never be matched."""
-        pending = self._ctx._pending_collectives
-        pending[:] = [collective for collective in pending if collective.matched]
+        self.pending[:] = [collective for collective in self.pending if collective.matched]
         self.reset()
+
+    def unmatched_ranks(self) -> set[int]:
+        """The ranks that have called a collective which others have not."""
+        return {rank for collective in self.pending if not collective.matched for rank in collective.arrivals}
 
 
 def _splits(collective: Collective, arrivals: Sequence[Arrival]) -> Splits | None:

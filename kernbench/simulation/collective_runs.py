@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
+from kernbench.ccl.config import CclConfig
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.cost.uncertainty import collective_spread
-from kernbench.errors import KernbenchError
-from kernbench.runtime_api.groups import Arrival, Collective, ProcessGroup
-from kernbench.runtime_api.kernel_collectives import KernelCollectives
-from kernbench.runtime_api.tensor import plain
-from kernbench.runtime_api.types import short_dtype
+from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import Operation
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.simulation.groups import Arrival, Collective, Communicator
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.kernel_collectives import KernelCollectives
+from kernbench.simulation.storages import Block, StorageTable
+from kernbench.simulation.tensors import plain, short_dtype
+from kernbench.simulation.waits import Awaited
 
 
 class CollectiveRuns:
-    """Starts the collectives of one context."""
+    """Starts the collectives of one simulation.
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    Args:
+        engine: gets the plans.
+        hosts: which SIPs ranks drive.
+        storages: which tensors are on SIPs: where no values are computed, those of the host still are.
+        config: reads the collective configuration.
+        hooks: are told what has been matched.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        storages: StorageTable,
+        config: Callable[[], CclConfig],
+        hooks: RunHooks | None,
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._storages = storages
+        self._config = config
+        self._hooks = hooks
         self._kernels = KernelCollectives()
-        self._markers: dict[Operation, Operation] = {}
+        self._awaited: dict[Operation, Condition] = {}
         self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
 
     def clear(self) -> None:
         """Forget who waits for values."""
-        self._markers.clear()
+        self._awaited.clear()
 
     def start(
         self,
         collective: Collective,
         arrivals: Sequence[Arrival],
-        algorithm: str,
         count: int,
         root: int | None,
         splits: Splits | None,
@@ -53,17 +70,8 @@ class CollectiveRuns:
             root: number of the root in the group.
             splits: elements per cell, where they are not all alike.
         """
-        ctx = self._ctx
-        try:
-            request = self._prepare(collective, arrivals, algorithm, count, root, splits)
-        except Exception as error:  # the members' own mistake, e.g. a ccl.yaml that names a wrong algorithm
-            for arrival in arrivals:
-                own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
-                arrival.op.fail(own, arrival.op.enqueue)
-                ctx.executor.failed.append(arrival.op)
-            if collective in ctx._pending_collectives:
-                ctx._pending_collectives.remove(collective)
-            return
+        request = self._prepare(collective, arrivals, count, root, splits)
+        engine = self._engine
         parts = [arrival.op for arrival in arrivals]
         payload = max([op.nbytes for op in parts], default=0)
         detail = {
@@ -74,23 +82,22 @@ class CollectiveRuns:
             "payload": payload,
         }
         sips = tuple([op.sip for op in parts])
-        nodes = len(set(map(ctx.topology.node_of, sips))) if ctx.topology.nodes > 1 else 1
+        nodes = len(set(map(engine.topology.node_of, sips))) if engine.topology.nodes > 1 else 1
         spread = collective_spread(nodes, payload)
         for op in parts:
             op.detail = detail if op.detail is None else {**op.detail, **detail}
             op.executed, op.spread = True, spread
-        for op in parts if self._markers else ():
-            marker = self._markers.pop(op, None)
-            if marker is not None:
-                marker.executed = True
-                ctx._ended_waits.append(marker)
-        if ctx.hooks is not None:
-            ctx.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
-        run = ctx.engine.submit_collective(request.plan, parts, [arrival.after for arrival in arrivals])
+        for op in parts if self._awaited else ():
+            there = self._awaited.pop(op, None)
+            if there is not None:
+                there.fulfil()
+        if self._hooks is not None:
+            self._hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
+        run = engine.submit_collective(request.plan, parts, [arrival.after for arrival in arrivals])
         collective.run = run
         for arrival in arrivals:
             arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
-        ctx.engine.op_log.collectives.append(
+        engine.op_log.collectives.append(
             CollectiveTrace(
                 str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
                 tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.cell_offsets, detail,
@@ -101,19 +108,17 @@ class CollectiveRuns:
         self,
         collective: Collective,
         arrivals: Sequence[Arrival],
-        algorithm: str,
         count: int,
         root: int | None,
         splits: Splits | None,
     ) -> Request:
         """Plan a matched collective, and move its values."""
-        ctx = self._ctx
         signature = collective.signature
         request = self._request(
-            signature.op, algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
+            signature.op, signature.algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
         )  # fmt: skip
-        if ctx.enable_data:
+        if self._engine.enable_data or self._on_hosts(arrivals):
             inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
             reduction = ReduceOp(signature.reduction) if signature.reduction else None
             module = algorithm_module(request.config.module)
@@ -136,40 +141,40 @@ class CollectiveRuns:
         environ: Environ,
         reduction: str | None,
     ) -> Request:
-        config = self._ctx.ccl_config
-        return shared_runner(self._ctx.topology, config).request(
+        config = self._config()
+        return shared_runner(self._engine.topology, config).request(
             op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
             dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
         )  # fmt: skip
 
     def request_for(
-        self, op: str, count: int, dtype: torch.dtype, group: ProcessGroup, root: int | None = None
+        self, op: str, count: int, dtype: torch.dtype, group: Communicator, root: int | None = None
     ) -> Request:
         """What a collective of ``group`` would be, with the algorithm that is set for it."""
-        ctx = self._ctx
-        sips = tuple(ctx._ranks[rank].sip for rank in group.ranks)
+        sips = tuple(self._hosts.of_rank[rank].sip for rank in group.ranks)
         return self._request(
-            op, ctx.ccl_config.algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
+            op, self._config().algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
         )
 
-    def values_of(self, op: Operation) -> Operation:
-        """A timer that is done once the values of ``op``, which has been posted, are there: when its members have arrived."""
-        marker = Operation(f"values of {op.name}", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
-        marker.resolve(op.enqueue, op.enqueue)
-        marker.executed = False
-        self._markers[op] = marker
+    def values_of(self, op: Operation) -> Condition:
+        """Fulfilled once the values of ``op``, which has been posted, are there: when its members have arrived."""
+        there = self._awaited[op] = Condition(f"values of {op.name}", op.rank)
 
         def ended() -> None:
-            if op.error is not None and self._markers.pop(op, None) is not None:
-                marker.fail(op.error, op.enqueue)
-                self._ctx._ended_waits.append(marker)
+            if op.error is not None and self._awaited.pop(op, None) is not None:
+                there.fail(op.error, 0.0)
 
         op.when_resolved(ended)
-        return marker
+        return there
 
-    def awaited(self, op: Operation) -> Operation:
-        """The operation whose values a timer of :meth:`values_of` stands for; else ``op`` itself."""
-        return next((posted for posted, marker in self._markers.items() if marker is op), op)
+    def awaited(self, awaited: Awaited) -> Awaited:
+        """The operation whose values a condition of :meth:`values_of` stands for; else ``awaited`` itself."""
+        return next((posted for posted, there in self._awaited.items() if there is awaited), awaited)
+
+    def _on_hosts(self, arrivals: Sequence[Arrival]) -> bool:
+        """Whether all tensors are the hosts': those have values also where only time is modelled."""
+        tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
+        return not any(tensor.is_meta or isinstance(self._storages.of(tensor), Block) for tensor in tensors)
 
 
 def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from kernbench.runtime_api.groups import ProcessGroup, Signature
-from kernbench.runtime_api.locations import Location
+from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.locations import Location
 from kernbench.sim_engine.operation import Operation
 
 KEPT = 256
@@ -27,7 +27,7 @@ class Call:
 
     rank: int
     number: int
-    group: ProcessGroup
+    group: Communicator
     sequence: int
     signature: Signature
     op: Operation
@@ -67,7 +67,7 @@ class History:
     def add(
         self,
         rank: int,
-        group: ProcessGroup,
+        group: Communicator,
         sequence: int,
         signature: Signature,
         op: Operation,

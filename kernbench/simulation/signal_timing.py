@@ -15,13 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.triton_engine.signals import Party
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +30,11 @@ class _Open:
     listens_to: Sequence[Party]
 
 
-class Couplings:
-    """The parties of one context whose ends are open."""
+class SignalTiming:
+    """The parties of one simulation whose ends are open."""
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    def __init__(self, engine: GraphEngine) -> None:
+        self._engine = engine
         self._open: list[_Open] = []
 
     def clear(self) -> None:
@@ -50,7 +46,7 @@ class Couplings:
         party.finished = True
         if not party.heard and not (party.met and len(party.operations) > 1):
             for op in party.operations:
-                self._ctx.engine.set_duration(op, seconds)
+                self._engine.set_duration(op, seconds)
             return
         meets = [other for other in party.heard if not other.finished or other.has_heard(party)]
         listens_to = [other for other in party.heard if other not in meets]
@@ -91,7 +87,7 @@ class Couplings:
             for signal in signals:
                 clock = max(clock, signal) + item.seconds / len(signals)
             waited = clock - item.seconds - op.start if signals else begin - op.start
-            self._ctx.engine.end_after_waiting(op, item.seconds, max(waited, 0.0))
+            self._engine.end_after_waiting(op, item.seconds, max(waited, 0.0))
 
     @staticmethod
     def _heard_by(op: Operation, party: Party, others: Sequence[Party]) -> list[Party]:
@@ -107,4 +103,4 @@ class Couplings:
         assert moment is not None
         if sender.sip == receiver.sip:
             return moment
-        return moment + self._ctx.topology.route(sender.sip, receiver.sip).latency
+        return moment + self._engine.topology.route(sender.sip, receiver.sip).latency

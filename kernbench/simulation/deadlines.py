@@ -11,22 +11,22 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.waits import Awaited
 
 Expire = Callable[[float], None]
 
 
 class Deadlines:
-    """The timeouts of one context."""
+    """The timeouts of one simulation."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Operation, bool, Expire]] = []
+        self._heap: list[tuple[float, int, Awaited, bool, Expire]] = []
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, op: Operation, at: float, expire: Expire, asked_for: bool) -> None:
+    def add(self, op: Awaited, at: float, expire: Expire, asked_for: bool) -> None:
         """Call ``expire(at)``, which must fail ``op``, if ``op`` has not started when the clock would pass ``at`` (s)."""
         heapq.heappush(self._heap, (at, next(self._serial), op, asked_for, expire))
 

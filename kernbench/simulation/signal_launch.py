@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernbench.cost.work import LEAST
-from kernbench.runtime_api.deadlines import Expire
-from kernbench.runtime_api.locations import Location
+from kernbench.sim_engine import Condition, Operation
 from kernbench.sim_engine.data_executor import Deferred
-from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.deadlines import Deadlines, Expire
+from kernbench.simulation.kernel_launch import KernelLauncher
+from kernbench.simulation.locations import Location
+from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class SignalLaunch:
 
     def __init__(
         self,
-        ctx: RuntimeContext,
+        timing: SignalTiming,
         op: Operation,
         chains: Sequence[Sequence[Swap]],
         after: Sequence[Operation],
@@ -75,7 +73,7 @@ class SignalLaunch:
         self.after = after
         self.batch_key: Hashable = id(self)
         self.errors: Sequence[BaseException | None] | None = None
-        self._ctx = ctx
+        self._timing = timing
         self._chains = [list(chain) for chain in chains]
         self._party = Party([op])
         self._at = at
@@ -94,7 +92,7 @@ class SignalLaunch:
         self._chains = [chain for chain in self._chains if chain]
         if not self._chains:
             self.errors = [None]
-            self._ctx.couplings.finished(self._party, LEAST)
+            self._timing.finished(self._party, LEAST)
         return swapped
 
     def describe_wait(self) -> str:
@@ -103,7 +101,8 @@ class SignalLaunch:
 
 
 def submit_signals(
-    ctx: RuntimeContext,
+    kernels: KernelLauncher,
+    deadlines: Deadlines,
     name: str,
     chains: Sequence[Sequence[Swap]],
     at: Location,
@@ -116,35 +115,25 @@ def submit_signals(
         at: where the program asked for it.
         timeout: in virtual seconds from now, after which it fails with a RuntimeError; None: never.
     """
-    me = ctx._me()
-    awaited = me.awaiting_values()
-    op = ctx._enqueue(name, "kernel", None, ())
-    launch = SignalLaunch(ctx, op, chains, awaited, at)
-    ctx.executor.submit(launch)
-    me.unsettled.setdefault(op.stream, []).append(op)
-    if ctx.hooks is not None:
-        ctx.hooks.launched(op)
+    host = kernels.hosts.current()
+    awaited = host.awaiting_values()
+    op = kernels.streams.enqueue(host, name, None, deferred=True)
+    launch = SignalLaunch(kernels.signal_timing, op, chains, awaited, at)
+    kernels.executor.submit(launch)
+    host.unsettled.setdefault(op.stream, []).append(op)
     if timeout is not None:
-        ctx.deadlines.add(
-            _limit(ctx, launch, timeout), op.enqueue + timeout, _expiry(ctx, launch, timeout), asked_for=True
-        )
+        came = Condition(f"timeout of {op.name}", op.rank)  # deadlines do not hold for operations that have started
+        op.when_resolved(came.fulfil)
+        deadlines.add(came, op.enqueue + timeout, _expiry(kernels, launch, timeout), asked_for=True)
     return op
 
 
-def _limit(ctx: RuntimeContext, launch: SignalLaunch, timeout: float) -> Operation:
-    """A timer that is done when the signals have come (deadlines do not hold for operations that have started)."""
-    op = launch.op
-    timer = Operation(f"timeout of {op.name}", "timer", rank=op.rank, sip=op.sip, stream="host", enqueue=op.enqueue)
-    op.when_resolved(lambda: timer.resolve(op.enqueue, op.enqueue))
-    return timer
-
-
-def _expiry(ctx: RuntimeContext, launch: SignalLaunch, timeout: float) -> Expire:
+def _expiry(kernels: KernelLauncher, launch: SignalLaunch, timeout: float) -> Expire:
     def expire(at: float) -> None:
         error = RuntimeError(
             f"rank {launch.rank}: {launch.op.name} has timed out after {round(timeout * 1000)} ms (virtual time): "
             f"{launch.describe_wait()}"
         )
-        ctx.executor.withdraw(launch.op, error, at)
+        kernels.executor.withdraw(launch.op, error, at)
 
     return expire

@@ -1,4 +1,4 @@
-"""Process groups, and the collectives that their members post."""
+"""What the members of a process group share, and the collectives that they post."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from kernbench.errors import CollectiveMismatchError, ConfigError
-from kernbench.runtime_api.locations import Location
+from kernbench.simulation.locations import Location
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
@@ -67,7 +67,7 @@ class Collective:
         run: its way through virtual time, once it has been matched and handed to the engine.
     """
 
-    group: ProcessGroup
+    group: Communicator
     sequence: int
     signature: Signature
     arrivals: dict[int, Arrival] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class Collective:
         return f"{self.signature.op} #{self.sequence} on {self.group.name}"
 
 
-class ProcessGroup:
-    """Ranks that communicate. Collectives are matched by the order in which each member calls them.
+class Communicator:
+    """What all members of a process group share. Collectives are matched by the order in which each member calls them.
 
     Attributes:
         name: for messages.
@@ -156,7 +156,34 @@ class ProcessGroup:
         return collective, None
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.name}>"
+        return f"<Communicator {self.name}>"
+
+
+class Communicators:
+    """The communicators of one world. The k-th group of a name and members that each of them makes is one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
+        self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
+
+    def clear(self) -> None:
+        """Forget them: their world has ended."""
+        self._made.clear()
+        self._calls.clear()
+
+    def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
+        """The next one called ``name`` that ``rank`` makes with ``members``; ``everybody``: they are the world."""
+        key = (name, None if everybody else members)  # the hash of a large world's tuple is not for nothing
+        me = (rank, *key)
+        nth = self._calls.get(me, 0)
+        self._calls[me] = nth + 1
+        made = self._made.setdefault(key, [])
+        if nth == len(made):
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            made.append(Communicator(title, members, stream))
+        return made[nth]
 
 
 def _mismatch(collective: Collective, arrival: Arrival) -> CollectiveMismatchError:
