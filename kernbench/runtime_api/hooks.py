@@ -121,13 +121,13 @@ class RunHooks:
         if rank.index in self._started:
             self._started.discard(rank.index)
             if tell := self._listened("rank_ended"):
-                self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
+                self._tell(tell, self._rank(rank, _OUTCOMES[rank.phase.value]))
 
     def rank_failed(self, rank: Rank) -> None:
         """A rank has failed."""
         self._started.discard(rank.index)
         if tell := self._listened("rank_failed"):
-            self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
+            self._tell(tell, self._rank(rank, _OUTCOMES[rank.phase.value]))
 
     def _rank(self, rank: Rank, outcome: str) -> RankEvent:
         ctx = self._ctx

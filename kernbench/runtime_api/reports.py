@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernbench.runtime_api.groups import Arrival, Collective
 from kernbench.runtime_api.locations import Location, location_of
-from kernbench.scheduler import Rank, RankState, find_cycle
+from kernbench.scheduler import Rank, RankPhase, find_cycle
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -105,10 +105,10 @@ def _ranks(ranks: list[int]) -> str:
 
 def _state(rank: Rank) -> str:
     return {
-        RankState.DONE: "has ended (its function returned)",
-        RankState.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
-        RankState.ABORTED: "was unwound",
-    }.get(rank.state, f"is {rank.state.value} at {_where(rank)}")
+        RankPhase.DONE: "has ended (its function returned)",
+        RankPhase.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
+        RankPhase.ABORTED: "was unwound",
+    }.get(rank.phase, f"is {rank.phase.value} at {_where(rank)}")
 
 
 def _never(rank: Rank) -> str:
