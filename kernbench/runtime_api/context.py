@@ -37,7 +37,7 @@ from kernbench.runtime_api.rank_state import RankState
 from kernbench.runtime_api.storages import StorageTable
 from kernbench.runtime_api.tensor import Tensor, plain, storage_of, tensors_in
 from kernbench.runtime_api.types import DeviceSelector
-from kernbench.scheduler import RankScheduler, make_policy
+from kernbench.scheduler import HostEffects, RankScheduler, make_policy
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
@@ -61,6 +61,7 @@ class RuntimeContext(Factories, Barriers):
         ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
         plugins: whose hooks are called; by default those that are installed.
         options: values of the plugins' options; those that are not given have their defaults.
+        host_effects: what the simulation may do to the process while ranks run; by default what the environment says.
     """
 
     engine: GraphEngine
@@ -72,6 +73,7 @@ class RuntimeContext(Factories, Barriers):
     ccl: CclConfig | None = None
     plugins: PluginManager = field(default_factory=default_manager, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    host_effects: HostEffects | None = field(default=None, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
     accelerator: Accelerator = field(init=False, repr=False)
@@ -80,7 +82,7 @@ class RuntimeContext(Factories, Barriers):
         if self.spec is None:
             self.spec = self.topology.spec
         self.sips = self.target_device.resolve(self.topology.sip_count)
-        self.scheduler = RankScheduler(make_policy(self.policy, self.seed))
+        self.scheduler = RankScheduler(make_policy(self.policy, self.seed), self.host_effects)
         self.executor = DataExecutor()
         self.storages = StorageTable(self.engine.memory, self.note_memory)
         self._pending_worker_waits: list[tuple[Handle, Any]] = []
@@ -442,6 +444,7 @@ def simulate(
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
     log_limit: int | None = DEFAULT_LIMIT,
+    host_effects: HostEffects | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -459,6 +462,8 @@ def simulate(
             those that are installed (:mod:`kernbench.plugins`).
         options: values of the plugins' options.
         log_limit: operations that the op log keeps, the last ones; None: all.
+        host_effects: what the simulation may do to the process while ranks run (:class:`~kernbench.scheduler.HostEffects`);
+            default: what ``KERNBENCH_HOST_EFFECTS`` says, all of it if that is not set.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -480,6 +485,7 @@ def simulate(
         ccl=load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl,
         plugins=manager,
         options=options or {},
+        host_effects=host_effects,
     )
     with ctx:
         yield ctx

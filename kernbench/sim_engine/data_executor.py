@@ -57,9 +57,11 @@ class Finished:
         self.errors: Sequence[BaseException | None] | None = errors
 
     def run(self) -> bool:
+        """Nothing is left to do."""
         return False
 
     def describe_wait(self) -> str:
+        """It waits for nobody."""
         return "nothing"
 
 
@@ -99,9 +101,11 @@ class DataExecutor:
 
     def kept(self, rank: int | None) -> list[Operation]:
         """The operations of a rank whose launches are kept or suspended."""
+        return [launch.op for launch in self._launches() if launch.rank == rank]
+
+    def _launches(self) -> list[Deferred]:
         kept = [launch for queue in self._queues.values() for launch in queue]
-        kept += [launch for _, batch in self._suspended for launch in batch]
-        return [launch.op for launch in kept if launch.rank == rank]
+        return kept + [launch for _, batch in self._suspended for launch in batch]
 
     def when_executed(self, operations: Sequence[Operation], condition: Condition) -> None:
         """Fulfil ``condition`` once the values of all ``operations`` are there."""
@@ -146,9 +150,7 @@ class DataExecutor:
 
     def abandon(self, error: BaseException, now: float) -> None:
         """Fail every kept launch with ``error``: nobody will ever be able to run it."""
-        kept = [launch for queue in self._queues.values() for launch in queue]
-        kept += [launch for _, batch in self._suspended for launch in batch]
-        awaited = self._awaited
+        kept, awaited = self._launches(), self._awaited
         self.clear()
         for launch in kept:
             launch.op.fail(error, now)
@@ -192,11 +194,7 @@ class DataExecutor:
         for _, batch in self._suspended:
             for launch in [launch for launch in batch if launch.op is op]:
                 batch.remove(launch)
-                self._forget(launch)
-                op.fail(error, now)
-                self.failed.append(op)
-                if self.on_settled is not None:
-                    self.on_settled(op)
+                self._end(launch, error, now)
         self._suspended = [entry for entry in self._suspended if entry[1]]
 
     def _settle(self, running: Running, batch: list[Deferred], now: float) -> None:
@@ -205,18 +203,18 @@ class DataExecutor:
             self._suspended.append((running, batch))
             return
         for launch, error in zip(batch, errors, strict=True):
-            self._forget(launch)
             launch.op.executed = True
-            if error is not None:
-                launch.op.fail(error, now if launch.op.end is None else launch.op.end)
-                self.failed.append(launch.op)
-            if self.on_settled is not None:
-                self.on_settled(launch.op)
+            self._end(launch, error, now if launch.op.end is None else launch.op.end)
 
-    def _forget(self, launch: Deferred) -> None:
+    def _end(self, launch: Deferred, error: BaseException | None, at: float) -> None:
         for storage in launch.touches:
             left = self._touched[storage] - 1
             if left:
                 self._touched[storage] = left
             else:
                 del self._touched[storage]
+        if error is not None:
+            launch.op.fail(error, at)
+            self.failed.append(launch.op)
+        if self.on_settled is not None:
+            self.on_settled(launch.op)

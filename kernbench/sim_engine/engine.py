@@ -179,7 +179,7 @@ class GraphEngine:
         if not pending:
             start_at(start)
         else:
-            self._when_ended(op, start, pending, start_at)
+            self._when_ended(start, pending, start_at)
 
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
@@ -198,15 +198,14 @@ class GraphEngine:
         return start, pending
 
     @staticmethod
-    def _when_ended(
-        op: Operation, start: float, pending: Sequence[Operation], start_at: Callable[[float], None]
-    ) -> None:
-        """Call ``start_at(time)`` with when ``op`` starts, once all of ``pending`` have ended."""
-        op._unresolved = len(pending)
+    def _when_ended(start: float, pending: Sequence[Operation], start_at: Callable[[float], None]) -> None:
+        """Once all of ``pending`` have ended, call ``start_at(time)`` with their last end, ``start`` at the earliest."""
+        left = len(pending)
 
         def one_less() -> None:
-            op._unresolved -= 1
-            if op._unresolved == 0:
+            nonlocal left
+            left -= 1
+            if left == 0:
                 start_at(max([start, *(other.end for other in pending if other.end is not None)]))
 
         for other in pending:
@@ -291,7 +290,7 @@ class GraphEngine:
         if not waiting:
             start()
         for member, (at, pending) in list(waiting.items()):
-            self._when_ended(parts[member], at, pending, partial(member_ready, member))
+            self._when_ended(at, pending, partial(member_ready, member))
         return run
 
     def _start_plan(self, run: PlanRun) -> None:

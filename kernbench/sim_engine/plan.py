@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from kernbench.sim_engine.plan_classes import TransferClasses
+from kernbench.sim_engine.plan_classes import Row, TransferClasses
 
 _SMALL_PLAN = 512
 """Transfers up to which plain Python is quicker than a dozen numpy calls per round."""
@@ -79,7 +79,7 @@ class TransferPlan:
     @cached_property
     def classes(self) -> TransferClasses:
         """Its transfers by when they happen, if all members start together."""
-        return TransferClasses(self)
+        return TransferClasses(self.round_rows, self.members, self.cells, *self.queue_members)
 
     @cached_property
     def links(self) -> frozenset[int]:
@@ -110,13 +110,13 @@ class TransferPlan:
         return members
 
     @cached_property
-    def _queue_members(self) -> tuple[list[int], list[int]]:
+    def queue_members(self) -> tuple[list[int], list[int]]:
         """``queue_src`` and ``queue_dst`` as lists."""
         return self.queue_src.tolist(), self.queue_dst.tolist()
 
     @cached_property
-    def _as_rows(self) -> list[list[tuple[int, int, int, float, float]]]:
-        """Per round, ``(source cell, target cell, queue, serial, latency)`` of each transfer."""
+    def round_rows(self) -> list[list[Row]]:
+        """The transfers of each round as rows."""
         rows = list(
             zip(
                 (self.src * self.cells + self.src_cell).tolist(), (self.dst * self.cells + self.dst_cell).tolist(),
@@ -231,7 +231,7 @@ def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) ->
     read_until = [0.0] * len(ready)
     queue_free = [0.0] * len(plan.queue_links)
     queue_arrived = [0.0] * len(plan.queue_links)
-    for rows in plan._as_rows:
+    for rows in plan.round_rows:
         # a round looks at what was before it, whatever its transfers do to each other
         begins = []
         for at, to, q, _, _ in rows:
@@ -253,7 +253,7 @@ def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) ->
                 read_until[at] = leave
             ready[to] = arrive
     ends = list(member_start)
-    senders, receivers = plan._queue_members
+    senders, receivers = plan.queue_members
     for member, time in (*zip(senders, queue_free, strict=True), *zip(receivers, queue_arrived, strict=True)):
         if time > ends[member]:
             ends[member] = time

@@ -116,7 +116,9 @@ class RunHooks:
         """The context is closed: the timeline first, then the end."""
         log = self._engine.op_log
         if tell := self._listened("timeline_finished"):
-            self._tell(tell, TimelineEvent(self._engine.latest_end, len(log.operations), len(log.collectives)))
+            self._tell(tell, TimelineEvent(
+                time=self._engine.latest_end, operations=len(log.operations), collectives=len(log.collectives)
+            ))  # fmt: skip
         if tell := self._listened("context_closed"):
             self._tell(tell, self._describe())
 
@@ -133,19 +135,19 @@ class RunHooks:
         if rank.index in self._started:
             self._started.discard(rank.index)
             if tell := self._listened("rank_ended"):
-                self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
+                self._tell(tell, self._rank(rank, _OUTCOMES[rank.phase.value]))
 
     def rank_failed(self, rank: Rank) -> None:
         """A rank has failed."""
         self._started.discard(rank.index)
         if tell := self._listened("rank_failed"):
-            self._tell(tell, self._rank(rank, _OUTCOMES[rank.state.value]))
+            self._tell(tell, self._rank(rank, _OUTCOMES[rank.phase.value]))
 
     def _rank(self, rank: Rank, outcome: str) -> RankEvent:
-        error = "" if rank.error is None else reason(rank.error)
         return RankEvent(
-            rank.index, len(self._scheduler.ranks), self._hosts.of_rank[rank.index].clock, outcome, error, rank.traceback
-        )
+            rank=rank.index, world_size=len(self._scheduler.ranks), time=self._hosts.of_rank[rank.index].clock,
+            outcome=outcome, error=_text(rank.error), traceback=rank.traceback,
+        )  # fmt: skip
 
     # -- operations of the compute stream ------------------------------------------------------------------------------
 
@@ -182,9 +184,10 @@ class RunHooks:
         """A rank has called a collective, or one side of a message."""
         if tell := self._listened("collective_enqueued"):
             ranks = () if op.rank is None else (op.rank,)
-            self._tell(
-                tell, _collective(signature, group, ranks, sequence, op.nbytes, op.enqueue, str(location), peer=peer)
-            )
+            self._tell(tell, _collective(
+                signature, group=group, ranks=ranks, sequence=sequence, nbytes=op.nbytes, start=op.enqueue,
+                location=str(location), peer=peer,
+            ))  # fmt: skip
 
     def collective_matched(
         self, collective: Collective, arrivals: Sequence[Arrival], algorithm: str, steps: int
@@ -195,14 +198,14 @@ class RunHooks:
             return
         signature = collective.signature._replace(algorithm=algorithm)
         message = signature.op == "send"
-        group = collective.group.name
-        ranks = tuple(arrival.rank for arrival in arrivals)
-        sequence = -1 if message else collective.sequence
-        nbytes = max((arrival.op.nbytes for arrival in arrivals), default=0)
-        location = str(arrivals[0].location)
+        whole = partial(
+            _collective, signature, group=collective.group.name, ranks=tuple(arrival.rank for arrival in arrivals),
+            sequence=-1 if message else collective.sequence,
+            nbytes=max((arrival.op.nbytes for arrival in arrivals), default=0),
+            location=str(arrivals[0].location), steps=steps,
+        )  # fmt: skip
         if matched:
-            last = max(arrival.op.enqueue for arrival in arrivals)
-            self._tell(matched, _collective(signature, group, ranks, sequence, nbytes, last, location, steps=steps))
+            self._tell(matched, whole(start=max(arrival.op.enqueue for arrival in arrivals)))
         if completed:
             left = len(arrivals)
 
@@ -213,12 +216,8 @@ class RunHooks:
                     ops = [arrival.op for arrival in arrivals]
                     start = min(op.enqueue if op.start is None else op.start for op in ops)
                     end = max(op.enqueue if op.end is None else op.end for op in ops)
-                    errors = [reason(op.error) for op in ops if op.error is not None]
-                    event = _collective(
-                        signature, group, ranks, sequence, nbytes, start, location, end=end, steps=steps,
-                        error=errors[0] if errors else "",
-                    )  # fmt: skip
-                    self._tell(completed, event)
+                    error = next((op.error for op in ops if op.error is not None), None)
+                    self._tell(completed, whole(start=start, end=end, error=_text(error)))
 
             for arrival in arrivals:
                 arrival.op.when_resolved(one_less)
@@ -229,43 +228,36 @@ class RunHooks:
         """The program looks at a value."""
         if tell := self._listened("host_read"):
             me = self._hosts.current()
-            nbytes = tensor.numel() * tensor.element_size()
-            self._tell(tell, HostReadEvent(me.rank, name, me.clock, tuple(tensor.shape), _dtype(tensor.dtype), nbytes))
+            self._tell(tell, HostReadEvent(
+                rank=me.rank, name=name, time=me.clock, shape=tuple(tensor.shape), dtype=_dtype(tensor.dtype),
+                nbytes=tensor.numel() * tensor.element_size(),
+            ))  # fmt: skip
 
     def deadlock(self, report: str) -> None:
         """Nobody can go on."""
         if tell := self._listened("deadlock_detected"):
             ranks = tuple(rank.index for rank in self._scheduler.ranks if rank.live)
-            self._tell(tell, DeadlockEvent(ranks, self._engine.now, report))
+            self._tell(tell, DeadlockEvent(ranks=ranks, time=self._engine.now, report=report))
 
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _text(error: BaseException | None) -> str:
+    return "" if error is None else reason(error)
+
+
 def _kernel(op: Operation, number: int) -> KernelEvent:
     return KernelEvent(
-        number, op.name, op.kind, op.rank, op.sip, op.stream, op.enqueue, op.start, op.end, op.nbytes,
-        dict(op.detail or {}), "" if op.error is None else reason(op.error),
+        number=number, name=op.name, kind=op.kind, rank=op.rank, sip=op.sip, stream=op.stream, enqueue=op.enqueue,
+        start=op.start, end=op.end, nbytes=op.nbytes, detail=dict(op.detail or {}), error=_text(op.error),
     )  # fmt: skip
 
 
-def _collective(
-    signature: Signature,
-    group: str,
-    ranks: tuple[int, ...],
-    sequence: int,
-    nbytes: int,
-    start: float,
-    location: str,
-    *,
-    peer: int | None = None,
-    end: float | None = None,
-    steps: int | None = None,
-    error: str = "",
-) -> CollectiveEvent:
-    dtype = None if signature.dtype is None else _dtype(signature.dtype)
+def _collective(signature: Signature, **others: Any) -> CollectiveEvent:
+    """An event of a call with this signature; ``others``: its other fields."""
     return CollectiveEvent(
-        signature.op, group, ranks, sequence, signature.shape, dtype, signature.reduction, signature.root,
-        signature.algorithm, peer, nbytes, start, end, location, steps, error,
+        op=signature.op, shape=signature.shape, dtype=None if signature.dtype is None else _dtype(signature.dtype),
+        reduction=signature.reduction, root=signature.root, algorithm=signature.algorithm, **others,
     )  # fmt: skip

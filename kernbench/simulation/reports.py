@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from kernbench.scheduler import Rank, RankScheduler, RankState, find_cycle
+from kernbench.scheduler import Rank, RankPhase, RankScheduler, find_cycle
 from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.groups import Arrival, Collective
 from kernbench.simulation.history import History
@@ -106,10 +106,10 @@ def _ranks(ranks: list[int]) -> str:
 
 def _state(rank: Rank) -> str:
     return {
-        RankState.DONE: "has ended (its function returned)",
-        RankState.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
-        RankState.ABORTED: "was unwound",
-    }.get(rank.state, f"is {rank.state.value} at {_where(rank)}")
+        RankPhase.DONE: "has ended (its function returned)",
+        RankPhase.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
+        RankPhase.ABORTED: "was unwound",
+    }.get(rank.phase, f"is {rank.phase.value} at {_where(rank)}")
 
 
 def _never(rank: Rank) -> str:
