@@ -20,12 +20,11 @@ from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
 from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
-from kernbench.ccl.selection import ENTRIES, FALLBACK, VARIABLES, Selection, select
+from kernbench.ccl.selection import VARIABLES, Selection, select
+from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
-
-_IMPLEMENTS = {"barrier": "all_reduce", "monitored_barrier": "all_reduce"}
 
 Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
 """Elements per cell, where they are not all alike: ``[cells]``, or ``[members, cells]`` if members differ."""
@@ -155,7 +154,7 @@ class CollectiveRunner:
         found = self._kept.get(asked)
         if found is not None:
             return found
-        wanted = _IMPLEMENTS.get(op, op)
+        wanted = KINDS[op].runs_as or op
         if config.name != AUTO:
             _check(config, wanted)
         where = Placement.of(self._topology, sips)
@@ -175,7 +174,7 @@ class CollectiveRunner:
                 if splits is not None and schedule.scratch:
                     raise CannotServeError(f"{served.name}: cells of different lengths")
         except CannotServeError as error:
-            default = FALLBACK[wanted]
+            default = KINDS[wanted].fallback
             if served.name == default:
                 raise
             again = self.request(
@@ -229,13 +228,14 @@ class CollectiveRunner:
                     return config, select(system, wanted, nbytes, where, algorithm=name)
                 except ConfigError:
                     pass  # the library would not run it here: its steps cost what those of its default do
-            default = None if wanted in ("all_to_all", "send", "gather", "scatter") else "ring"
+            default = "ring" if KINDS[wanted].laps else None
             plain = select(system, wanted, nbytes, where, algorithm=default if len(where.node) > 1 else None)
             return config, plain.without_seconds() if plain.entry != config.name else plain
         except ConfigError as error:
             if automatic:
-                notes.append(f"{error}; {FALLBACK[wanted]} instead")
-                return self._entry(FALLBACK[wanted]), None
+                fallback = KINDS[wanted].fallback
+                notes.append(f"{error}; {fallback} instead")
+                return self._entry(fallback), None
             return config, None
 
     def _closed_seconds(
@@ -292,13 +292,7 @@ class CollectiveRunner:
         move(request.op, request.schedule, inputs, outputs, reduction, request.root)
 
 
-_LIBRARY_NAMES = {
-    **{entry: name for (_, name), entry in ENTRIES.items()},
-    "one_shot_push": "one_shot",
-    "one_shot_kernel": "one_shot",
-    "two_shot_push": "two_shot",
-    "two_shot_kernel": "two_shot",
-}
+_LIBRARY_NAMES = {entry: name for kind in KINDS.values() for name, entries in kind.library.items() for entry in entries}
 
 
 def _check(config: AlgorithmConfig, wanted: str) -> None:
@@ -318,7 +312,7 @@ def _library_bytes(wanted: str, count: int, members: int, splits: Splits | None)
     if splits is not None:
         total = int(np.asarray(splits).sum())
         return total // members if isinstance(splits[0], tuple) else total
-    return count // 2 if wanted == "all_to_all" else count
+    return count // 2 if KINDS[wanted].exchanges else count
 
 
 def _counts(schedule: Schedule, count: int, splits: Splits | None) -> IntArray:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import IntArray, Schedule, Way
+from kernbench.collective_kinds import KINDS, CollectiveKind
 
 _NOTHING = -1
 WIDE_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -187,48 +188,29 @@ def check_schedule(schedule: Schedule, collective: str, root: int | None = None)
 
     Reductions must fold every member exactly once into every cell that counts; copies must bring the right input.
     """
-    found = expressions(schedule)
-    members, cells = schedule.members, schedule.cells
-    everyone = range(members)
-    copies: list[tuple[int, int, int]] = []  # member, cell, leaf
-    folds: list[tuple[int, int]] = []
-    if collective == "all_reduce":
-        folds = [(m, c) for m in everyone for c in range(cells)]
-    elif collective == "reduce_scatter":
-        folds = [(m, m) for m in everyone]
-    elif collective == "reduce":
-        folds = [(_rooted(root), c) for c in range(cells)]
-    elif collective == "broadcast":
-        copies = [(m, c, _rooted(root) * cells + c) for m in everyone for c in range(cells)]
-    elif collective == "all_gather":
-        copies = [(m, c, c * cells + c) for m in everyone for c in range(cells)]
-    elif collective == "gather":
-        copies = [(_rooted(root), c, c * cells + c) for c in range(cells)]
-    elif collective == "scatter":
-        copies = [(m, m, _rooted(root) * cells + m) for m in everyone]
-    elif collective == "all_to_all":
-        copies = [(m, members + s, s * cells + m) for m in everyone for s in everyone if s != m]
-    elif collective == "send":
-        copies = [(1 - _rooted(root), 0, _rooted(root) * cells)]
-    for member, cell, leaf in copies:
-        if found.final[member, cell] != leaf:
-            raise ValueError(
-                f"{schedule.name}: cell {cell} of member {member} does not end with the input that it should"
-            )
+    kind, found = KINDS[collective], expressions(schedule)
     checked: set[tuple[int, int]] = set()
-    for member, cell in folds:
-        node = int(found.final[member, cell])
-        if (node, cell) in checked:
-            continue
-        checked.add((node, cell))
-        if not found.folds_everybody(node, cell):
-            raise ValueError(
-                f"{schedule.name}: cell {cell} of member {member} ends with {found.order(member, cell)}, which does not "
-                "fold every member exactly once"
-            )
+    for member in kind.receivers(schedule.members, root):
+        for cell, sender, sent in _wanted(kind, member, schedule, root):
+            node = int(found.final[member, cell])
+            if not kind.reduces:
+                if node != sender * schedule.cells + sent:
+                    raise ValueError(
+                        f"{schedule.name}: cell {cell} of member {member} does not end with the input that it should"
+                    )
+            elif (node, cell) not in checked:
+                checked.add((node, cell))
+                if not found.folds_everybody(node, cell):
+                    raise ValueError(
+                        f"{schedule.name}: cell {cell} of member {member} ends with {found.order(member, cell)}, which "
+                        "does not fold every member exactly once"
+                    )
 
 
-def _rooted(root: int | None) -> int:
-    if root is None:
-        raise ValueError("this collective has a root")
-    return root
+def _wanted(kind: CollectiveKind, member: int, schedule: Schedule, root: int | None) -> list[tuple[int, int, int]]:
+    """``(cell, member that has its input, that one's cell)`` of each cell that ``member`` gets; of a reduction any member's."""
+    if kind.exchanges:
+        members = schedule.members
+        return [(members + sender, sender, member) for sender in range(members) if sender != member]
+    cells = [member] if kind.gets == "own" else range(schedule.cells)
+    return [(cell, cell if kind.brings == "own" or root is None else root, cell) for cell in cells]

@@ -7,15 +7,14 @@ import sys
 
 import click
 
-from kernbench.ccl.config import AUTO, COLLECTIVES, load_ccl_config
+from kernbench.ccl.config import AUTO, load_ccl_config
 from kernbench.ccl.expressions import check_schedule, expressions
 from kernbench.ccl.placement import Placement
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import CannotServeError
+from kernbench.collective_kinds import COLLECTIVES, KINDS
 from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
-
-_ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")
 
 
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,10 +51,11 @@ def order(name: str, members: int, nodes: int, root: int) -> None:
     schedule = build_schedule(entry.module, members, root, where)
     found = expressions(schedule)
     collective = algorithm_module(entry.module).COLLECTIVE
-    if collective not in ("all_reduce", "reduce", "reduce_scatter"):
+    kind = KINDS[collective]
+    if not kind.reduces:
         raise ConfigError(f"{name} implements {collective}, which reduces nothing")
     for cell in range(schedule.cells):
-        owner = cell if collective == "reduce_scatter" else root if collective == "reduce" else 0
+        owner = cell if kind.gets == "own" else root if kind.root else 0
         click.echo(f"cell {cell} of {schedule.cells}, member {owner}: {found.order(owner, cell)}")
 
 
@@ -69,7 +69,7 @@ def check(module: str, members: int) -> None:
     counts = [2] if collective == "send" else range(1, members + 1)
     served = 0
     for count in counts:
-        for root in sorted({0, count - 1}) if collective in _ROOTED else [None]:
+        for root in sorted({0, count - 1}) if KINDS[collective].root else [None]:
             try:
                 schedule = build_schedule(module, count, root, Placement.flat(count, reduces_in_switch=True))
                 check_schedule(schedule, collective, root)
