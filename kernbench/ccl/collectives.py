@@ -27,7 +27,7 @@ from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
 
 Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
-"""Elements per cell, where they are not all alike: ``[cells]``, or ``[members, cells]`` if members differ."""
+"""Elements per chunk, where they are not all alike: ``[chunks]``, or ``[members, chunks]`` if members differ."""
 
 Environ = tuple[tuple[str, str], ...]
 """What a rank's environment says to the library, by :data:`kernbench.ccl.selection.VARIABLES`."""
@@ -50,7 +50,7 @@ class Request:
         config: the entry of ``ccl.yaml`` that serves.
         plan: its transfers in time.
         root: a member's number, None without one.
-        cell_offsets: ``[cells + 1]`` offset of each cell in a member's buffer, bytes.
+        chunk_offsets: ``[chunks + 1]`` offset of each chunk in a member's buffer, bytes.
         build: makes the schedule; of a closed form it is only needed for values.
         selection: what the library would run, on systems that have one.
         fidelity: how the time was found: ``stepped`` or ``closed_form``.
@@ -61,7 +61,7 @@ class Request:
     config: AlgorithmConfig
     plan: TransferPlan
     root: int | None
-    cell_offsets: tuple[int, ...]
+    chunk_offsets: tuple[int, ...]
     build: Callable[[], Schedule]
     selection: Selection | None
     fidelity: str
@@ -142,8 +142,8 @@ class CollectiveRunner:
 
         Args:
             root: a member's number.
-            count: elements of the work buffer, which is cut into cells of equal length.
-            splits: the lengths of the cells, where they are not equal.
+            count: elements of the work buffer, which is cut into chunks of equal length.
+            splits: the lengths of the chunks, where they are not equal.
             environ: what the users' environment says to the library.
             fidelity: how to find the time.
             reduction: its name, for collectives that reduce.
@@ -172,7 +172,7 @@ class CollectiveRunner:
             if closed is None:
                 schedule = build()
                 if splits is not None and schedule.scratch:
-                    raise CannotServeError(f"{served.name}: cells of different lengths")
+                    raise CannotServeError(f"{served.name}: chunks of different lengths")
         except CannotServeError as error:
             default = KINDS[wanted].fallback
             if served.name == default:
@@ -188,8 +188,8 @@ class CollectiveRunner:
         else:
             counts = _counts(schedule, count, splits)
             plan = self._stepped(schedule, sips, served, selection, wanted, nbytes, counts, itemsize, dtype)
-            bounds = schedule.cell_bounds(count) * itemsize
-            offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
+            bounds = schedule.chunk_bounds(count) * itemsize
+            offsets = (*bounds.tolist(), *(int(bounds[chunk]) for chunk in schedule.scratch))
         how = "stepped" if closed is None else "closed_form"
         costs = selection if self.has_library else None
         return self._keep(asked, Request(op, served, plan, root, offsets, build, costs, how, "; ".join(notes)))
@@ -318,6 +318,6 @@ def _library_bytes(wanted: str, count: int, members: int, splits: Splits | None)
 def _counts(schedule: Schedule, count: int, splits: Splits | None) -> IntArray:
     """``[transfers]`` elements that each transfer carries."""
     if splits is None:
-        return schedule.slot_lengths(count)[schedule.cell]
+        return schedule.slot_lengths(count)[schedule.chunk]
     sizes = np.asarray(splits, dtype=np.int64)
-    return sizes[schedule.cell] if sizes.ndim == 1 else sizes[schedule.src, schedule.cell]
+    return sizes[schedule.chunk] if sizes.ndim == 1 else sizes[schedule.src, schedule.chunk]

@@ -1,8 +1,8 @@
 """What each collective does to its members' tensors.
 
-A member brings *inputs* and gets *outputs*, one tensor per cell of the collective's work buffer that it owns: an
+A member brings *inputs* and gets *outputs*, one tensor per chunk of the collective's work buffer that it owns: an
 all-gather takes one input and gives n outputs, a reduce-scatter the other way round. Where a collective only copies, the
-cell that arrives is the cell that was sent whatever the route, so it is copied at once (a test holds this against the
+chunk that arrives is the chunk that was sent whatever the route, so it is copied at once (a test holds this against the
 schedule, transfer by transfer); where it reduces, members are folded in the order that the schedule prescribes.
 
 Outputs may be the inputs' own memory, as in-place calls have it: nothing is written before it has been read. They are
@@ -66,22 +66,22 @@ def fold(parts: Tensors, op: ReduceOp) -> torch.Tensor:
 def _folded(
     schedule: Schedule, owners: Sequence[int], part: Callable[[int, int], torch.Tensor], op: ReduceOp
 ) -> list[torch.Tensor]:
-    """Each cell's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, cell)``: an input."""
+    """Each chunk's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, chunk)``: an input."""
     chains = schedule.chains_at(np.asarray(owners, dtype=np.int64))
     found = expressions(schedule) if chains is None else None
     results = []
-    for cell, owner in enumerate(owners):
+    for chunk, owner in enumerate(owners):
         if found is None:
             assert chains is not None
-            total = fold([part(member, cell) for member in chains[cell].tolist()], op)
+            total = fold([part(member, chunk) for member in chains[chunk].tolist()], op)
         else:
-            node = int(found.final[owner, cell])
-            if not found.folds_everybody(node, cell):
+            node = int(found.final[owner, chunk])
+            if not found.folds_everybody(node, chunk):
                 raise ValueError(
-                    f"{schedule.name}: cell {cell} of member {owner} does not fold every member exactly once"
+                    f"{schedule.name}: chunk {chunk} of member {owner} does not fold every member exactly once"
                 )
             value = combine_steps(found.steps([node]), partial(_leaf, found, part), op)
-            total = value(node).clone().view(part(owner, cell).shape)
+            total = value(node).clone().view(part(owner, chunk).shape)
         op.finish(total, schedule.members)
         results.append(total)
     return results
@@ -96,9 +96,9 @@ def _reduce(
 ) -> None:
     assert root is not None
     flat = [_flat(source) for (source,) in inputs]
-    bounds = schedule.cell_bounds(flat[0].numel()).tolist()
+    bounds = schedule.chunk_bounds(flat[0].numel()).tolist()
     totals = _folded(
-        schedule, [root] * schedule.cells, lambda member, cell: flat[member][bounds[cell] : bounds[cell + 1]], op
+        schedule, [root] * schedule.chunks, lambda member, chunk: flat[member][bounds[chunk] : bounds[chunk + 1]], op
     )
     _assign(outputs[root][0], totals[0] if len(totals) == 1 else torch.cat(totals))
 
@@ -106,7 +106,7 @@ def _reduce(
 def _reduce_scatter(
     schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
 ) -> None:
-    totals = _folded(schedule, range(schedule.members), lambda member, cell: inputs[member][cell], op)
+    totals = _folded(schedule, range(schedule.members), lambda member, chunk: inputs[member][chunk], op)
     for (target,), total in zip(outputs, totals, strict=True):
         _assign(target, total)
 

@@ -27,8 +27,8 @@ VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNEL
 _FINEST = 4096
 """Bytes below which a message is not cut."""
 
-MOST_CELLS = 1 << 14
-"""Cells of all members together that pipelines are cut into at most, for the simulation's own sake."""
+MOST_CHUNKS = 1 << 14
+"""Chunks of all members together that pipelines are cut into at most, for the simulation's own sake."""
 
 
 @dataclass(frozen=True)
@@ -121,4 +121,4 @@ def _chunks(choice: Choice, kind: CollectiveKind, nbytes: int, world: World) -> 
         return 1
     turns = -(-nbytes * pieces // max(1, choice.channels * choice.chunk))
     finest = nbytes // _FINEST
-    return int(max(1, min(max(turns, min(least, finest)), most, MOST_CELLS // world.ranks)))
+    return int(max(1, min(max(turns, min(least, finest)), most, MOST_CHUNKS // world.ranks)))

@@ -45,7 +45,7 @@ def list_algorithms(system: str | None) -> None:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="That they stand on.")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True)
 def order(name: str, members: int, nodes: int, root: int) -> None:
-    """In which order NAME, an entry of ccl.yaml, reduces: per cell, as member 0 (of a rooted one, the root) ends with it."""
+    """In which order NAME, an entry of ccl.yaml, reduces: per chunk, as member 0 (of a rooted one, the root) ends with it."""
     entry = load_ccl_config().select(name)
     where = Placement.flat(members, nodes=min(nodes, members), reduces_in_switch=True)
     schedule = build_schedule(entry.module, members, root, where)
@@ -54,9 +54,9 @@ def order(name: str, members: int, nodes: int, root: int) -> None:
     kind = KINDS[collective]
     if not kind.reduces:
         raise ConfigError(f"{name} implements {collective}, which reduces nothing")
-    for cell in range(schedule.cells):
-        owner = cell if kind.gets == "own" else root if kind.root else 0
-        click.echo(f"cell {cell} of {schedule.cells}, member {owner}: {found.order(owner, cell)}")
+    for chunk in range(schedule.chunks):
+        owner = chunk if kind.gets == "own" else root if kind.root else 0
+        click.echo(f"chunk {chunk} of {schedule.chunks}, member {owner}: {found.order(owner, chunk)}")
 
 
 @command.command()

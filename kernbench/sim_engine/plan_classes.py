@@ -37,12 +37,12 @@ class TransferClasses:
     def __init__(self, plan: TransferPlan) -> None:
         self._steps: list[tuple[int, tuple[int, ...], float, float]] = []
         number: dict[tuple[Times, float, float], int] = {}
-        ready: list[Times] = [frozenset({_START})] * (plan.members * plan.cells)
+        ready: list[Times] = [frozenset({_START})] * (plan.members * plan.chunks)
         read_until = [_NEVER] * len(ready)
         queue_free = [_NEVER] * len(plan.queue_links)
         queue_arrived = [_NEVER] * len(plan.queue_links)
         columns = zip(
-            (plan.src * plan.cells + plan.src_cell).tolist(), (plan.dst * plan.cells + plan.dst_cell).tolist(),
+            (plan.src * plan.chunks + plan.src_chunk).tolist(), (plan.dst * plan.chunks + plan.dst_chunk).tolist(),
             plan.queue.tolist(), plan.serial.tolist(), plan.latency.tolist(), strict=True,
         )  # fmt: skip
         transfers = list(columns)
