@@ -80,7 +80,7 @@ class CollectiveTrace:
     sips: Sequence[int]
     buffer_kind: str
     addresses: Sequence[int]
-    cell_offsets: Sequence[int]
+    chunk_offsets: Sequence[int]
     detail: dict[str, Any]
 
 
@@ -199,14 +199,14 @@ class OpLog:
 def _step_records(trace: CollectiveTrace) -> Iterator[OpRecord]:
     plan, times = trace.run.plan, trace.run.times
     columns = zip(
-        plan.src.tolist(), plan.dst.tolist(), plan.src_cell.tolist(), plan.dst_cell.tolist(), plan.nbytes.tolist(),
+        plan.src.tolist(), plan.dst.tolist(), plan.src_chunk.tolist(), plan.dst_chunk.tolist(), plan.nbytes.tolist(),
         plan.queue.tolist(), plan.reduces.tolist(), times.start.tolist(), times.arrived.tolist(), strict=True,
     )  # fmt: skip
-    for src, dst, src_cell, dst_cell, nbytes, queue, reduces, start, arrived in columns:
+    for src, dst, src_chunk, dst_chunk, nbytes, queue, reduces, start, arrived in columns:
         source, target = trace.ranks[src], trace.ranks[dst]
         yield OpRecord(
             kind="collective_step",
-            name=f"{trace.name} {'reduce' if reduces else 'copy'} chunk {dst_cell}",
+            name=f"{trace.name} {'reduce' if reduces else 'copy'} chunk {dst_chunk}",
             rank=source,
             sip=trace.sips[src],
             stream=f"queue {source}->{target}",
@@ -215,10 +215,10 @@ def _step_records(trace: CollectiveTrace) -> Iterator[OpRecord]:
             end=arrived,
             nbytes=nbytes,
             operands=(
-                Operand("hbm", trace.sips[src], trace.addresses[src] + trace.cell_offsets[src_cell], nbytes, "r"),
+                Operand("hbm", trace.sips[src], trace.addresses[src] + trace.chunk_offsets[src_chunk], nbytes, "r"),
                 Operand(trace.buffer_kind, trace.sips[dst], 0, nbytes, "rw", "IPCQ slots"),
                 Operand(
-                    "hbm", trace.sips[dst], trace.addresses[dst] + trace.cell_offsets[dst_cell], nbytes,
+                    "hbm", trace.sips[dst], trace.addresses[dst] + trace.chunk_offsets[dst_chunk], nbytes,
                     "rw" if reduces else "w",
                 ),
             ),

@@ -1,7 +1,7 @@
 """What a collective does to time: transfers between members, round by round.
 
-A plan is the timed form of a ``ccl`` schedule. Each transfer sends one cell (a chunk of the buffer) from a member to a
-member over a queue and a route. It may start when the cell is ready at its source, the same cell at its destination is
+A plan is the timed form of a ``ccl`` schedule. Each transfer sends one chunk of the buffer from a member to a
+member over a queue and a route. It may start when the chunk is ready at its source, the same chunk at its destination is
 no longer being read, and the queue's previous transfer has left. The plan is kept as arrays, one row per transfer, so
 that a thousand ranks cost a few numpy calls per round; :func:`evaluate` and :class:`PlanRun` (in ``plan_run``) must
 agree on every plan whose queues share no link.
@@ -36,13 +36,13 @@ class TransferPlan:
     Attributes:
         name: for traces, e.g. ``"all_reduce ring"``.
         members: number of members.
-        cells: number of cells per member.
+        chunks: number of chunks per member.
         rounds: ``[rounds + 1]`` offsets of each round into the arrays below.
         src, dst: ``[transfers]`` member that sends, member that receives.
-        src_cell, dst_cell: ``[transfers]`` cell read at the source, cell written at the destination.
+        src_chunk, dst_chunk: ``[transfers]`` chunk read at the source, chunk written at the destination.
         nbytes: ``[transfers]`` payload, bytes.
         serial: ``[transfers]`` seconds for which the transfer holds its queue when it has the route to itself.
-        latency: ``[transfers]`` seconds from the last byte sent to the cell being ready at the destination.
+        latency: ``[transfers]`` seconds from the last byte sent to the chunk being ready at the destination.
         queue: ``[transfers]`` index of the queue it goes through, in order.
         queue_links: for each queue, the links of its route.
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
@@ -53,12 +53,12 @@ class TransferPlan:
 
     name: str
     members: int
-    cells: int
+    chunks: int
     rounds: IntArray
     src: IntArray
     dst: IntArray
-    src_cell: IntArray
-    dst_cell: IntArray
+    src_chunk: IntArray
+    dst_chunk: IntArray
     nbytes: IntArray
     serial: FloatArray
     latency: FloatArray
@@ -119,7 +119,7 @@ class TransferPlan:
         """The transfers of each round as rows."""
         rows = list(
             zip(
-                (self.src * self.cells + self.src_cell).tolist(), (self.dst * self.cells + self.dst_cell).tolist(),
+                (self.src * self.chunks + self.src_chunk).tolist(), (self.dst * self.chunks + self.dst_chunk).tolist(),
                 self.queue.tolist(), self.serial.tolist(), self.latency.tolist(), strict=True,
             )
         )  # fmt: skip
@@ -131,7 +131,7 @@ class TransferPlan:
         """The plan as a graph: ``(after_arrival, needed, after_sent)``.
 
         ``after_arrival[i]`` are the transfers that need transfer i's arrival, ``after_sent[i]`` those that need its
-        last byte to have left (its queue's next, and whoever overwrites the cell it read); ``needed[i]`` is how many
+        last byte to have left (its queue's next, and whoever overwrites the chunk it read); ``needed[i]`` is how many
         such conditions transfer i has.
         """
         after_arrival: list[list[int]] = [[] for _ in range(len(self))]
@@ -140,8 +140,8 @@ class TransferPlan:
         last_write: dict[int, int] = {}
         last_reads: dict[int, list[int]] = {}
         last_in_queue: dict[int, int] = {}
-        source_at = (self.src * self.cells + self.src_cell).tolist()
-        target_at = (self.dst * self.cells + self.dst_cell).tolist()
+        source_at = (self.src * self.chunks + self.src_chunk).tolist()
+        target_at = (self.dst * self.chunks + self.dst_chunk).tolist()
         queue = self.queue.tolist()
         for begin, end in zip(self.rounds[:-1].tolist(), self.rounds[1:].tolist(), strict=True):
             for i in range(begin, end):
@@ -199,15 +199,15 @@ def member_ends(plan: TransferPlan, member_start: Starts) -> list[float]:
 
 
 def _run_rounds(plan: TransferPlan, member_start: Starts, times: PlanTimes | None) -> FloatArray:
-    ready = np.repeat(member_start, plan.cells)
-    read_until = np.zeros(plan.members * plan.cells)
+    ready = np.repeat(member_start, plan.chunks)
+    read_until = np.zeros(plan.members * plan.chunks)
     queue_free = np.zeros(len(plan.queue_links))
     queue_arrived = np.zeros(len(plan.queue_links))
     bounds = plan.rounds.tolist()
     for k in range(len(bounds) - 1):
         rows = slice(bounds[k], bounds[k + 1])
         src, dst, q = plan.src[rows], plan.dst[rows], plan.queue[rows]
-        at, to = src * plan.cells + plan.src_cell[rows], dst * plan.cells + plan.dst_cell[rows]
+        at, to = src * plan.chunks + plan.src_chunk[rows], dst * plan.chunks + plan.dst_chunk[rows]
         begin = np.maximum(ready[at], ready[to])
         np.maximum(begin, read_until[to], out=begin)
         np.maximum(begin, queue_free[q], out=begin)
@@ -227,7 +227,7 @@ def _run_rounds(plan: TransferPlan, member_start: Starts, times: PlanTimes | Non
 
 def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) -> list[float]:
     """The same arithmetic as :func:`_run_rounds`, hence the same bits, without arrays."""
-    ready = [start for start in member_start for _ in range(plan.cells)]
+    ready = [start for start in member_start for _ in range(plan.chunks)]
     read_until = [0.0] * len(ready)
     queue_free = [0.0] * len(plan.queue_links)
     queue_arrived = [0.0] * len(plan.queue_links)

@@ -30,7 +30,7 @@ class TransferClasses:
 
     Args:
         rounds: the transfers of each round.
-        members, cells: members, and cells of each.
+        members, chunks: members, and chunks of each.
         senders, receivers: for each queue, the member that sends and the one that receives.
     """
 
@@ -38,13 +38,13 @@ class TransferClasses:
         self,
         rounds: Sequence[Sequence[Row]],
         members: int,
-        cells: int,
+        chunks: int,
         senders: Sequence[int],
         receivers: Sequence[int],
     ) -> None:
         self._steps: list[tuple[int, tuple[int, ...], float, float]] = []
         number: dict[tuple[Times, float, float], int] = {}
-        ready: list[Times] = [frozenset({_START})] * (members * cells)
+        ready: list[Times] = [frozenset({_START})] * (members * chunks)
         read_until = [_NEVER] * len(ready)
         queue_free = [_NEVER] * len(senders)
         queue_arrived = [_NEVER] * len(senders)

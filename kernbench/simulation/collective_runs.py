@@ -100,7 +100,7 @@ class CollectiveRuns:
         engine.op_log.collectives.append(
             CollectiveTrace(
                 str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
-                tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.cell_offsets, detail,
+                tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.chunk_offsets, detail,
             )
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from kernbench.ccl.collectives import Splits, library_environ
+from kernbench.collective_kinds import KINDS
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.simulation.collective_runs import CollectiveRuns
@@ -25,13 +26,6 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.messages import Mailbox
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import storage_of
-
-_PER_CELL = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
-"""Collectives whose signature describes one cell of the work buffer, of which there is one per member."""
-
-_COALESCED = frozenset({"all_reduce", "all_gather"})
-"""Collectives that a member may bring several tensors to."""
-
 
 class Matcher:
     """The calls of one simulation's ranks that wait for other ranks' calls.
@@ -194,10 +188,10 @@ class Matcher:
         signature = collective.signature
         first = arrivals[0].inputs or arrivals[0].outputs
         count = first[0].numel() if first else 1  # a barrier passes a token
-        if signature.op in _COALESCED:
+        kind = KINDS[signature.op]
+        if kind.coalesced:
             count = sum([tensor.numel() for tensor in arrivals[0].inputs])
-        if signature.op in _PER_CELL:
-            count *= len(arrivals) * (2 if signature.op == "all_to_all" else 1)
+        count *= kind.chunks(len(arrivals))
         root = None if signature.root is None else collective.group.index[signature.root]
         self._run(collective, arrivals, count, root, splits)
 
@@ -226,7 +220,7 @@ class Matcher:
 
 def _splits(collective: Collective, arrivals: Sequence[Arrival]) -> Splits | None:
     """The lengths of the cells where they are not all alike. Raises :class:`CollectiveMismatchError` if sides differ."""
-    if collective.signature.op != "all_to_all":
+    if not KINDS[collective.signature.op].exchanges:
         return arrivals[0].splits
     sent = [[tensor.numel() for tensor in arrival.inputs] for arrival in arrivals]
     for receiver, arrival in enumerate(arrivals):

@@ -207,10 +207,10 @@ def _message_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, s
         sender = tracks.peer(source, _SEND, message.dst, send_lane[id(message)])
         receiver = tracks.peer(target, _RECEIVE, message.src, 0)
         begin, arrival = _ns(message.begin), receive_begin[id(message)]
-        name = f'"{"reduce" if message.reduces else "copy"} cell {message.cell}"'
+        name = f'"{"reduce" if message.reduces else "copy"} chunk {message.chunk}"'
         collective = _encode(message.name)
         args = (
-            f'{{"collective":{collective},"bytes":{message.nbytes},"cell":{message.cell},"from":{message.src},'
+            f'{{"collective":{collective},"bytes":{message.nbytes},"chunk":{message.chunk},"from":{message.src},'
             f'"to":{message.dst}'
         )
         links = _encode([link_names[link] for link in message.links])

@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chunk step of a collective: a cell goes from a rank to another.
+    """One step of a collective: a chunk goes from a rank to another.
 
     Attributes:
         name: the collective.
@@ -66,7 +66,7 @@ class Message:
         sent: when its last byte has left.
         arrived: when it is in place at the destination.
         nbytes: payload, bytes.
-        cell: which part of the buffer.
+        chunk: which part of the buffer.
         reduces: whether the destination combines it with what it has.
         links: links that it crosses, by index.
     """
@@ -78,7 +78,7 @@ class Message:
     sent: float
     arrived: float
     nbytes: int
-    cell: int
+    chunk: int
     reduces: bool
     links: tuple[int, ...]
 
@@ -219,7 +219,7 @@ def _messages(trace: CollectiveTrace) -> Iterator[Message]:
             float(times.sent[i]),
             float(times.arrived[i]),
             int(plan.nbytes[i]),
-            int(plan.dst_cell[i]),
+            int(plan.dst_chunk[i]),
             bool(plan.reduces[i]),
             plan.queue_links[plan.queue[i]],
         )

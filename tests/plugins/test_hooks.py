@@ -439,7 +439,7 @@ TOPOLOGIES = ("all_to_all",)
 
 def build(members):
     """Both send to each other."""
-    exchange = ScheduleBuilder("exchange", members, cells=1)
+    exchange = ScheduleBuilder("exchange", members, chunks=1)
     member = np.arange(members)
     exchange.round(member, member[::-1], 0, reduce=True)
     return exchange.build()
