@@ -23,16 +23,18 @@ import types
 import unittest
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from kernbench.runtime_api.multiprocessing import SpawnException, pid_of
-from kernbench.torch_backend.gpu.cuda_names import NCCL_VERSION, names
-from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.gpu import cuda_names
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups.backend_classes import backend_class
+from kernbench.torch_backend.process_groups import backend_classes, stores
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 RunRanks = Callable[[Callable[[int], None], int, Sequence[str]], None]
 """Runs a body on so many simulated ranks, with the globals of these modules per rank; raises :class:`SpawnException`."""
@@ -231,16 +233,13 @@ class SimulatedTestCases:
 
         A test of one process waits for nobody but its own threads: it keeps torch's own stores, and has not been launched.
         """
-        stores = {name: getattr(dist, name) for name in ("TCPStore", "FileStore", "HashStore")}
+        own_stores = {name: getattr(dist, name) for name in stores.CLASSES}
 
         def alone(case: Any, result: Any) -> None:
             patches = Patches()
             if hasattr(case, "_tls"):  # tolerances are of the thread, and main has set them
                 case._tls.precision, case._tls.rel_tol = type(case)._precision, type(case)._rel_tol
-            for name, cls in stores.items():
-                for module in (dist, dist.distributed_c10d, sys.modules["torch.distributed.rendezvous"]):
-                    if hasattr(module, name):
-                        patches.set(module, name, cls)
+            stores.install(patches, own_stores)
             try:
                 stock(case, result)
             finally:
@@ -264,36 +263,37 @@ class SimulatedTestCases:
         self._patches.set(base, "run", run_test)
 
 
-_SEEN_BY_MAIN = (
-    "is_available", "device_count", "get_device_name", "get_device_capability", "get_device_properties",
-    "is_bf16_supported", "can_device_access_peer",
-)  # fmt: skip
 _IDLE_IN_MAIN = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
 
 
-def see_devices(patches: Patches, ctx: Any) -> None:
+def see_devices(patches: Patches, ctx: RuntimeContext) -> None:
     """Let main, too, see how many simulated GPUs there are and what they are: modules of tests ask when they are imported.
 
     Args:
         ctx: a simulation of the system whose GPUs they are.
     """
-    devices = Devices()
-    devices.bind(ctx)
-    table = names(devices)
-    for name in _SEEN_BY_MAIN:
-        patches.set(torch.cuda, name, table[name])
-    patches.set(torch.cuda, "current_device", lambda: 0)
-    for name in _IDLE_IN_MAIN:
-        patches.set(torch.cuda, name, lambda *args, **kwargs: None)
-    accelerator: Any = torch.accelerator
-    patches.set(accelerator, "is_available", lambda: True)
-    patches.set(accelerator, "device_count", table["device_count"])
-    patches.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
+    count, properties = len(ctx.sips), cuda_names.properties_of(ctx.topology)
+    seen: dict[str, Any] = {
+        "is_available": cuda_names.always,
+        "is_bf16_supported": cuda_names.always,
+        "can_device_access_peer": cuda_names.always,
+        "device_count": lambda: count,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        **dict.fromkeys(_IDLE_IN_MAIN, cuda_names.nothing),
+    }
+    for name, value in seen.items():
+        patches.set(torch.cuda, name, value)
+    for name in ("is_available", "device_count"):
+        patches.set(torch.accelerator, name, seen[name])
+    patches.set(torch.accelerator, "current_accelerator", cuda_names.ACCELERATOR["current_accelerator"])
+    patches.set(torch.cuda.nccl, "version", cuda_names.nccl_version)
     for module in (dist, dist.distributed_c10d):
-        patches.set(module, "is_nccl_available", lambda: True)
-        if not hasattr(module, "ProcessGroupNCCL"):
-            patches.set(module, "ProcessGroupNCCL", backend_class("nccl"))
+        patches.set(module, "is_nccl_available", cuda_names.always)
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        backend_classes.install(patches, backends=("nccl",))
 
 
 _PATCHED = ("torch.distributed.fsdp.",)

@@ -2,8 +2,8 @@
 
 Its tensors are CPU tensors. torch's own factories work with ``device="cuda"``, because the two operations that allocate
 (``empty``, ``empty_strided``) are given kernels for the CUDA dispatch key which allocate on the CPU. What asks a CUDA runtime
-first is replaced: functions (``device_functions``), methods of tensors (``device_tensors``), classes (``device_classes``) and
-``torch.cuda`` (``cuda_names``). Which tensors are "on" the GPU is kept with their storages (``placement``).
+first is replaced: functions (``functions``), methods of tensors (``tensor_methods``), classes (``classes``) and
+``torch.cuda`` (``cuda_names``, ``streams``). Which tensors are "on" the GPU is kept with their storages (``placement``).
 
 Relies on: a CPU build of torch has no CUDA kernels of those two; ``torch._C._ensureCUDADeviceGuardSet``.
 """
@@ -21,14 +21,9 @@ from kernbench.errors import KernbenchError
 from kernbench.runtime_api.remote_traffic import RemoteTraffic
 from kernbench.sim_engine.operation import Operation
 from kernbench.torch_backend.features import sync_batch_norm
-from kernbench.torch_backend.gpu import classes as device_classes
-from kernbench.torch_backend.gpu import cuda_names
-from kernbench.torch_backend.gpu import functions as device_functions
-from kernbench.torch_backend.gpu import tensor_methods as device_tensors
 from kernbench.torch_backend.gpu.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.placement import DeviceMemory, block_of, place
 from kernbench.torch_backend.gpu.recording import Recorder, put_on_stream
-from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.process_state import seed_of
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
@@ -44,6 +39,7 @@ class RankDevice:
         used: whether the program has put anything on a GPU: then only that is recorded, else everything is.
         generators: of the rank's GPUs.
         memory: of the SIP that the rank drives now.
+        streams_made: how many streams the program has made.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
     """
 
@@ -51,6 +47,7 @@ class RankDevice:
         self.ctx = devices.ctx
         self.state: RankState = devices.ctx._ranks[rank]
         self.used = False
+        self.streams_made = 0
         self.collective_memory: DeviceMemory | None = None
         self.recorder = Recorder(self)
         self.generators = DeviceGenerators(seed_of(self.ctx.seed, rank))
@@ -141,6 +138,13 @@ class RankDevice:
 _allocating: list[Devices] = []
 """Whose the tensors are that torch makes on ``cuda`` now. A kernel that torch has once been given is kept for ever, so it must
 not be a method."""
+
+
+def bound_devices() -> Devices:
+    """The simulated GPUs of the spawn whose ranks run. Raises :class:`KernbenchError` when none do."""
+    if not _allocating:
+        raise KernbenchError("simulated GPUs exist while ranks run, and they have ended")
+    return _allocating[-1]
 
 
 def current_device() -> RankDevice | None:
@@ -253,13 +257,6 @@ class Devices:
         return index
 
     # -- life --------------------------------------------------------------------------------------------------------
-
-    def install(self, patches: Patches) -> None:
-        """Replace the names, for this spawn's ranks and for those that it will be bound to."""
-        device_classes.install(patches, self, cuda_names.install(patches, self))
-        device_functions.install(patches, self)
-        device_tensors.install(patches, self)
-        symmetric_memory.install(patches, self.symmetric_memory)
 
     def bind(self, ctx: RuntimeContext) -> None:
         """Answer for the GPUs of ``ctx``."""

@@ -6,8 +6,9 @@ key lets the others run, and its timeout is in virtual time.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.sim_engine.operation import Operation
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -49,12 +52,15 @@ class StoreHost:
         self._kept: list[CooperativeStore] = []
 
     def open(self, ctx: RuntimeContext) -> None:
-        """Begin anew, for the ranks of ``ctx``."""
+        """Begin anew, for the ranks of ``ctx``: what they make is of this host."""
         self.ctx = ctx
+        _open.append(self)
         self._next_port = 29500
 
     def close(self) -> None:
         """Forget their contents; who still has a store keeps its own. Idempotent."""
+        if self in _open:
+            _open.remove(self)
         self.ctx = None
         self._shared.clear()
         self._kept.clear()
@@ -71,6 +77,10 @@ class StoreHost:
         """A port that no store has."""
         self._next_port += 1
         return self._next_port
+
+
+_open: list[StoreHost] = []
+"""Those of the spawns whose ranks run; the innermost one is last."""
 
 
 def _bytes(value: Any) -> bytes:
@@ -252,35 +262,78 @@ class CooperativeStore(dist.Store):
         self._wait_until(lambda: int(self._contents.values.get(key, b"0")) >= world_size, key, timeout)
 
 
-def store_classes(host: StoreHost) -> dict[str, type[CooperativeStore]]:
-    """``TCPStore``, ``FileStore`` and ``HashStore`` for the ranks of ``host``'s spawn, with torch's constructors."""
+class TCPStore(CooperativeStore):
+    """Contents by address."""
 
-    class TCPStore(CooperativeStore):
-        def __init__(
-            self,
-            host_name: str,
-            port: int,
-            world_size: int | None = None,
-            is_master: bool = False,
-            timeout: timedelta = default_pg_timeout,
-            wait_for_workers: bool = True,
-            multi_tenant: bool = False,
-            master_listen_fd: int | None = None,
-            use_libuv: bool = True,
-        ) -> None:
-            self.host = host_name
-            self.port = port or host.free_port()
-            self.is_master = is_master
-            self.libuvBackend = use_libuv
-            super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = default_pg_timeout,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        host = _open[-1]
+        self.host = host_name
+        self.port = port or host.free_port()
+        self.is_master = is_master
+        self.libuvBackend = use_libuv
+        super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
 
-    class FileStore(CooperativeStore):
-        def __init__(self, file_name: str, world_size: int = -1) -> None:
-            self.path = file_name
-            super().__init__(host, host.shared("file", file_name))
 
-    class HashStore(CooperativeStore):
-        def __init__(self) -> None:
-            super().__init__(host, Contents())
+class FileStore(CooperativeStore):
+    """Contents by path."""
 
-    return {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
+    def __init__(self, file_name: str, world_size: int = -1) -> None:
+        self.path = file_name
+        super().__init__(_open[-1], _open[-1].shared("file", file_name))
+
+
+class HashStore(CooperativeStore):
+    """Contents of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_open[-1], Contents())
+
+
+def _prefixes(prefix_store: Any) -> bool:
+    class Own(dist.Store):
+        def set(self, key: str, value: Any) -> None:
+            seen.append(key)
+
+    seen: list[str] = []
+    own = Own()
+    prefix_store("a", own).set("b", "1")
+    return seen == ["a/b"]
+
+
+CLASSES: dict[str, Any] = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
+
+_OWNERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (dist, ("TCPStore", "FileStore", "HashStore")),
+    (
+        sys.modules["torch.distributed.rendezvous"],
+        ("TCPStore", "FileStore"),
+    ),  # torch.distributed has a function of that name
+)
+"""Modules that have the names."""
+
+RELIES_ON = (
+    *(Reliance(owner.__name__, "whoever makes a store finds it there", has=names) for owner, names in _OWNERS),
+    Reliance("torch.distributed.Store", "stores of C++ call the methods of one of Python", subclassed=True, has=(
+        "set", "get", "add", "check", "wait", "compare_set", "delete_key", "num_keys", "append", "multi_get", "multi_set",
+        "has_extended_api", "queue_push", "queue_pop", "queue_len", "list_keys", "clone",
+    )),
+    Reliance("torch.distributed.PrefixStore", "it calls the Python methods of the store that it is given", holds=_prefixes),
+)  # fmt: skip
+
+
+def install(patches: Patches, classes: Mapping[str, Any] = CLASSES) -> None:
+    """Put stores of these classes in the place of torch's."""
+    for owner, names in _OWNERS:
+        for name in names:
+            patches.set(owner, name, classes[name])
