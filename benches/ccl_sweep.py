@@ -20,9 +20,9 @@ from typing import Any
 import click
 
 from benches.harness.elements import ELEMENT_TYPES
-from benches.harness.options import OUTPUT, bench_main
 from benches.harness.progress import ProgressBar
 from benches.harness.sizes import SIZE, format_size, sweep
+from kernbench.benching import OUTPUT, bench_main
 from kernbench.ccl.collectives import CollectiveRunner, library_environ
 from kernbench.ccl.config import AUTO, AlgorithmConfig, CclConfig, Fidelity, load_ccl_config
 from kernbench.ccl.reduce_op import ReduceOp

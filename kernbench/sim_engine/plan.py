@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from kernbench.sim_engine.plan_classes import Row, TransferClasses
 
 _SMALL_PLAN = 512
-"""Transfers up to which plain Python is quicker than a dozen numpy calls per round."""
+"""Transfers up to which plain Python is quicker than a dozen numpy calls per round.
+
+A 1-KiB all-reduce over eight ranks moves 14 rounds of eight transfers: numpy's calls on arrays of eight elements cost more than
+what they compute. Starts and ends of members are therefore lists of floats, of which larger plans make arrays, and members that
+end at the same time are told together, in one pass. Neither the order of reduction nor any time depends on which way is taken.
+"""
 
 _CLASSIFIED_PLAN = 1 << 16
 """Transfers up to which a plan that is used again and again is sorted into classes."""

@@ -3,7 +3,14 @@
 Most plans are symmetric: in a ring over equal links every member does the same thing at the same time. Two transfers whose
 conditions are the same and whose costs are equal have equal times whenever the members start together, so a plan falls into
 *classes* of transfers, found once by running it on symbols instead of times. A ring of 8 has 14 classes for 112 transfers.
-The arithmetic is that of :func:`kernbench.sim_engine.plan.member_ends`, hence the same bits.
+The arithmetic is that of :func:`kernbench.sim_engine.plan.member_ends`, hence the same bits; a property test holds the two
+against each other.
+
+The ends themselves cannot be kept from one run to the next: a later start rounds differently, and timelines must not depend
+on what ran before. So a plan that is used again (a small one from the second time, a larger one after as many uses as it has
+thousands of transfers) is run once on symbols: a time is the set of earlier times that it is the latest of, plus its costs.
+From then on one addition per class replaces the arithmetic per transfer. Plans that nobody repeats pay nothing; members that
+start at different times, and plans of more than 65,536 transfers, are computed from their arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Options that every bench takes: the system, the ranks, the seed, where the trace goes."""
+"""What a bench is written with: the options that every one takes, and how its command is run.
+
+A bench is a module with ``run(ctx)``, found by its entry point in the group ``kernbench.benches``. One that takes arguments
+of its own has a click command called ``command`` too, of class :class:`BenchCommand` and with :func:`simulation_options`.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,7 @@ class SimulationOptions:
 class BenchCommand(PluginCommand):
     """A click command that takes plugins and remembers its arguments: ``ctx.meta[BenchCommand.ARGUMENTS]``."""
 
-    ARGUMENTS = "benches.arguments"
+    ARGUMENTS = "kernbench.benching.arguments"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[self.ARGUMENTS] = list(args)
@@ -141,23 +145,6 @@ def simulation_options(function: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command  # type: ignore[return-value]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread meanwhile.
-
-    The runtime works in blocks that stay in cache. A second thread brings little to those on an idle machine, and on a
-    busy one the threads wait for each other at the end of every block.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def invoke(command: click.Command, args: list[str] | None, prog_name: str) -> int:
