@@ -84,7 +84,7 @@ class TransferPlan:
     @cached_property
     def classes(self) -> TransferClasses:
         """Its transfers by when they happen, if all members start together."""
-        return TransferClasses(self.round_rows, self.members, self.cells, *self.queue_members)
+        return TransferClasses(self.round_rows, self.members, self.chunks, *self.queue_members)
 
     @cached_property
     def links(self) -> frozenset[int]:

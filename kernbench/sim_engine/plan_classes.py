@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 Row = tuple[int, int, int, float, float]
-"""A transfer: source cell and target cell (numbered over all members), queue, serial and latency (s)."""
+"""A transfer: source chunk and target chunk (numbered over all members), queue, serial and latency (s)."""
 
 _START = 0
 Times = frozenset[int]
