@@ -87,8 +87,8 @@ class CollectiveTrace:
 MemoryChange = tuple[int, float, int]
 """SIP, when (s), and bytes that are allocated in its HBM from then on."""
 
-HostWait = tuple[int | None, float, float, "Operation | Condition"]
-"""A host that waited: rank (None: main), from and until when (s), for what. A plain tuple: waits are many."""
+HostWait = tuple[int | None, float, float, "Operation | Condition", int]
+"""A host that waited: rank (None: main), from and until when (s), for what, and the SIP that it drove. A plain tuple: waits are many."""
 
 
 DEFAULT_LIMIT = 1_000_000

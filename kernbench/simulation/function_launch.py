@@ -71,7 +71,9 @@ class FunctionLaunch:
 class FunctionLauncher:
     """Launches Python functions in one simulation."""
 
-    def __init__(self, engine: GraphEngine, hosts: Hosts, streams: Streams, executor: DataExecutor, values: Values) -> None:
+    def __init__(
+        self, engine: GraphEngine, hosts: Hosts, streams: Streams, executor: DataExecutor, values: Values
+    ) -> None:
         self._engine = engine
         self._hosts = hosts
         self._streams = streams

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from kernbench.errors import CollectiveMismatchError, ConfigError
-from kernbench.simulation.locations import Location
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
+from kernbench.simulation.locations import Location
 
 
 class Signature(NamedTuple):
@@ -122,20 +122,17 @@ class Communicator:
         """Number in this group of a rank of the world, -1 if it is not a member."""
         return self.index.get(world_rank, -1)
 
-    def root(self, src: int | None, group_src: int | None) -> int:
-        """The root of a rooted collective as a rank of the world, given either way."""
-        if (src is None) == (group_src is None):
-            if src is None:
-                return self.ranks[0]
-            raise ConfigError("give src (a rank of the world) or group_src (a rank of the group), not both")
-        if group_src is not None:
-            if not 0 <= group_src < self.size:
-                raise ConfigError(f"group_src {group_src}: {self.name} has ranks 0..{self.size - 1}")
-            return self.ranks[group_src]
-        assert src is not None
-        if src not in self.index:
-            raise ConfigError(f"src {src} is not a member of {self.name} ({list(self.ranks)})")
-        return src
+    def root(self, rank: int | None, group_rank: int | None) -> int:
+        """The number of a rooted collective's root, given as a rank of the world or of the group; by default 0."""
+        if rank is not None and group_rank is not None:
+            raise ConfigError(
+                "give the root as a rank of the world or as one of the group (group_src, group_dst), not both"
+            )
+        if group_rank is not None and not 0 <= group_rank < self.size:
+            raise ConfigError(f"root {group_rank}: {self.name} has ranks 0..{self.size - 1}")
+        if rank is not None and rank not in self.index:
+            raise ConfigError(f"root {rank} is not a member of {self.name} ({list(self.ranks)})")
+        return self.index[rank] if rank is not None else group_rank or 0
 
     def arrive(self, arrival: Arrival) -> tuple[Collective, CollectiveMismatchError | None]:
         """Record a member's next collective; the error tells that it does not match what another member called."""

@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.locations import Location
-from kernbench.sim_engine.operation import Operation
 
 KEPT = 256
 """Calls kept per rank."""

@@ -83,6 +83,7 @@ class RunHooks:
         self._scheduler = scheduler
         self._hosts = hosts
         self._launches = 0
+        self._closed = False
         self._running: dict[Operation, int] = {}
         self._started: set[int] = set()
         self._follows_kernels = any(f"kernbench_kernel_{what}" in tellers for what in ("launched", "completed"))
@@ -113,7 +114,10 @@ class RunHooks:
             self._tell(tell, self._describe())
 
     def closed(self) -> None:
-        """The context is closed: the timeline first, then the end."""
+        """The context is closed: the timeline first, then the end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         log = self._engine.op_log
         if tell := self._listened("timeline_finished"):
             self._tell(tell, TimelineEvent(

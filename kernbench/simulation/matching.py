@@ -27,6 +27,7 @@ from kernbench.simulation.messages import Mailbox
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import storage_of
 
+
 class Matcher:
     """The calls of one simulation's ranks that wait for other ranks' calls.
 

@@ -37,6 +37,13 @@ class TorchRecorder(Protocol):
         """For the length of a block, what torch computes in this thread is recorded."""
 
 
+class RankGroups(Protocol):
+    """Makes process groups for ranks that have not called ``torch.distributed.init_process_group``: ``ctx.distributed``."""
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """A group of ranks of the world."""
+
+
 class Simulation:
     """One simulation. A record: what happens is its owners' business, each of which has what it needs.
 
@@ -57,9 +64,11 @@ class Simulation:
         hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         hooks: what plugins are told, None if none listens.
+        distributed: makes process groups.
         torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
     """
 
+    distributed: RankGroups
     torch_recorder: TorchRecorder
 
     def __init__(

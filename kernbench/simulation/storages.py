@@ -181,6 +181,17 @@ class StorageTable:
             )
         return stored
 
+    def put(self, tensor: torch.Tensor, memory: DeviceMemory) -> None:
+        """Put a fresh tensor's storage on a SIP."""
+        storage: Any = storage_of(tensor)
+        setattr(storage, NOTE, Block(memory, storage.nbytes()))
+
+    def allocation_of(self, tensor: torch.Tensor, owner: Host, name: str = "") -> Allocation:
+        """Where a tensor's storage is among the addresses of a SIP: of its own, or of its owner's."""
+        allocation = self.adopt(tensor, owner, name).allocation
+        assert allocation is not None
+        return allocation
+
 
 def _borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
     """``[nbytes]`` of this process's memory at ``address``, without keeping its owner alive."""

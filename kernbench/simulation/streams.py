@@ -86,7 +86,9 @@ class Streams:
         if self._hosts.observing:
             self._hosts.forbid_observers("communicate")
         if host.rank is not None and host.sip != self._hosts.sips[host.rank]:
-            stream = f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
+            stream = (
+                f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
+            )
         host.clock += self._costs.overhead
         op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
         nbytes = 0
@@ -96,9 +98,7 @@ class Streams:
         op.executed = False
         return op
 
-    def touch(
-        self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> None:
+    def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Note in ``op`` and in the storages which memory it reads and writes."""
         if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
             stored = self._storages.adopt(inputs[0], host)

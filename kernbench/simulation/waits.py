@@ -96,7 +96,7 @@ class Waits:
         """Move a host's clock forward to the end of what it has waited for, and log the wait."""
         end = awaited.end
         if end is not None and end > host.clock:
-            self._engine.op_log.add_wait((host.rank, host.clock, end, awaited))
+            self._engine.op_log.add_wait((host.rank, host.clock, end, awaited, host.sip))
             host.clock = end
 
     def resume_done(self) -> bool:

@@ -14,15 +14,12 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernbench import __version__
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
-from kernbench.trace.timeline import HOST, MAX_STEPS, Message, Span, Timeline, pack
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
+from kernbench.trace.timeline import HOST, MAX_STEPS, HasEngine, Message, Span, Timeline, pack
 
 _TRACK_ORDER = (HOST, "compute", "stream", "comm", "copy")
 _SEND, _RECEIVE = "send to", "receive from"
@@ -33,9 +30,7 @@ Event = tuple[int, int, str]
 """Begin in ns, minus the length in ns (what encloses comes first), and the event as JSON: they are many."""
 
 
-def write_chrome_trace(
-    source: RuntimeContext | GraphEngine, path: str | Path, *, max_steps: int | None = MAX_STEPS
-) -> None:
+def write_chrome_trace(source: HasEngine | GraphEngine, path: str | Path, *, max_steps: int | None = MAX_STEPS) -> None:
     """Write the timeline of ``source`` to ``path``; gzipped if it ends in ``.gz``.
 
     Args:

@@ -354,7 +354,7 @@ def test_without_a_listener_nothing_is_wired() -> None:
     with kernbench.simulate(plugins=[Options()]) as ctx:
         assert ctx.hooks is None
         assert ctx.scheduler.observer is None
-        assert ctx.executor.on_settled is None
+        assert ctx.simulation.executor.on_settled is None
         assert ctx.engine.cost_model is None
 
 

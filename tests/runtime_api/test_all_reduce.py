@@ -54,7 +54,7 @@ def all_reduce(inputs, op, *, ccl=None, nodes=None, in_place=True, plain=False):
     outputs = {}
 
     def worker(rank, ctx):
-        source = inputs[rank].clone() if plain else ctx._adopt(inputs[rank].clone())
+        source = inputs[rank].clone() if plain else ctx.tensor(inputs[rank])
         out = None if in_place else torch.full_like(source, 3)
         ctx.distributed.all_reduce(source, op=op, out=out)
         outputs[rank] = (source if in_place else out).clone()
@@ -112,7 +112,7 @@ def test_non_contiguous_tensors():
     outputs = []
 
     def worker(rank, ctx):
-        x = ctx._adopt(inputs[rank].clone()).t()
+        x = ctx.tensor(inputs[rank]).t()
         ctx.distributed.all_reduce(x)
         outputs.append(x.t().clone().as_subclass(torch.Tensor))
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernbench.collective_kinds import KINDS
-from kernbench.runtime_api.groups import ProcessGroup
-from kernbench.runtime_api.history import Call
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.simulation.groups import Communicator
+from kernbench.simulation.history import Call
+from kernbench.simulation.simulation import Simulation
 
 VERSION = "2.10"
 PREFIX = "kernbench_rank_"
@@ -23,13 +21,13 @@ PREFIX = "kernbench_rank_"
 _NAMES = {"monitored_barrier": "barrier"}
 
 
-def write_flight_record(ctx: RuntimeContext, directory: str | Path, prefix: str = PREFIX) -> list[Path]:
+def write_flight_record(simulation: Simulation, directory: str | Path, prefix: str = PREFIX) -> list[Path]:
     """Write the last calls of every rank of the last spawn, also of one that failed, to ``<directory>/<prefix><rank>``."""
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    history = ctx.distributed.matcher.history
-    calls = {rank: history.of(rank) for rank in (sorted(ctx._ranks) or history.ranks)}
-    groups: dict[int, ProcessGroup] = {}
+    history = simulation.matcher.history
+    calls = {rank: history.of(rank) for rank in (sorted(simulation.hosts.of_rank) or history.ranks)}
+    groups: dict[int, Communicator] = {}
     for of_rank in calls.values():
         for call in of_rank:
             groups.setdefault(id(call.group), call.group)

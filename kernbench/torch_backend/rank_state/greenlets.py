@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d
 import torch.utils._device
 import torch.utils._python_dispatch
 from greenlet import getcurrent
 
 from kernbench.errors import KernbenchError
+from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.patches import Patches
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.torch_backend.process_groups.making import GroupMaker
+from kernbench.torch_backend.process_groups.world import GreenletWorld
 
 _C: Any = torch._C
+c10d: Any = torch.distributed.distributed_c10d
 
 ENTRIES: tuple[tuple[Any, str], ...] = (
     (_C, "_set_grad_enabled"),
@@ -73,16 +75,24 @@ STATE: dict[str, Callable[[], Any]] = {
 """What would leak, by what a program calls it."""
 
 
-class LeakGuard:
-    """Looks after the greenlet ranks of one context."""
+class GreenletEnvironment:
+    """Torch for the greenlet ranks of one spawn.
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    Attributes:
+        groups: makes the ranks' process groups.
+    """
+
+    def __init__(self, devices: HostDevices) -> None:
+        self._simulation = devices.simulation
+        self._devices = devices
         self._patches = Patches()
         self._before: dict[str, Any] = {}
+        self.groups = GroupMaker(devices.simulation, devices, None)
 
     def open(self) -> None:
-        """Remember how main has set things, and wrap what changes them."""
+        """Remember how main has set things, and wrap what changes them; let torch know each rank's groups."""
+        self._patches.set(c10d, "_world", GreenletWorld(self._simulation.hosts))
+        self._patches.set(torch.autograd, "_engine_run_backward", self._recorded(torch.autograd._engine_run_backward))
         self._before = {name: read() for name, read in STATE.items()}
         for owner, name in ENTRIES:
             self._patches.set(owner, name, self._noted(getattr(owner, name)))
@@ -90,10 +100,10 @@ class LeakGuard:
     def close(self) -> None:
         """Put everything back. Idempotent."""
         self._patches.undo()
-        self._ctx.scheduler.before_switch = None
+        self._simulation.scheduler.before_switch = None
 
     def _noted(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        scheduler = self._ctx.scheduler
+        scheduler = self._simulation.scheduler
 
         @functools.wraps(stock, updated=())
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -103,6 +113,16 @@ class LeakGuard:
 
         return noted
 
+    def _recorded(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """A backward pass, wherever it is started, with its operations recorded."""
+
+        @functools.wraps(stock)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._devices.recording():
+                return stock(*args, **kwargs)
+
+        return run
+
     def check(self) -> None:
         """Raise if the state is not main's; if it is, stop looking.
 
@@ -110,7 +130,7 @@ class LeakGuard:
             KernbenchError: naming what would leak.
         """
         changed = [name for name, read in STATE.items() if read() != self._before[name]]
-        scheduler = self._ctx.scheduler
+        scheduler = self._simulation.scheduler
         if not changed:
             scheduler.before_switch = None
             return
