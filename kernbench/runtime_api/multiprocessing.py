@@ -109,7 +109,8 @@ class Multiprocessing:
 
     def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
-        self._configure: Callable[[Environment], None] | None = None
+        self.configure: Callable[[Environment], None] | None = None
+        """Called with the environment of a spawn's carriers before it is opened."""
         self._daemon = False
 
     def spawn(
@@ -170,8 +171,8 @@ class Multiprocessing:
             from kernbench.torch_backend.environment import Environment  # it builds on this room
 
             ctx._environment = environment = Environment(ctx, nprocs, per_rank_modules)
-            if self._configure is not None:
-                self._configure(environment)
+            if self.configure is not None:
+                self.configure(environment)
             environment.open()
             bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
             ctx.scheduler.start(bodies, isolation=isolation, before_run=environment.state.enter)

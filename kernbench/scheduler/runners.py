@@ -44,10 +44,12 @@ class Runner(Protocol):
 
     threads: bool
     """Whether they have threads of their own."""
-    waitable: Callable[[], Any]
-    """Returns the greenlet to resume when whoever runs now is to go on. (Attributes, as a switch should cost no more calls.)"""
-    suspend: Callable[[], Any]
-    """Goes to main, or to whom main would resume; returns when whoever runs now is resumed. In a raw greenlet too."""
+
+    def waitable(self) -> Any:
+        """The greenlet to resume when whoever runs now is to go on."""
+
+    def suspend(self) -> Any:
+        """Go to main, or to whom main would resume; return when whoever runs now is resumed. In a raw greenlet too."""
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """Give ``rank`` what runs ``body``, which must not raise; ``before_run`` is called in main's thread or a rank's."""
@@ -69,7 +71,7 @@ class GreenletRunner:
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self.waitable: Callable[[], Any] = getcurrent
+        self.waitable: Callable[[], Any] = getcurrent  # no methods: a switch should cost no call more
         self.suspend: Callable[[], Any] = turns.main.switch
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:

@@ -18,7 +18,7 @@ import torch.multiprocessing
 
 from kernbench.errors import ConfigError
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state.output import rank_streams
+from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ def run_ranks(
     def body(rank: int) -> None:
         exec(program.code, vars(mains[rank]))
 
-    ctx.multiprocessing._configure = configure
+    ctx.multiprocessing.configure = configure
     try:
-        with _as_started(program), rank_streams(ctx, prefix):
+        with _as_started(program), rank_streams(ctx, TORCHRUN_PREFIX if prefix else ""):
             ctx.multiprocessing.spawn(body, (), world, per_rank_modules=(*own_modules(program), *per_rank_modules))
     finally:
-        ctx.multiprocessing._configure = None
+        ctx.multiprocessing.configure = None
 
 
 def run_once(
@@ -143,7 +143,7 @@ def run_once(
     patches.set(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
     main = program.fresh_main()
     try:
-        with _as_started(program), rank_streams(ctx, prefix):
+        with _as_started(program), rank_streams(ctx, TORCHRUN_PREFIX if prefix else ""):
             sys.modules["__main__"] = main
             try:
                 exec(program.code, vars(main))

@@ -10,7 +10,7 @@ from kernbench.errors import ConfigError
 from kernbench.trace.chrome import write_chrome_trace
 from kernbench.trace.picture import plot_timeline
 from kernbench.trace.summary import CollectiveSummary, RankSummary, Summary, summary
-from kernbench.trace.timeline import MAX_STEPS, Message, Span, Timeline
+from kernbench.trace.timeline import MAX_STEPS, ChunkStep, Span, Timeline
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_STEPS",
+    "ChunkStep",
     "CollectiveSummary",
-    "Message",
     "RankSummary",
     "Span",
     "Summary",

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernbench import __version__
 from kernbench.trace.critical import critical_path
-from kernbench.trace.timeline import HOST, MAX_STEPS, Message, Span, Timeline, pack
+from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, Span, Timeline, pack
+from kernbench.version import __version__
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -222,12 +222,12 @@ def _message_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, s
 
 
 def _lanes(
-    messages: Iterable[Message],
-    key: Callable[[Message], tuple[int, int]],
-    interval: Callable[[Message], tuple[int, int]],
+    messages: Iterable[ChunkStep],
+    key: Callable[[ChunkStep], tuple[int, int]],
+    interval: Callable[[ChunkStep], tuple[int, int]],
 ) -> dict[int, int]:
     """Lane of each message (by identity) among those with its key, so that none overlap. Messages sorted by begin."""
-    groups: dict[tuple[int, int], list[Message]] = {}
+    groups: dict[tuple[int, int], list[ChunkStep]] = {}
     for message in messages:
         groups.setdefault(key(message), []).append(message)
     return {
