@@ -1,1 +1,1 @@
-
+"""What the command ``kernbench`` does: a module per subcommand."""

@@ -41,6 +41,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
+        """Its path as people write it."""
         return ".".join(self.path)
 
 

@@ -53,10 +53,12 @@ class World:
 
     @property
     def local(self) -> int:
+        """Ranks per node."""
         return self.ranks // self.nodes
 
     @property
     def net_channels(self) -> float:
+        """Channels that cross the network."""
         return _CHANNELS_PER_NIC * self.nics
 
     def hop(self, protocol: str) -> float:

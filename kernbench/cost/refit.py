@@ -49,6 +49,7 @@ class Knob:
 
     @property
     def name(self) -> str:
+        """What reports call it."""
         return f"{self.table}.{self.row}.{self.field}" + ("" if self.key is None else f"[{self.key}]")
 
 

@@ -140,6 +140,7 @@ class Cubes(Spec):
 
     @property
     def count(self) -> int:
+        """How many there are."""
         return self.w * self.h
 
 

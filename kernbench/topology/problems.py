@@ -19,10 +19,12 @@ class Mark:
     path: tuple[str | int, ...]
 
     def child(self, keys: tuple[str | int, ...]) -> Mark:
+        """The place on the same line to which further ``keys`` lead."""
         return Mark(self.file, self.line, self.path + keys)
 
     @property
     def key(self) -> str:
+        """The path as people write it: ``system.sips.count``."""
         return ".".join(str(part) for part in self.path)
 
 

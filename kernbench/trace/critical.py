@@ -38,6 +38,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.begin
 
     @property

@@ -49,12 +49,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One step of a collective: a chunk goes from a rank to another.
+class ChunkStep:
+    """One chunk step of a collective: a chunk goes from a rank to another.
 
     Attributes:
         name: the collective.
@@ -99,7 +100,7 @@ class Timeline:
     topology: Topology
     title: str
     spans: tuple[Span, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[ChunkStep, ...]
     steps_left_out: int
     collectives_left_out: int
     unfinished: int
@@ -116,7 +117,7 @@ class Timeline:
         """
         engine = engine_of(source)
         log = engine.op_log
-        messages: list[Message] = []
+        messages: list[ChunkStep] = []
         left_out = collectives_left_out = 0
         for trace in log.collectives:
             if max_steps is not None and len(messages) + len(trace.run.plan) > max_steps:
@@ -210,11 +211,11 @@ def _begun_at(span: Span, begin: float) -> Span:
     return Span(span.rank, span.sip, span.track, span.name, span.kind, begin, span.end, span.nbytes, span.detail)
 
 
-def _messages(trace: CollectiveTrace) -> Iterator[Message]:
+def _messages(trace: CollectiveTrace) -> Iterator[ChunkStep]:
     """The chunk steps that have arrived."""
     plan, times = trace.run.plan, trace.run.times
     for i in np.flatnonzero(~np.isnan(times.arrived)).tolist():
-        yield Message(
+        yield ChunkStep(
             trace.name,
             trace.ranks[plan.src[i]],
             trace.ranks[plan.dst[i]],
