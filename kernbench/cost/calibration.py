@@ -18,9 +18,8 @@ import yaml
 
 from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.devices import generation_of
 from kernbench.cost.fitting import PULL, robust, search
-from kernbench.cost.gemm import KERNELS
+from kernbench.cost.generations import generation_of
 from kernbench.cost.reference import Table
 from kernbench.cost.table_files import read_log
 from kernbench.cost.validation import Comparison, Measured, Score, load_manifest, measured_collective, score
@@ -162,7 +161,7 @@ def _get(system: SystemSpec, parameter: Parameter) -> float:
     for key in parameter.path:
         value = getattr(value, key, None)
         if value is None and parameter is MATRIX_EFFICIENCY:
-            return KERNELS[generation_of(system.device)].efficiency["fp16"]
+            return generation_of(system.device).gemm.efficiency["fp16"]
         if value is None:
             raise ConfigError(f"system {system.name} has no `{parameter.name}` to fit")
     return float(max(value, parameter.least))

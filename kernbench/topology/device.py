@@ -166,6 +166,9 @@ class DeviceSpec(Spec):
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
     target: Target = Field(description="what Triton compiles for: backend, arch, warp_size")
+    generation: str | None = Field(
+        default=None, description="shipped generation of devices, or a file's path; by `target` when it is left out"
+    )
     pes: Count = Field(description="PEs of the SIP (SMs, CUs or accelerator cores)")
     clock: Hertz = Field(description="clock that the rates hold at")
     pe: Pe = Field(description="one PE: tcm, tcm_per_block, registers, max_threads, max_blocks, special_rate")
