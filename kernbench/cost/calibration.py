@@ -22,7 +22,7 @@ from kernbench.cost.fitting import PULL, robust, search
 from kernbench.cost.generations import generation_of
 from kernbench.cost.reference import Table
 from kernbench.cost.table_files import read_log
-from kernbench.cost.validation import Comparison, Measured, Score, load_manifest, measured_collective, score
+from kernbench.cost.validation import Comparison, MeasuredTable, Score, load_manifest, measured_collective, score
 from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
 
@@ -63,14 +63,14 @@ class Calibration:
     after: Score
 
 
-def measure_manifest(path: Path) -> list[Measured]:
+def measure_manifest(path: Path) -> list[MeasuredTable]:
     """The tables of a manifest. Raises ConfigError."""
     return load_manifest(path)
 
 
 def measure_log(
     path: Path, *, collective: str | None = None, ranks: int | None = None, nodes: int | None = None
-) -> list[Measured]:
+) -> list[MeasuredTable]:
     """The points of nccl-tests' own output. What it does not say (some runs print no ranks) is to be given.
 
     Raises ConfigError.
@@ -116,7 +116,7 @@ def parameters_for(tables: Sequence[Table]) -> list[Parameter]:
     return found[:MOST_PARAMETERS]
 
 
-def calibrate(system: Any, tables: Sequence[Measured], *, name: str) -> Calibration:
+def calibrate(system: Any, tables: Sequence[MeasuredTable], *, name: str) -> Calibration:
     """Fit a system to measurements.
 
     Args:

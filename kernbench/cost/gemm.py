@@ -17,7 +17,7 @@ from kernbench.cost.generations import GemmKernels, generation_of
 from kernbench.cost.memory_bound import ITEM_BYTES
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
-from kernbench.topology.device import DeviceSpec, Memory
+from kernbench.topology.device import DeviceSpec, MemorySpec
 from kernbench.topology.dtypes import canonical_dtype
 
 US = 1e-6
@@ -130,11 +130,11 @@ def sustained(seconds: Any, kernels: GemmKernels) -> Any:
     return seconds * (1 + kernels.throttle * seconds / (seconds + kernels.throttle_after))
 
 
-def shared_memory(spec: DeviceSpec) -> Memory:
+def shared_memory(spec: DeviceSpec) -> MemorySpec:
     """Where all PEs take their operands from: the last cache before them, or device memory where there is none."""
     if spec.l2 is not None:
         return spec.l2
-    return Memory.model_construct(size=0, bandwidth=spec.hbm_copy_bandwidth, latency=spec.hbm.latency)
+    return MemorySpec.model_construct(size=0, bandwidth=spec.hbm_copy_bandwidth, latency=spec.hbm.latency)
 
 
 def _configurations() -> tuple[Floats, Floats, Floats]:

@@ -20,7 +20,7 @@ from kernbench.cost.collective_constants import GB, LIBRARY, US
 from kernbench.cost.fitting import robust
 from kernbench.cost.generations import GENERATIONS, TRANSPORTS, by_age
 from kernbench.cost.memory_bound import OPS
-from kernbench.cost.validation import Comparison, Measured
+from kernbench.cost.validation import Comparison, MeasuredTable
 
 _STEPS = (0.4, 0.15, 0.06, 0.025)
 _SWEEPS = 4  # over all knobs with steps of one length, at most
@@ -200,14 +200,14 @@ def log_error(found: Comparison) -> Any:
     return np.log(found.seconds / found.measured)
 
 
-def concerning(tables: Sequence[Measured], groups: Sequence[Sequence[Knob]]) -> list[Sequence[Knob]]:
+def concerning(tables: Sequence[MeasuredTable], groups: Sequence[Sequence[Knob]]) -> list[Sequence[Knob]]:
     """The groups whose knobs change the estimates of some tables."""
     here = {knob: _get(knob) for group in groups for knob in group if _get(knob) > 0}
     return [group for group in groups if any(_concerned(tables, here, knob) for knob in group if knob in here)]
 
 
 def refit(
-    tables: Sequence[Measured], groups: Sequence[Sequence[Knob]], known: Mapping[Knob, float] | None = None
+    tables: Sequence[MeasuredTable], groups: Sequence[Sequence[Knob]], known: Mapping[Knob, float] | None = None
 ) -> dict[Knob, float]:
     """The values of the knobs that fit some tables best, one group after the other.
 
@@ -229,7 +229,7 @@ def refit(
     return values
 
 
-def _fit(tables: Sequence[Measured], moving: Sequence[Knob], values: Mapping[Knob, float]) -> dict[Knob, float]:
+def _fit(tables: Sequence[MeasuredTable], moving: Sequence[Knob], values: Mapping[Knob, float]) -> dict[Knob, float]:
     """Steps along one knob at a time; a trial looks only at the tables that the knob concerns."""
     # A long table says more than a short one, but not as much more as it is longer.
     weights = np.sqrt([float(table.size.size) for table in tables])
@@ -267,7 +267,7 @@ def _fit(tables: Sequence[Measured], moving: Sequence[Knob], values: Mapping[Kno
     return {knob: now[knob] for knob in moving}
 
 
-def _concerned(tables: Sequence[Measured], values: Mapping[Knob, float], knob: Knob) -> Any:
+def _concerned(tables: Sequence[MeasuredTable], values: Mapping[Knob, float], knob: Knob) -> Any:
     """Indices of the tables whose estimates a knob changes."""
     with constants(values):
         before = [table.compare().seconds for table in tables]

@@ -16,7 +16,7 @@ import torch
 
 from kernbench import triton_engine
 from kernbench.cost.peer_access import peer_share
-from kernbench.cost.work import Cost, Work, over_links
+from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.current import current_context
 from kernbench.runtime_api.remote_traffic import traffic_of_launches
@@ -254,7 +254,7 @@ class SampledLaunch(TritonLaunch):
                 counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
                 counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
                 return _cost_of(self, counts)
-        return Work(nbytes).cost(device)
+        return StatedWork(nbytes).cost(device)
 
 
 def _stand_in(arg: Any) -> Any:
