@@ -44,40 +44,25 @@ class Library:
 
 LIBRARY = {"library": Library()}  # one row, so that a fit replaces it as it does the rows of the other tables
 
-# Selection: the library ranks candidates with a formula of its own [N], which is not what they take.
-# (lat + steps) in seconds; LL, LL128, Simple.
-RANK_BASE = {
-    ("tree", "ll"): 6.8 * US,
-    ("tree", "ll128"): 14.0 * US,
-    ("tree", "simple"): 8.4 * US,
-    ("ring", "ll"): 6.6 * US,
-    ("ring", "ll128"): 14.0 * US,
-    ("ring", "simple"): 8.4 * US,
-}
-RANK_INTRA = {
-    ("tree", "ll"): 0.6 * US,
-    ("tree", "ll128"): 1.25 * US,
-    ("tree", "simple"): 4.0 * US,
-    ("ring", "ll"): 0.6 * US,
-    ("ring", "ll128"): 1.9 * US,
-    ("ring", "simple"): 3.4 * US,
-}
-RANK_INTER = {
-    ("tree", "ll"): 5.0 * US,
-    ("tree", "ll128"): 8.5 * US,
-    ("tree", "simple"): 14.0 * US,
-    ("ring", "ll"): 2.7 * US,
-    ("ring", "ll128"): 4.0 * US,
-    ("ring", "simple"): 14.0 * US,
-}
+
+def _by_step(**rows: tuple[float, float, float]) -> dict[tuple[str, str], float]:
+    """Seconds by algorithm and protocol, of rows of microseconds for LL, LL128 and Simple."""
+    protocols = ("ll", "ll128", "simple")
+    return {
+        (name, protocol): us * US for name, row in rows.items() for protocol, us in zip(protocols, row, strict=True)
+    }
+
+
+# Selection: the library ranks candidates with a formula of its own [N], which is not what they take: start, and steps.
+RANK_BASE = _by_step(tree=(6.8, 14.0, 8.4), ring=(6.6, 14.0, 8.4))
+RANK_INTRA = _by_step(tree=(0.6, 1.25, 4.0), ring=(0.6, 1.9, 3.4))
+RANK_INTER = _by_step(tree=(5.0, 8.5, 14.0), ring=(2.7, 4.0, 14.0))
 RANK_NVLS = 25.0 * US
 RANK_NVLS_TREE_INTER = 20.9 * US
 RANK_OVERHEAD = 1.0 * US  # network overhead that a step inside a node also meets; three times that for Simple
 RANK_NET_CHANNEL = 24 * GB  # what one channel carries between nodes
 RANK_PLATEAU = 1.4  # rings of several nodes with enough bytes per channel and rank
-RANK_LL_TREE = (
-    0.63  # the caps are averages of rings and trees; what is left of them for trees of more than two nodes [M]
-)
+RANK_LL_TREE = 0.63  # of LL's caps, averages of rings and trees, what is left for trees of more than two nodes [M]
 # What trees reach of their bandwidth at 64 B, 128 B, ... by protocol.
 RANK_TREE_CORRECTION = {
     "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
