@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from kernbench.cost.collective_constants import GB, US
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec, Spec
 from kernbench.topology.loader import load_part
 from kernbench.topology.shipped import shipped_names
-
-US, GB = 1e-6, 1e9
 
 Micros = Annotated[float, Field(ge=0), AfterValidator(lambda given: given * US)]
 """Microseconds in the file, seconds here."""

@@ -60,8 +60,7 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
 
 def load_fabric(name_or_path: str | Path) -> FabricSpec:
     """The validated fabric of that shipped name or YAML file. Raises ConfigError listing all that is wrong."""
-    document = _read("fabric", find_config("fabrics", name_or_path))
-    return _validate(FabricFile, document, (), title=str(name_or_path)).fabric
+    return load_part("fabric", name_or_path, FabricFile).fabric
 
 
 def load_part(kind: str, name_or_path: str | Path, model: type[FileT]) -> FileT:
