@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import generation_of, resolve_device
+from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
+from kernbench.cost.generations import generation_of
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
@@ -123,7 +124,6 @@ NAMES: Mapping[str, str] = {
 }
 
 _LANE = 10.57  # bytes that one PE of an A100 moves per clock when all of them copy
-_BY_GENERATION = {"ampere": 1.0, "hopper": 1.135, "blackwell": 1.135}  # the same of later PEs, at the same clock
 _SHARP = 6.0
 _KERNEL = 1.0 * US  # of the launch's latency passes before the device counts a kernel as running
 _COLD_START = 3.7 * US  # a launch timed alone with events
@@ -200,7 +200,7 @@ def _rates(spec: DeviceSpec, kind: OpKind, copy: float) -> tuple[float, float]:
     """Traffic that a kernel keeps up with, fed from the last cache and fed from memory, bytes/s."""
     if spec.target.backend == "hip":
         return kind.pace * copy, min(kind.memory, kind.ceiling) * copy
-    lanes = _LANE * _BY_GENERATION[generation_of(spec)] * spec.pes * spec.clock
+    lanes = _LANE * generation_of(spec).copy_pace * spec.pes * spec.clock
     # Instructions and memory overlap; where both take about as long, neither hides wholly behind the other.
     both = ((kind.memory * lanes) ** -_SHARP + (kind.ceiling * copy) ** -_SHARP) ** (-1 / _SHARP)
     return max(kind.pace * lanes, both), both

@@ -45,7 +45,7 @@ def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
 
         spaces: list[Any] = []
         try:
-            with rank_streams(ctx, RANK):
+            with rank_streams(ctx.simulation, RANK):
                 ctx.multiprocessing.spawn(body, nprocs=count, isolation=mark.kwargs.get("isolation", "carrier"))
             if ended:
                 raise ended[min(ended)]
