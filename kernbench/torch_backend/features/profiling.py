@@ -26,11 +26,11 @@ RELIES_ON = (
     Reliance(
         "torch.autograd.profiler_legacy.profile", "it records the thread that asks, so that ranks do not meet", subclassed=True,
         has=("_start_trace", "__exit__", "key_averages", "export_chrome_trace"),
-        parameters=("self", "enabled", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"),
+        parameters=("enabled", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"),
     ),
     Reliance(
         "torch.autograd.profiler_util.FunctionEvent", "a rank's collectives are events among those of its thread",
-        parameters=("self", "id", "name", "thread", "start_us", "end_us"),
+        parameters=("id", "name", "thread", "start_us", "end_us"),
     ),
     Reliance("torch.autograd.profiler_util.EventList", "it is what events are kept in"),
 )  # fmt: skip
