@@ -28,7 +28,7 @@ def test_private_names_that_are_used_are_relied_on(module: ModuleType) -> None:
 
 
 def test_every_reliance_says_why() -> None:
-    assert [each.name for _, each in OF_MODULES if len(each.why.split()) < 4 or each.why.endswith(".")] == []
+    assert [each.name for _, each in OF_MODULES if len(each.why.split()) < 2 or each.why.endswith(".")] == []
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_every_reliance_says_why() -> None:
         (Reliance("no_such_module.name", ""), ["does not exist: No module named 'no_such_module'"]),
         (Reliance("json", "", has=("dumps", "gone")), ["has no gone"]),
         (Reliance("json.loads", "", parameters=("s", "cls")), []),
-        (Reliance("json.loads", "", parameters=("text",)), ["takes (s, ...), expected (text, ...)"]),
+        (Reliance("json.loads", "", parameters=("text",)), [
+            "takes (s, cls, object_hook, parse_float, parse_int, parse_constant, object_pairs_hook, kw), expected (text) among them"
+        ]),
         (Reliance("json.JSONEncoder", "", looked_up_by=("json.dumps", "json")), []),
         (Reliance("json.JSONDecoder", "", looked_up_by=("json.dumps",)), ["is not looked up by json.dumps"]),
         (Reliance("builtins.bool", "", subclassed=True), ["cannot be derived from"]),

@@ -28,7 +28,10 @@ RELIES_ON = (
         f"{MODULE}._enable_context_parallel_dispatcher_impl", "entering a block calls it", parameters=("seq_dim", "mesh"),
         looked_up_by=(f"{MODULE}.context_parallel",),
     ),
-    Reliance(f"{MODULE}._disable_context_parallel_dispatcher_impl", "leaving a block calls it", looked_up_by=(f"{MODULE}.context_parallel",)),
+    Reliance(
+        f"{MODULE}._disable_context_parallel_dispatcher_impl", "leaving a block calls it",
+        looked_up_by=(f"{MODULE}.context_parallel",),
+    ),
     Reliance(
         f"{MODULE}._templated_ring_attention", "it goes around the ring with the kernel that it is given",
         parameters=("group", "seq_dim", "op", "query", "key", "value"),

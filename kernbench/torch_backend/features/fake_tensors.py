@@ -41,8 +41,8 @@ def install(patches: Patches, module: Any) -> None:
     """Add the current GPU to the keys, and let copies dispatch."""
     stock = module._DispatchCacheKey.__init__
 
-    def init(self: Any, values: tuple[Any, ...]) -> None:
-        stock(self, (*values, current_index()))
+    def init(self: Any, tup: tuple[Any, ...]) -> None:
+        stock(self, (*tup, current_index()))
 
     def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
         return torch.ops.aten.copy_.default(self, src, non_blocking)

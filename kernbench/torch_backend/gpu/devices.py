@@ -4,8 +4,6 @@ Its tensors are CPU tensors. torch's own factories work with ``device="cuda"``, 
 (``empty``, ``empty_strided``) are given kernels for the CUDA dispatch key which allocate on the CPU. What asks a CUDA runtime
 first is replaced: functions (``functions``), methods of tensors (``tensor_methods``), classes (``classes``) and
 ``torch.cuda`` (``cuda_names``, ``streams``). Which tensors are "on" the GPU is kept with their storages (``placement``).
-
-Relies on: a CPU build of torch has no CUDA kernels of those two; ``torch._C._ensureCUDADeviceGuardSet``.
 """
 
 from __future__ import annotations
@@ -25,11 +23,17 @@ from kernbench.torch_backend.gpu.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.placement import DeviceMemory, block_of, place
 from kernbench.torch_backend.gpu.recording import Recorder, put_on_stream
 from kernbench.torch_backend.rank_state.process_state import seed_of
+from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
     from kernbench.runtime_api.rank_state import RankState
+
+
+RELIES_ON = (
+    Reliance("torch._C._ensureCUDADeviceGuardSet", "C++ may ask which GPU is the current one without a CUDA runtime"),
+)
 
 
 class RankDevice:

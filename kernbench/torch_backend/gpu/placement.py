@@ -4,9 +4,6 @@ A tensor that a program has put on ``cuda`` is a CPU tensor whose storage carrie
 tensors give such tensors. A block counts against the HBM of its rank's SIP until its storage dies.
 
 A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are.
-
-Relies on: a storage's Python object living as long as the storage itself, with attributes; ``__tensor_flatten__`` naming the
-attributes of a wrapper that are tensors.
 """
 
 from __future__ import annotations
@@ -16,10 +13,30 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.relies_on import Reliance
+
 _ATTRIBUTE = "_kernbench_block"
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that have a storage of their own."""
+
+
+def _keeps_attributes(untyped_storage: Any) -> bool:
+    tensor = torch.zeros(1)
+    untyped_storage(tensor).kernbench_seen = True
+    view = tensor.view(-1)
+    del tensor
+    return bool(untyped_storage(view).kernbench_seen)
+
+
+RELIES_ON = (
+    Reliance("torch._C.TensorBase.untyped_storage", "its Python object, with attributes, lives as long as the storage",
+             holds=_keeps_attributes),
+    Reliance(
+        "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
+        parameters=("self",),
+    ),
+)  # fmt: skip
 
 
 class DeviceMemory:

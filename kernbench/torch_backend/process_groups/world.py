@@ -2,9 +2,6 @@
 
 torch keeps it in one object, ``torch.distributed.distributed_c10d._world``, whose class it calls an extension point. A
 rank's whole body runs on one OS thread, so a thread-local object in its place gives every rank its own.
-
-Relies on: ``distributed_c10d._world`` being looked up at each use, with the attributes below, and
-``torch._C._distributed_c10d._set_thread_isolation_mode`` (the registry of group names in C++ is per thread then).
 """
 
 from __future__ import annotations
@@ -13,6 +10,8 @@ import threading
 from typing import Any
 
 import torch.distributed.distributed_c10d
+
+from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
 
@@ -37,3 +36,17 @@ class RankWorld(threading.local):
         """What torch's own computes from the rest."""
         info: list[dict[str, Any]] = c10d._World.pg_config_info.fget(self)
         return info
+
+
+def _is_covered(world: Any) -> bool:
+    """Whether a rank's world has what torch's has."""
+    return {name for name, value in vars(world).items() if isinstance(value, property)} <= {*dir(RankWorld())}
+
+
+RELIES_ON = (
+    Reliance("torch.distributed.distributed_c10d._world", "each use looks it up", looked_up_by=(
+        "torch.distributed.distributed_c10d.init_process_group",
+    )),
+    Reliance("torch.distributed.distributed_c10d._World", "a rank's world has what it has", has=("pg_config_info",),
+             holds=_is_covered),
+)  # fmt: skip
