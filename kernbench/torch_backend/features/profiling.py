@@ -54,7 +54,7 @@ class profile(profiler_legacy.profile):  # torch's name
         self._first = 0
 
     def key_averages(
-        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, *later: Any, **named_later: Any
     ) -> Any:
         return super().key_averages(group_by_input_shape, group_by_stack_n)
 

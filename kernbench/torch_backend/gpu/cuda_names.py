@@ -249,11 +249,13 @@ def _another(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 
-def _unavailable(name: str) -> Callable[..., Any]:
-    def raises(*args: Any, **kwargs: Any) -> Any:
-        raise KernbenchError(f"{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
+def _unavailable(name: str) -> type:
+    """A class, which torch's code may ask whether something is an instance of; calling it raises."""
 
-    return raises
+    def raises(*args: Any, **kwargs: Any) -> Any:
+        raise KernbenchError(f"torch.cuda.{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
+
+    return type(name, (), {"__new__": raises, "__module__": "torch.cuda"})
 
 
 CUDA: dict[str, Any] = each_its_own({
@@ -359,7 +361,7 @@ NVTX: dict[str, Any] = {
 
 _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch.cuda", torch.cuda, CUDA),
-    ("torch.cuda", torch.cuda, {name: _unavailable(f"torch.cuda.{name}") for name in UNAVAILABLE}),
+    ("torch.cuda", torch.cuda, {name: _unavailable(name) for name in UNAVAILABLE}),
     ("torch.cuda.nccl", torch.cuda.nccl, {"version": nccl_version}),
     (
         "torch.cuda.profiler",
