@@ -91,7 +91,8 @@ def test_every_reliance_says_why() -> None:
         (Reliance("json", "", has=("dumps", "gone")), ["has no gone"]),
         (Reliance("json.loads", "", parameters=("s", "cls")), []),
         (Reliance("json.loads", "", parameters=("text",)), [
-            "takes (s, cls, object_hook, parse_float, parse_int, parse_constant, object_pairs_hook, kw), expected (text) among them"
+            "takes (s, cls, object_hook, parse_float, parse_int, parse_constant, object_pairs_hook, kw), "
+            "expected (text) among them"
         ]),
         (Reliance("json.JSONEncoder", "", looked_up_by=("json.dumps", "json")), []),
         (Reliance("json.JSONDecoder", "", looked_up_by=("json.dumps",)), ["is not looked up by json.dumps"]),
