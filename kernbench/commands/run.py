@@ -123,7 +123,7 @@ def _write_autotune_report(report: AutotuneReport) -> None:
 
 def print_summary(ctx: RuntimeContext) -> None:
     """Print modelled time per rank and bytes by collective, and what the log has not kept."""
-    from kernbench.torch_backend.summary import rank_times, traffic
+    from kernbench.trace.rank_times import rank_times, traffic
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
 

@@ -27,11 +27,23 @@ from kernbench.torch_backend.process_groups.world import RankWorld
 from kernbench.torch_backend.rank_state import module_hooks
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
+from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.replaced_names import ReplacedNames
 from kernbench.triton_engine.threads import set_product_threads
 
 c10d: Any = torch.distributed.distributed_c10d
 _registry: Any = torch._C._distributed_c10d
+
+
+RELIES_ON = (
+    Reliance("torch._C._distributed_c10d._set_thread_isolation_mode", "C++ registers names of groups per thread then"),
+    Reliance("torch.distributed.distributed_c10d", "a rank's groups are forgotten with it", has=(
+        "_world", "_unregister_all_process_groups",
+    )),
+    Reliance("torch.distributed.Backend", "what is known of backends", has=(
+        "backend_list", "backend_capability", "_plugins", "backend_type_map", "default_device_backend_map",
+    )),
+)  # fmt: skip
 
 
 class Environment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -31,7 +31,7 @@ class Patches:
             KernbenchError: there is no such name, so nobody would use what was to replace it.
         """
         if not hasattr(owner, name):
-            wanted_by = sys._getframe(1).f_globals["__name__"]
+            wanted_by = inspect.stack(0)[1].frame.f_globals["__name__"]
             raise KernbenchError(
                 f"{wanted_by} replaces {name!r} of {getattr(owner, '__name__', type(owner).__name__)}, which torch "
                 f"{version('torch')} does not have: `python -m kernbench.torch_backend.relies_on` lists what else it lacks"

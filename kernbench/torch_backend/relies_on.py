@@ -25,7 +25,7 @@ class Reliance:
         name: dotted, from a module on.
         why: what rests on it, in a sentence.
         has: attributes that are used or replaced.
-        parameters: what its signature begins with.
+        parameters: what its signature has, in this order.
         looked_up_by: dotted names of functions, classes or modules of Python whose code looks it up by name at each use, so
             that what replaces it is found.
         subclassed: Python classes derive from it.
@@ -52,20 +52,16 @@ class Reliance:
         except (ImportError, AttributeError) as error:
             return [f"does not exist: {error}"]
         wrong = [f"has no {attribute}" for attribute in self.has if not hasattr(target, attribute)]
-        if self.parameters and (found := tuple(inspect.signature(target).parameters)[: len(self.parameters)]) != (
-            self.parameters
-        ):
-            wrong.append(f"takes ({', '.join(found)}, ...), expected ({', '.join(self.parameters)}, ...)")
+        if self.parameters:
+            taken = iter(found := _parameters_of(target))
+            if not all(parameter in taken for parameter in self.parameters):
+                wrong.append(f"takes ({', '.join(found)}), expected ({', '.join(self.parameters)}) among them")
         last = self.name.rpartition(".")[2]
         wrong += [f"is not looked up by {user}" for user in self.looked_up_by if last not in _names_in(find(user))]
         if self.subclassed and not target.__flags__ & _PY_TPFLAGS_BASETYPE:
             wrong.append("cannot be derived from")
-        if self.holds is not None:
-            try:
-                if not self.holds(target):
-                    wrong.append("does not behave as expected")
-            except Exception as error:
-                wrong.append(f"does not behave as expected: {type(error).__name__}: {error}")
+        if self.holds is not None and (why_not := _fails(self.holds, target)) is not None:
+            wrong.append(f"does not behave as expected{why_not}")
         return wrong
 
 
@@ -86,6 +82,21 @@ def find(name: str) -> Any:
             target = getattr(target, part)
         return target
     raise AttributeError(name)
+
+
+def _parameters_of(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:  # of C++
+        return []
+
+
+def _fails(holds: Callable[[Any], bool], target: Any) -> str | None:
+    """None if it holds; else what it raised, if it did."""
+    try:
+        return None if holds(target) else ""
+    except Exception as error:
+        return f": {type(error).__name__}: {error}"
 
 
 def _names_in(user: Any) -> set[str]:

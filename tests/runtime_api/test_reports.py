@@ -39,7 +39,9 @@ def test_opposite_orders_show_the_cycle(ctx, isolation):
     text = str(errors[0])
     assert "Wait-for cycle: rank 0 -> rank 1 -> rank 0" in text
     for rank in (0, 1):
-        assert f"rank {rank}: waits in all_reduce #0 on group {rank + 1} [0, 1]: all_reduce(shape (4, 2), float32" in text
+        assert (
+            f"rank {rank}: waits in all_reduce #0 on group {rank + 1} [0, 1]: all_reduce(shape (4, 2), float32" in text
+        )
         assert f"To go on: rank {1 - rank} must call all_reduce(shape (4, 2)" in text
     assert f"{__file__}:{line_of('the blocked line')} in worker" in text
 

@@ -26,11 +26,11 @@ RELIES_ON = (
     Reliance(
         "torch.autograd.profiler_legacy.profile", "it records the thread that asks, so that ranks do not meet", subclassed=True,
         has=("_start_trace", "__exit__", "key_averages", "export_chrome_trace"),
-        parameters=("self", "enabled", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"),
+        parameters=("enabled", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"),
     ),
     Reliance(
         "torch.autograd.profiler_util.FunctionEvent", "a rank's collectives are events among those of its thread",
-        parameters=("self", "id", "name", "thread", "start_us", "end_us"),
+        parameters=("id", "name", "thread", "start_us", "end_us"),
     ),
     Reliance("torch.autograd.profiler_util.EventList", "it is what events are kept in"),
 )  # fmt: skip
@@ -54,7 +54,7 @@ class profile(profiler_legacy.profile):  # torch's name
         self._first = 0
 
     def key_averages(
-        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
+        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, *later: Any, **named_later: Any
     ) -> Any:
         return super().key_averages(group_by_input_shape, group_by_stack_n)
 

@@ -1,5 +1,5 @@
-"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Event``, ``torch.Generator``,
-``torch.cuda.FloatTensor``. What stands for them makes torch's own instances, on what is there."""
+"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Stream``, ``torch.Event``,
+``torch.Generator``, ``torch.cuda.FloatTensor``. What stands for them makes torch's own objects, or a simulated GPU's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 import torch.utils._device
 
 from kernbench.torch_backend.gpu.placement import block_of
-from kernbench.torch_backend.gpu.streams import Event
+from kernbench.torch_backend.gpu.streams import Event, Stream
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 _stock_device: Any = torch.device
-_stock_event: Any = torch.Event
 _stock_generator: Any = torch.Generator
 
 TENSOR_TYPES = {
@@ -29,7 +28,7 @@ RELIES_ON = (
         "torch.device", "`torch.device(0)` of a program finds the class that stands in its place",
         looked_up_by=("torch.serialization",),
     ),
-    Reliance("torch.Event", "an event of a simulated GPU is one of ours, any other one torch's"),
+    Reliance("torch", "a stream or an event of a simulated GPU is one of ours, any other one torch's", has=("Stream", "Event")),
     Reliance(
         "torch.Generator", "a generator on `cuda` is one of the CPU",
         holds=lambda generator: isinstance(torch.default_generator, generator),
@@ -67,16 +66,26 @@ class _DeviceKind(type):
         return _stock_device(*args, **kwargs)
 
 
-class _EventKind(type):
-    """``torch.Event`` of which one on ``cuda`` is a simulated GPU's."""
+class _OfAnyDevice(type):
+    """A class of streams or events: one on ``cuda``, which is the default, is ``simulated``, any other one is ``stock``'s."""
+
+    stock: Any
+    simulated: type
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, (_stock_event, Event))
+        return isinstance(instance, (cls.stock, cls.simulated))
 
+
+class _StreamKind(_OfAnyDevice):
     def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
-        if device is None or torch.device(device).type == "cuda":
-            return Event(**kwargs)
-        return _stock_event(device, **kwargs)
+        on_gpu = device is None or type(device) is int or torch.device(device).type == "cuda"
+        return cls.simulated(device, **kwargs) if on_gpu else cls.stock(device, **kwargs)
+
+
+class _EventKind(_OfAnyDevice):
+    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+        on_gpu = device is None or torch.device(device).type == "cuda"
+        return cls.simulated(**kwargs) if on_gpu else cls.stock(device, **kwargs)
 
 
 class _GeneratorKind(type):
@@ -107,7 +116,8 @@ class _TensorKind(type):
 
 _CLASSES: dict[str, type] = {
     "device": _DeviceKind("device", (), {"__module__": "torch"}),
-    "Event": _EventKind("Event", (), {"__module__": "torch"}),
+    "Stream": _StreamKind("Stream", (), {"__module__": "torch", "stock": torch.Stream, "simulated": Stream}),
+    "Event": _EventKind("Event", (), {"__module__": "torch", "stock": torch.Event, "simulated": Event}),
     "Generator": _GeneratorKind("Generator", (), {}),
 }
 """What stands for ``torch``'s classes."""

@@ -6,7 +6,7 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -234,9 +234,9 @@ def _sleep(cycles: int) -> None:
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
-def _each_its_own(table: dict[str, Any], taken: Iterable[Any] = ()) -> dict[str, Any]:
-    """The table with no function twice, nor one of those ``taken``: Dynamo looks up by function which name it has."""
-    seen = {id(value) for value in taken}
+def each_its_own(table: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """The table with no function twice, nor one of the others': Dynamo looks up by function which name it has."""
+    seen = {id(value) for other in others for value in other.values()}
     own = {}
     for name, value in table.items():
         own[name] = _another(value) if id(value) in seen and isinstance(value, FunctionType) else value
@@ -249,14 +249,16 @@ def _another(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(*args, **kwargs)
 
 
-def _unavailable(name: str) -> Callable[..., Any]:
+def _unavailable(name: str) -> type:
+    """A class, which torch's code may ask whether something is an instance of; calling it raises."""
+
     def raises(*args: Any, **kwargs: Any) -> Any:
-        raise KernbenchError(f"{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
+        raise KernbenchError(f"torch.cuda.{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
 
-    return raises
+    return type(name, (), {"__new__": raises, "__module__": "torch.cuda"})
 
 
-CUDA: dict[str, Any] = _each_its_own({
+CUDA: dict[str, Any] = each_its_own({
     "is_available": always,
     "is_initialized": always,
     "_initialized": True,
@@ -313,7 +315,7 @@ CUDA: dict[str, Any] = _each_its_own({
 })  # fmt: skip
 """``torch.cuda``'s attributes."""
 
-ACCELERATOR: dict[str, Any] = _each_its_own({
+ACCELERATOR: dict[str, Any] = each_its_own({
     "is_available": always,
     "device_count": device_count,
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
@@ -333,10 +335,10 @@ ACCELERATOR: dict[str, Any] = _each_its_own({
     "reset_peak_memory_stats": reset_peak_memory_stats,
     "get_memory_info": mem_get_info,
     "get_device_capability": get_device_capability,
-}, CUDA.values())  # fmt: skip
+}, CUDA)  # fmt: skip
 """``torch.accelerator``'s attributes."""
 
-ACCELERATOR_IN_C: dict[str, Any] = {
+ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
     "_get_accelerator": lambda check=None: torch.device("cuda"),
     "_accelerator_exchangeDevice": exchange_device,
     "_accelerator_maybeExchangeDevice": exchange_device,
@@ -346,7 +348,7 @@ ACCELERATOR_IN_C: dict[str, Any] = {
     "_accelerator_getStream": streams.current_stream,
     "_accelerator_setStream": streams.set_stream,
     "_accelerator_emptyCache": nothing,
-}
+}, CUDA, ACCELERATOR)  # fmt: skip
 """Attributes of ``torch._C`` that ``torch.accelerator`` calls."""
 
 NVTX: dict[str, Any] = {
@@ -359,9 +361,13 @@ NVTX: dict[str, Any] = {
 
 _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch.cuda", torch.cuda, CUDA),
-    ("torch.cuda", torch.cuda, {name: _unavailable(f"torch.cuda.{name}") for name in UNAVAILABLE}),
+    ("torch.cuda", torch.cuda, {name: _unavailable(name) for name in UNAVAILABLE}),
     ("torch.cuda.nccl", torch.cuda.nccl, {"version": nccl_version}),
-    ("torch.cuda.profiler", torch.cuda.profiler, {"start": nothing, "stop": nothing}),
+    (
+        "torch.cuda.profiler",
+        torch.cuda.profiler,
+        each_its_own({"start": nothing, "stop": nothing}, CUDA, ACCELERATOR_IN_C),
+    ),
     ("torch.cuda.nvtx", torch.cuda.nvtx, NVTX),
     ("torch.accelerator", torch.accelerator, ACCELERATOR),
     ("torch._C", torch._C, ACCELERATOR_IN_C),

@@ -4,8 +4,6 @@ Its tensors are CPU tensors. torch's own factories work with ``device="cuda"``, 
 (``empty``, ``empty_strided``) are given kernels for the CUDA dispatch key which allocate on the CPU. What asks a CUDA runtime
 first is replaced: functions (``functions``), methods of tensors (``tensor_methods``), classes (``classes``) and
 ``torch.cuda`` (``cuda_names``, ``streams``). Which tensors are "on" the GPU is kept with their storages (``placement``).
-
-Relies on: a CPU build of torch has no CUDA kernels of those two; ``torch._C._ensureCUDADeviceGuardSet``.
 """
 
 from __future__ import annotations
@@ -23,6 +21,11 @@ from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance("torch._C._ensureCUDADeviceGuardSet", "C++ may ask which GPU is the current one without a CUDA runtime"),
+)
 
 
 class HostDevices:

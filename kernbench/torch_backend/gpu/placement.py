@@ -4,8 +4,6 @@ A tensor that a program has put on ``cuda`` is a CPU tensor whose storage is not
 (:mod:`kernbench.simulation.storages`). Operations on such tensors give such tensors.
 
 A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are.
-
-Relies on: ``__tensor_flatten__`` naming the attributes of a wrapper that are tensors.
 """
 
 from __future__ import annotations
@@ -15,9 +13,28 @@ from typing import Any
 import torch
 
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory
+from kernbench.torch_backend.relies_on import Reliance
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that have a storage of their own."""
+
+
+def _keeps_attributes(untyped_storage: Any) -> bool:
+    tensor = torch.zeros(1)
+    untyped_storage(tensor).kernbench_seen = True
+    view = tensor.view(-1)
+    del tensor
+    return bool(untyped_storage(view).kernbench_seen)
+
+
+RELIES_ON = (
+    Reliance("torch._C.TensorBase.untyped_storage", "its Python object, with attributes, lives as long as the storage",
+             holds=_keeps_attributes),
+    Reliance(
+        "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
+        parameters=("self",),
+    ),
+)  # fmt: skip
 
 
 def block_of(tensor: torch.Tensor) -> Block | None:

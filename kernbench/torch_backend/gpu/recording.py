@@ -6,8 +6,6 @@ on a simulated GPU are recorded; in a program that uses no GPU, those on any ten
 What has to be known about an operation besides its arguments is found out once (:class:`Recorded`).
 
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
-
-Relies on: ``OpOverload._op`` computing what the overload does, ``_opname`` and ``_schema``.
 """
 
 from __future__ import annotations
@@ -27,6 +25,24 @@ from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.relies_on import Reliance
+
+
+def _computes(overload: Any) -> bool:
+    return bool(overload._op(torch.ones(1), torch.ones(1)) == 2) and overload._opname == "add"
+
+
+RELIES_ON = (
+    Reliance("torch.ops.aten.add.Tensor", "an overload's `_op` computes what it does", has=("_op", "_opname", "_schema"),
+             holds=_computes),
+    Reliance("torch._ops.OpOverload", "other callables are no operations of one kind", has=("name",)),
+    Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
+    Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
+    Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C._dynamo.eval_frame", "Dynamo is told by these to step over a function", has=(
+        "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy",
+    )),
+)  # fmt: skip
 
 SKIP, COLLECTIVE, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(7)
 

@@ -122,7 +122,10 @@ def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``Tensor._make_wrapper_subclass``: to autograd, which would ask a CUDA runtime, a wrapper is on the CPU like its parts."""
+    """``Tensor._make_wrapper_subclass``.
+
+    Autograd would ask a CUDA runtime: to it a wrapper is on the CPU, as its parts are.
+    """
     wanted, mine = kwargs.get("device"), current_device()
     if wanted is None or mine is None or is_described(cls) or torch.device(wanted).type != "cuda":
         return _stock_make_wrapper(cls, *args, **kwargs)

@@ -6,10 +6,6 @@ operations are done get their values, and their callbacks run, on this rank's th
 
 C++ waits for futures without letting other ranks run. The one place that does so with ours is DDP's reducer, in a callback at
 the end of backward; a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044).
-
-Relies on: the methods of ``torch._C.Future`` can be replaced, and Python's futures call them; callbacks of a backward pass run
-in the order in which they were queued; ``torch._C._current_graph_task_id`` is negative outside backward, and
-``torch._C._current_autograd_node`` is None in its callbacks.
 """
 
 from __future__ import annotations
@@ -24,11 +20,39 @@ from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.waits import Awaited
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 _C: Any = torch._C
 _C_ENGINE: Any = torch.autograd.Variable._execution_engine
 _Future: Any = torch._C.Future
 _stock_wait, _stock_done, _stock_value = _Future.wait, _Future.done, _Future.value
+
+
+def _calls_back_in_order(engine: Any) -> bool:
+    seen: list[Any] = []
+
+    def hook(gradient: Any) -> None:
+        for number in range(2):
+            engine.queue_callback(lambda number=number: seen.append((number, _C._current_autograd_node())))
+
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(hook)
+    leaf.sum().backward()
+    return seen == [(0, None), (1, None)] and _C._current_graph_task_id() < 0
+
+
+RELIES_ON = (
+    *(Reliance(f"torch._C.Future.{name}", "Python's futures call what stands in its place", looked_up_by=(user,))
+      for name, user in (("wait", "torch.futures.Future.wait"), ("value", "torch.futures.Future.value"),
+                         ("done", "torch.futures.Future.done"))),
+    Reliance("torch._C.Future", "its methods can be replaced", holds=lambda future: not future.__flags__ & 1 << 8),
+    Reliance(
+        "torch.autograd.Variable._execution_engine", "callbacks of a backward pass run in the order in which they were queued",
+        has=("queue_callback",), holds=_calls_back_in_order,
+    ),
+    Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C._current_autograd_node", "it is None in callbacks of a backward pass"),
+)  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)

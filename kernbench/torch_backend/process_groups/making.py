@@ -2,8 +2,6 @@
 
 ``init_process_group`` and ``new_group`` are torch's own, with their checks, rendezvous and bookkeeping; only the object that
 they make is ours, whatever backend name was asked for. Torch's helper would look for compiled-in backends.
-
-Relies on: that function's name and arguments, ``_register_pg_in_world``, ``_find_pg_by_ranks_and_tag`` and ``_world``.
 """
 
 from __future__ import annotations
@@ -21,8 +19,31 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
+
+RELIES_ON = (
+    Reliance(
+        "torch.distributed.distributed_c10d._new_process_group_helper", "what stands in its place is called with these",
+        parameters=(
+            "group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "backend_options", "timeout",
+            "pg_tag", "device_id", "group_desc",
+        ),
+    ),
+    Reliance("torch.distributed.distributed_c10d", "groups are noted with, and looked for in, what torch keeps", has=(
+        "_world", "_get_default_group", "_check_valid_timeout",
+    )),
+    Reliance(
+        "torch.distributed.distributed_c10d._register_pg_in_world", "it notes a group",
+        parameters=("pg", "backend_name", "store", "group_name", "backend_config", "pg_tag", "add_to_default_tag"),
+    ),
+    Reliance(
+        "torch.distributed.distributed_c10d._find_pg_by_ranks_and_tag", "it finds one", parameters=("tag", "ranks"),
+    ),
+    Reliance("torch.distributed.distributed_c10d.Backend._plugins", "backends that programs have registered",
+             holds=lambda plugins: isinstance(plugins, dict)),
+)  # fmt: skip
 
 DEFAULT_TIMEOUTS = (default_pg_timeout, timedelta(minutes=10))
 """What torch fills in where a program gives no timeout (NCCL has its own)."""
@@ -120,12 +141,16 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         pg_tag: str | None = None,
         device_id: Any = None,
         group_desc: str | None = None,
+        **later: Any,
     ) -> tuple[Any, Any]:
         if not _is_modelled(str(backend)):
             return stock(
                 group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout,
-                pg_tag, device_id, group_desc,
+                pg_tag, device_id, group_desc, **later,
             )  # fmt: skip
+        wanted = [name for name, value in later.items() if value]
+        if wanted:
+            raise KernbenchError(f"init_process_group: {', '.join(wanted)} is not simulated: leave it out")
         maker, world = current(), c10d._world
         if group_name in world.pg_names.values():
             raise ValueError("The specified group name has already been created, please use a different group name")

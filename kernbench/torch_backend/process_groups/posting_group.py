@@ -1,8 +1,4 @@
-"""What every process group of a simulated rank has, whatever is called on it: its names, and the way to the matcher.
-
-Relies on: Python classes may derive from ``ProcessGroup``, whose C++ calls the methods of these names; a backend name other
-than ``gloo`` from ``getBackendName`` (DDP's logger would ask for a gloo object).
-"""
+"""What every process group of a simulated rank has, whatever is called on it: its names, and the way to the matcher."""
 
 from __future__ import annotations
 
@@ -24,10 +20,18 @@ from kernbench.torch_backend.process_groups.arguments import Tensors, premultipl
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.work import Work
+from kernbench.torch_backend.relies_on import Reliance
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
+
+
+RELIES_ON = (
+    Reliance("torch.distributed.ProcessGroup", "C++ calls the methods of a Python class that derives from it", subclassed=True,
+             has=("allreduce", "broadcast", "barrier", "name", "rank", "size")),
+    Reliance("torch.distributed.get_debug_level", "DETAIL asks for checks at once"),
+)  # fmt: skip
 
 
 class PostingGroup(_ProcessGroup):

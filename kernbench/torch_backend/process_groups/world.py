@@ -2,9 +2,6 @@
 
 torch keeps it in one object, ``torch.distributed.distributed_c10d._world``, whose class it calls an extension point. A
 rank's whole body runs on one OS thread, so a thread-local object in its place gives every rank its own.
-
-Relies on: ``distributed_c10d._world`` being looked up at each use, with the attributes below, and
-``torch._C._distributed_c10d._set_thread_isolation_mode`` (the registry of group names in C++ is per thread then).
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from kernbench.simulation.hosts import Host, Hosts
+from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
 
@@ -76,3 +74,17 @@ def enter(group: Any, name: str) -> None:
     world.tags_to_pg.setdefault(world.pg_to_tag[group], []).append(group)
     if world.default_pg is None:
         world.default_pg = group
+
+
+def _is_covered(world: Any) -> bool:
+    """Whether a rank's world has what torch's has."""
+    return {name for name, value in vars(world).items() if isinstance(value, property)} <= {*dir(RankWorld())}
+
+
+RELIES_ON = (
+    Reliance("torch.distributed.distributed_c10d._world", "each use looks it up", looked_up_by=(
+        "torch.distributed.distributed_c10d.init_process_group",
+    )),
+    Reliance("torch.distributed.distributed_c10d._World", "a rank's world has what it has", has=("pg_config_info",),
+             holds=_is_covered),
+)  # fmt: skip

@@ -6,8 +6,6 @@ greenlet ranks run, and only after one of them has been called does a switch loo
 cost what they did.
 
 What main had set before it spawned holds for all ranks alike, and is no leak.
-
-Relies on: the functions of :data:`ENTRIES` being where ``no_grad``, ``autocast``, the modes and backward change that state.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import GreenletWorld
+from kernbench.torch_backend.relies_on import Reliance
 
 _C: Any = torch._C
 c10d: Any = torch.distributed.distributed_c10d
@@ -73,6 +72,28 @@ STATE: dict[str, Callable[[], Any]] = {
     "a backward pass that is under way": lambda: _C._current_graph_task_id() >= 0,
 }
 """What would leak, by what a program calls it."""
+
+
+RELIES_ON = (
+    Reliance("torch._C", "`no_grad`, `inference_mode`, the modes and backward change state that these change and read", has=(
+        "_set_grad_enabled", "_InferenceMode", "_len_torch_function_stack", "_get_function_stack_at",
+        "_len_torch_dispatch_stack", "_get_dispatch_stack_at", "_current_graph_task_id",
+    )),
+    Reliance("torch._C._autograd", "so do hooks on saved tensors and profilers", has=(
+        "_push_saved_tensors_default_hooks", "_top_saved_tensors_default_hooks", "_enable_profiler", "_profiler_enabled",
+    )),
+    Reliance("torch.utils._python_dispatch._push_on_torch_dispatch_stack", "dispatch modes are entered by it",
+             looked_up_by=("torch.utils._python_dispatch._push_mode",)),
+    Reliance("torch.overrides._push_on_torch_function_stack", "function modes are entered by it",
+             looked_up_by=("torch.overrides._push_mode",)),
+    Reliance("torch.utils._device.DeviceContext.__init__", "`with torch.device(...)` makes one, and enters it in C++"),
+    Reliance("torch.autocast_increment_nesting", "autocast is entered by it",
+             looked_up_by=("torch.amp.autocast_mode.autocast.__enter__",)),
+    Reliance("torch.set_anomaly_enabled", "so is anomaly detection",
+             looked_up_by=("torch.autograd.anomaly_mode.detect_anomaly",)),
+    Reliance("torch.autograd._engine_run_backward", "backward passes begin with it", looked_up_by=("torch.autograd.backward",)),
+    Reliance("torch.autograd.profiler._enable_profiler", "profilers begin with it", looked_up_by=("torch.autograd.profiler",)),
+)  # fmt: skip
 
 
 class GreenletEnvironment:

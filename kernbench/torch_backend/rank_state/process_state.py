@@ -4,9 +4,6 @@ Grad mode, autocast, dispatch modes and the like are per thread, and a rank's bo
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
 product attention, ``os.environ``, ``__main__``, and the globals of ``per_rank_modules``. The generators of ``random`` and
 ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
-
-Relies on: ``os.environ._data`` holding the variables, ``torch.default_generator`` being the generator that torch uses, and
-``torch._C._get_*_sdp_enabled`` being what ``torch.backends.cuda.*_sdp_enabled`` return.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.relies_on import Reliance
 
 Getter = Callable[[], Any]
 Setter = Callable[[Any], None]
@@ -41,6 +39,19 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
 
 _READERS = tuple(read for read, _ in FLAGS)
 _WRITERS = tuple(write for _, write in FLAGS)
+
+
+RELIES_ON = (
+    Reliance(
+        "os.environ", "its variables are in a dictionary, `_data`, of encoded names", has=("_data", "encodekey"),
+        holds=lambda environ: environ._data[environ.encodekey("PATH")] == environ.encodevalue(environ["PATH"]),
+    ),
+    Reliance("torch.default_generator", "torch draws from it", has=("get_state", "set_state", "manual_seed")),
+    Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
+        "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
+    )),
+    Reliance("torch.distributed", "the debug level is read and changed by these", has=("get_debug_level", "set_debug_level")),
+)  # fmt: skip
 
 
 def seed_of(seed: int, rank: int) -> int:

@@ -1,12 +1,9 @@
 """Symmetric memory: buffers of all members of a group that each of them can address.
 
 torch's Python module ``torch.distributed._symmetric_memory`` runs as it is; what it asks of C++, the static methods of
-``_SymmetricMemory``, is answered here, and the operations ``torch.ops.symm_mem.*`` by :mod:`.symmetric_ops`. A buffer is a
+``_SymmetricMemory``, is answered here, and the operations ``torch.ops.symm_mem.*`` by :mod:`.operations`. A buffer is a
 tensor on the rank's simulated GPU; ranks share a process, so a peer's buffer is that tensor's own memory. What crosses
 links when somebody touches it is known by where it is.
-
-Relies on: those static methods, ``signal_pad_size`` being a static property of pybind11, the names in
-:func:`install_module`.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from kernbench.simulation.groups import Communicator
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.placement import block_of, place_shared
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
 from kernbench.torch_backend.symmetric_memory.handle import Handle, Part
 from kernbench.triton_engine.signals import Words
@@ -37,6 +35,38 @@ MODULE = symmetric_ops.MODULE
 BACKENDS = ("CUDA", "NVSHMEM", "NCCL")
 
 _ATTRIBUTE = "_kernbench_symmetric"
+
+
+_OWN_REFERENCES = 2  # to the storage of a persistent allocation: of the tensor that keeps it, and of its Python object
+
+
+def _counts_references(count: Any) -> bool:
+    kept = torch.zeros(1)
+    return bool(count(kept.untyped_storage()._cdata) == _OWN_REFERENCES)
+
+
+_STATIC = (
+    "empty_strided_p2p", "rendezvous", "set_backend", "get_backend", "has_multicast_support", "is_symm_mem_tensor",
+)  # fmt: skip
+_STREAM_WRITES = ("memset32", "stream_write_value32")
+_PER_RANK = ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools")
+_LEFT_SET = ("_is_test_mode", "_mocked_group_names")
+
+RELIES_ON = (
+    Reliance("torch._C._distributed_c10d._SymmetricMemory", "torch's Python module asks these static methods of it", has=(
+        *_STATIC, *_STREAM_WRITES, "set_group_info", "get_mempool_allocator", "signal_pad_size",
+    )),
+    Reliance(
+        "torch._C._distributed_c10d._SymmetricMemory.signal_pad_size", "it is a static property of pybind11",
+        holds=lambda size: isinstance(size, int),
+    ),
+    Reliance(MODULE, "it keeps these per process, and asks whether there are memory pools and NVSHMEM", has=(
+        *_PER_RANK, *_LEFT_SET, "_should_use_implicit_mempool", "is_nvshmem_available",
+    )),
+    Reliance("torch._C._storage_Use_Count", "it tells whether the program has dropped a tensor", holds=_counts_references),
+    Reliance("torch.distributed.distributed_c10d._resolve_process_group", "groups are known by name"),
+    Reliance("torch.distributed.distributed_c10d.GroupName", "its type of a group's name"),
+)  # fmt: skip
 
 
 class PerRank(MutableMapping[Any, Any]):
@@ -274,9 +304,6 @@ class SymmetricMemory:
         allocation.words = Words(allocation.sip)
 
 
-_OWN_REFERENCES = 2  # to the storage of a persistent allocation: of the tensor that keeps it, and of its Python object
-
-
 def part_of(tensor: torch.Tensor) -> Part | None:
     """The allocation of symmetric memory that a tensor is in, if it is in one."""
     if block_of(tensor) is None:
@@ -310,11 +337,9 @@ def current() -> SymmetricMemory | None:
 def install(patches: Patches, memory: SymmetricMemory) -> None:
     """Let ``memory`` answer torch's Python module, for as long as the patches are in place."""
     symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
-    for name in (
-        "empty_strided_p2p", "rendezvous", "set_backend", "get_backend", "has_multicast_support", "is_symm_mem_tensor",
-    ):  # fmt: skip
+    for name in _STATIC:
         patches.set(symmetric, name, staticmethod(getattr(memory, name)))
-    for name in ("memset32", "stream_write_value32"):
+    for name in _STREAM_WRITES:
         patches.set(symmetric, name, staticmethod(getattr(symmetric_ops.StreamWrites(memory), name)))
     patches.set(symmetric, "set_group_info", staticmethod(lambda *args, **kwargs: None))
     patches.set(symmetric, "get_mempool_allocator", staticmethod(_no_pool))
@@ -331,11 +356,11 @@ def install_module(patches: Patches, module: Any) -> None:
     if memory is None:
         return
     symmetric_ops.register(current)  # importing it has defined some
-    for name in ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools"):
+    for name in _PER_RANK:
         patches.set(module, name, PerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)
     patches.set(module, "is_nvshmem_available", lambda: False)
-    for name in ("_is_test_mode", "_mocked_group_names"):  # a rank that is unwound leaves them as it set them
+    for name in _LEFT_SET:  # a rank that is unwound leaves them as it set them
         patches.set(module, name, getattr(module, name))
 
 

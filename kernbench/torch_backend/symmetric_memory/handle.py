@@ -16,11 +16,23 @@ import torch
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.signal_launch import Swap, submit_signals
+from kernbench.torch_backend.relies_on import Reliance
 
 if TYPE_CHECKING:
     from kernbench.simulation.groups import Communicator
     from kernbench.torch_backend.process_groups.group import SimProcessGroup
     from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
+
+
+RELIES_ON = (
+    Reliance("torch._C._distributed_c10d._SymmetricMemory", "words are written by these", has=(
+        "memset32", "stream_write_value32",
+    )),
+    Reliance(
+        "torch._prims_common.make_contiguous_strides_for", "strides of a tensor in a buffer",
+        holds=lambda strides: tuple(strides((2, 3))) == (3, 1),
+    ),
+)  # fmt: skip
 
 
 class Part:

@@ -3,8 +3,6 @@
 Collectives over symmetric buffers are posted like others, each with the algorithm of :mod:`kernbench.ccl` that it is on
 hardware, on a stream of their own; the current stream waits for them. Sums are made in the order of the ranks and kept wide.
 Those that torch writes in Python (fused products, low-contention collectives) run as they are.
-
-Relies on: the names of torch's functions in :data:`WRITTEN_IN_PYTHON`.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.simulation.groups import Signature
 from kernbench.torch_backend.gpu.recording import open_recorder
+from kernbench.torch_backend.relies_on import Reliance
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
@@ -44,6 +43,17 @@ WRITTEN_IN_PYTHON = {
 }
 """Operations that torch registers for CUDA only, and the functions of its module that compute them."""
 
+
+RELIES_ON = (
+    Reliance(MODULE, "these compute what is registered for CUDA only", has=tuple(WRITTEN_IN_PYTHON.values())),
+    Reliance(
+        "torch._C._dispatch_get_all_op_names", "the operations are read off the dispatcher",
+        holds=lambda names: f"{NAMESPACE}::one_shot_all_reduce" in names(),
+    ),
+    Reliance("torch._C._dispatch_has_kernel_for_dispatch_key", "those that the CPU computes are left alone"),
+    Reliance("torch.distributed.distributed_c10d._resolve_process_group", "groups are known by name"),
+    Reliance("torch.distributed.distributed_c10d.GroupName", "its type of a group's name"),
+)  # fmt: skip
 
 _known: set[str] = set()
 """Operations that have been looked at."""
