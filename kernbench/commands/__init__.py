@@ -1,1 +1,1 @@
-"""What the command ``kernbench`` does: a module per subcommand."""
+"""Subcommands of the ``kernbench`` command, a module each; one is imported when it is called."""

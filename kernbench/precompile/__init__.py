@@ -1,4 +1,4 @@
-"""Parallel ahead-of-time compilation of Triton kernels: see ``docs/precompile.md``."""
+"""Parallel ahead-of-time compilation of Triton kernels. See ``docs/precompile.md``."""
 
 from kernbench.callable_module import make_callable
 from kernbench.precompile.events import CompileCount, CompileEvent, count_compiles
