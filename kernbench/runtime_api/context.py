@@ -17,6 +17,7 @@ from greenlet import getcurrent
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.registry import brought
 from kernbench.cost.work import Cost
 from kernbench.errors import KernbenchError
 from kernbench.plugins.manager import PluginManager, default_manager
@@ -30,6 +31,7 @@ from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.handles import Handle, Work
 from kernbench.runtime_api.hooks import open_hooks
 from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
+from kernbench.runtime_api.locations import user_location
 from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
 from kernbench.runtime_api.polling import POLL_SECONDS as POLL_SECONDS
 from kernbench.runtime_api.polling import Polls
@@ -98,7 +100,9 @@ class RuntimeContext(Factories, Barriers):
         """What a launch costs, which every operation looks up."""
         self.last_launch: Operation | None = None
         self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
-        self.op_costs = OpCosts(self.topology.device)
+        self.op_costs = OpCosts(
+            self.topology.device, brought(self.plugins.operator_costs()), lambda: str(user_location())
+        )
         self.wave_reads: dict[Any, tuple[int, int] | None] = {}  # of products, by program and shapes
         self.sampled_costs: dict[Any, Cost] = {}  # of launches that were only counted, by program and shapes
         self._main = RankState(None, self.sips[0], self.seed)

@@ -44,6 +44,7 @@ class RankDevice:
         used: whether the program has put anything on a GPU: then only that is recorded, else everything is.
         generators: of the rank's GPUs.
         memory: of the SIP that the rank drives now.
+        in_custom_operation: how many custom operations it is computing, one inside the other.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
     """
 
@@ -51,6 +52,7 @@ class RankDevice:
         self.ctx = devices.ctx
         self.state: RankState = devices.ctx._ranks[rank]
         self.used = False
+        self.in_custom_operation = 0
         self.collective_memory: DeviceMemory | None = None
         self.recorder = Recorder(self)
         self.generators = DeviceGenerators(seed_of(self.ctx.seed, rank))
