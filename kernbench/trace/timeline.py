@@ -97,6 +97,7 @@ class Timeline:
         unfinished: operations that have not ended.
         dropped: what the log has not kept, in a sentence.
         memory: SIP, moment, and bytes allocated on it from then on.
+        unmodelled: operators that no model knows, each in a sentence.
     """
 
     topology: Topology
@@ -108,6 +109,7 @@ class Timeline:
     unfinished: int
     dropped: str = ""
     memory: tuple[MemoryChange, ...] = ()
+    unmodelled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, source: RuntimeContext | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
@@ -137,6 +139,7 @@ class Timeline:
             unfinished=sum(op.end is None for op in log.operations),
             dropped=log.note,
             memory=tuple(log.memory),
+            unmodelled=() if isinstance(source, GraphEngine) else tuple(map(str, source.op_costs.unmodelled.operators)),
         )
 
     @property
@@ -152,8 +155,8 @@ class Timeline:
 
     @property
     def note(self) -> str:
-        """What is missing from it, in a sentence; empty if nothing is."""
-        parts = [self.dropped] if self.dropped else []
+        """What is missing from it or not modelled, in a sentence; empty if nothing is."""
+        parts = [*([self.dropped] if self.dropped else []), *self.unmodelled]
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
