@@ -166,14 +166,14 @@ def _batched(shape: Shape, given: Operands, row: Operator) -> Shape:
 
 
 def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
-    """Operations at a share of the peak; a factorisation takes panel after panel, each of which waits for the one before."""
+    """Operations at a share of the peak, no faster than the bytes, and a launch or two for each panel."""
     assert row.flops is not None
     shapes = [operand.shape for operand in given]
     flops = row.flops(shapes, [operand.shape for operand in made]) * (4 if given[0].complex else 1)
     dtype = _engine(given)
     rate = (device.matrix_rate(dtype) if row.matrix else device.vector_rate(dtype)) * row.share
-    widest = max((min(shape[-2:]) for shape in shapes if len(shape) > 1), default=0)
-    steps = 2 * ceil(widest / _PANEL) if row.matrix else 1
+    side = max((min(shape[-2:]) for shape in shapes if len(shape) > 1), default=0) if row.panels else 0
+    steps = 2 * ceil(side / _PANEL)
     moved = everything(given, made)
     computing, moving = flops / rate, moved / device.hbm_copy_bandwidth
     seconds = start_of(device, False) * max(steps, 1) + max(computing, moving)

@@ -117,6 +117,7 @@ class Operator:
         flops: operations, of those that are modelled by them.
         share: of the device's peak that they reach.
         matrix: whether matrix engines do them.
+        panels: whether it takes a matrix panel after panel, each waiting for the one before.
         sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
         times: how often it does what its model says: an attention's gradient is five products instead of two.
         launches: kernels, one after the other.
@@ -131,6 +132,7 @@ class Operator:
     flops: Callable[[Shapes, Shapes], float] | None = None
     share: float = 1.0
     matrix: bool = True
+    panels: bool = False
     sequence: int = 2
     times: float = 1.0
     launches: int = 1
@@ -160,6 +162,11 @@ def _written(given: Operands, made: Operands) -> float:
 def _gathered(given: Operands, made: Operands) -> float:
     """Of the first operand, as much is read as is written."""
     return 2 * nbytes_of(made) + nbytes_of(given[1:])
+
+
+def _gathered_for_first(given: Operands, made: Operands) -> float:
+    """Of the second operand, as much is read as the first has."""
+    return 2 * nbytes_of(given[:1]) + nbytes_of(given[2:]) + nbytes_of(made)
 
 
 def _scattered(given: Operands, made: Operands) -> float:
@@ -297,15 +304,6 @@ def _convolution_backward(given: Shapes, made: Shapes) -> list[Product]:
     return wanted * _convolved(given[0], given[1], given[2])
 
 
-def _bilinear(given: Shapes, made: Shapes) -> list[Product]:
-    """``x [N, I], weight [O, I, J], y [N, J]``: all of ``x @ weight``, then a sum with y for each row."""
-    if len(given) < 3 or not all(given[:3]):
-        return []
-    rows, left, right = max(prod(given[0][:-1]), 1), given[0][-1], given[2][-1]
-    outputs = max(prod(given[1]) // max(left * right, 1), 1)
-    return [(1, rows, outputs * right, left), (rows, outputs, 1, right)]
-
-
 def _recurrent(given: Shapes, made: Shapes) -> list[Product]:
     """``input [T, B, I], weight [gates, I], weight [gates, H]``: all steps' inputs at once, then one step after the other."""
     if len(given) < 3 or len(given[0]) != 3 or len(given[1]) != 2 or len(given[2]) != 2:
@@ -340,6 +338,11 @@ def _solved(matrix: int, right: int, factor: float = 0.0) -> Callable[[Shapes, S
     return flops
 
 
+def _trilinear(given: Shapes, made: Shapes) -> float:
+    """``x [N, I], weight [O, I, J], y [N, J]``, or a gradient of it: each row of the first operand meets all of the weight."""
+    return 2.0 * prod(given[0][:-1]) * max(prod(shape) for shape in (*given, *made))
+
+
 def _distances(given: Shapes, made: Shapes) -> float:
     """A subtraction, a power and a sum for each coordinate of each pair of points."""
     widest = max(given, key=prod, default=(1,))
@@ -365,8 +368,10 @@ def _attends(first: int = 0, sequence: int = 2) -> Operator:
     )
 
 
-def _works(flops: Callable[[Shapes, Shapes], float], share: float, matrix: bool = True) -> Operator:
-    return Operator(model=Model.WORK, flops=flops, share=share, matrix=matrix)
+def _works(
+    flops: Callable[[Shapes, Shapes], float], share: float, *, matrix: bool = True, panels: bool = True
+) -> Operator:
+    return Operator(model=Model.WORK, flops=flops, share=share, matrix=matrix, panels=panels)
 
 
 _VIEW, _METADATA, _ALLOCATION, _HOST_READ = (
@@ -412,10 +417,11 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _COPY,
     ),
     ("_chunk_cat fsdp::chunk_cat split_with_sizes_copy fsdp::split_with_sizes_copy", _moves("copy", _read_as_written)),
+    ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),
     ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied)),
     (
         """embedding index_select gather index take _unsafe_index _unsafe_masked_index getitem _embedding_bag
-        _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward""",
+        _embedding_bag_forward_only""",
         _moves("copy", _gathered),
     ),
     (
@@ -431,13 +437,15 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
     (
         """zeros ones full zero zero_ fill fill_ rand randn randint randperm arange range linspace logspace eye uniform
-        normal bernoulli exponential cauchy geometric log_normal random zeros_like ones_like full_like rand_like
-        randn_like randint_like new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window
-        blackman_window hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
+        exponential cauchy geometric log_normal random zeros_like ones_like full_like rand_like randn_like randint_like
+        new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window blackman_window
+        hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
         _new_zeros_with_same_feature_meta _philox_uniform _philox_normal _philox_key_split _philox_key_fold_in
         _cudnn_init_dropout_state affine_grid_generator""",
         _moves("fill", _written),
     ),
+    ("normal bernoulli normal_functional", _moves("fill")),
+    ("normal_ bernoulli_", _moves("fill", _written)),
     (
         """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh binomial bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
@@ -496,7 +504,11 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", _twice_read, launches=3)),
     ("fft_c2c fft_c2r fft_r2c", _moves("copy", _transformed)),
     # -- products
-    ("mm matmul bmm mv dot vdot rmatmul int_mm scaled_mm scaled_mm_v2 sparse_mm sparse_sparse_matmul", _multiplies(_of(0))),
+    (
+        """mm matmul bmm mv dot vdot rmatmul int_mm scaled_mm scaled_mm_v2 sparse_mm sparse_sparse_matmul
+        sparse_mm_reduce_impl sparse_mm_reduce_impl_backward""",
+        _multiplies(_of(0)),
+    ),
     ("addmm baddbmm addmv addmm_activation sparse_addmm sparse_sampled_addmm", _multiplies(_of(1), 1, 2)),
     ("addbmm", _multiplies(_addbmm, 1, 2)),
     ("linear weight_int8pack_mm mkldnn_linear mkldnn::_linear_pointwise", _multiplies(_linear)),
@@ -519,7 +531,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
         _multiplies(_convolution_backward, 0, 1, 2),
     ),
-    ("trilinear", _multiplies(_bilinear, 0, 1, 2)),
+    ("trilinear", _works(_trilinear, 0.5, panels=False)),
     ("mkldnn_rnn_layer", _multiplies(_recurrent)),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
@@ -551,7 +563,10 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("linalg_solve_triangular", _works(_solved(0, 1), _FACTORIZATION)),
     ("triangular_solve cholesky_solve cholesky_solve_helper", _works(_solved(1, 0), _FACTORIZATION)),
     ("linalg_lu_solve linalg_ldl_solve ormqr", _works(_solved(0, 2), _FACTORIZATION)),
-    ("cdist_forward cdist_backward pdist_forward pdist_backward euclidean_dist", _works(_distances, 0.25, matrix=False)),
+    (
+        "cdist_forward cdist_backward pdist_forward pdist_backward euclidean_dist",
+        _works(_distances, 0.25, matrix=False, panels=False),
+    ),
 )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def summary(source: RuntimeContext | GraphEngine, window: Interval | None = None
             counted over the whole simulation.
     """
     engine = engine_of(source)
-    timeline = Timeline.of(engine, max_steps=0)
+    timeline = Timeline.of(source, max_steps=0)
     first, last = window or (0.0, timeline.end)
     ranks = tuple(rank_summaries(timeline.spans, (first, last)))
     return Summary(last - first, ranks, _collectives(engine.op_log.collectives), timeline.unmodelled)

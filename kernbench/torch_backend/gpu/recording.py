@@ -89,7 +89,6 @@ class Recorded:
 
     __slots__ = (
         "_func",
-        "writes",
         "allocates",
         "call",
         "causal",
@@ -99,6 +98,7 @@ class Recorded:
         "kind",
         "name",
         "title",
+        "writes",
     )
 
     def __init__(self, func: Any) -> None:
@@ -248,9 +248,10 @@ class Recorder(TorchDispatchMode):
         device, state = self._device, self._state
         custom, tails = operation.kind == CUSTOM, list(state.tails.values())
         device.in_custom_operation += custom
+        on_gpu = any(block_of(each) is not None for each in _tensors_in((*args, *kwargs.values())))
         python_dispatch._push_mode(self)
         try:
-            result = operation.body(args, kwargs, device.used)
+            result = operation.body(args, kwargs, on_gpu)
         finally:
             python_dispatch._pop_mode()
             device.in_custom_operation -= custom
