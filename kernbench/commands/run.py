@@ -148,6 +148,6 @@ def print_summary(ctx: RuntimeContext) -> None:
     )
     for item in traffic(ctx):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
-    for line in (*timeline.unmodelled, ctx.engine.op_log.note):
-        if line:
-            click.echo(line)
+    for note in (*timeline.unmodelled, ctx.engine.op_log.note):
+        if note:
+            click.echo(note)
