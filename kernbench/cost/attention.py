@@ -8,9 +8,8 @@ from typing import Any
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.generations import generation_of
-from kernbench.cost.memory_bound import ITEM_BYTES
 from kernbench.errors import ConfigError
-from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
 _QUERIES = 128  # rows of one block

@@ -14,11 +14,10 @@ import numpy as np
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.generations import GemmKernels, generation_of
-from kernbench.cost.memory_bound import ITEM_BYTES
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec, MemorySpec
-from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
 
@@ -41,7 +40,7 @@ _ROW_BYTES = 128  # of K that a block loads at once
 
 
 _LIKE = {"bf16": "fp16", "fp4": "fp8", "int8": "fp8"}
-_WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+_WIDTH = {name: ITEM_BYTES[name] for name in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")}
 
 _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as much as one row of multiply-adds
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache

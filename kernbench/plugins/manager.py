@@ -266,6 +266,10 @@ class PluginManager:
         _add(found, more, "kernbench_algorithms")
         return found
 
+    def operator_costs(self) -> dict[str, tuple[Any, str]]:
+        """Costs of operators by name: what each plugin gives, and who it is."""
+        return self.merged("kernbench_operator_costs")
+
     def options(self) -> list[tuple[str, Any]]:
         """The options that plugins declare (``click.Option``), each with its plugin."""
         found = self.concatenated("kernbench_options")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, MemoryChange
 from kernbench.sim_engine.operation import Operation
@@ -95,6 +96,7 @@ class Timeline:
         unfinished: operations that have not ended.
         dropped: what the log has not kept, in a sentence.
         memory: SIP, moment, and bytes allocated on it from then on.
+        unmodelled: operators that no model knows, each in a sentence.
     """
 
     topology: Topology
@@ -106,6 +108,7 @@ class Timeline:
     unfinished: int
     dropped: str = ""
     memory: tuple[MemoryChange, ...] = ()
+    unmodelled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, source: HasEngine | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
@@ -135,6 +138,7 @@ class Timeline:
             unfinished=sum(op.end is None for op in log.operations),
             dropped=log.note,
             memory=tuple(log.memory),
+            unmodelled=() if isinstance(source, GraphEngine) else tuple(map(str, source.op_costs.unmodelled.operators)),
         )
 
     @property
@@ -150,8 +154,8 @@ class Timeline:
 
     @property
     def note(self) -> str:
-        """What is missing from it, in a sentence; empty if nothing is."""
-        parts = [self.dropped] if self.dropped else []
+        """What is missing from it or not modelled, in a sentence; empty if nothing is."""
+        parts = [*([self.dropped] if self.dropped else []), *self.unmodelled]
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
@@ -163,9 +167,13 @@ class Timeline:
 
 
 class HasEngine(Protocol):
-    """A context, or what has an engine as a context does."""
+    """A context, as far as a timeline is made of it."""
 
     engine: GraphEngine
+
+    @property
+    def op_costs(self) -> OpCosts:
+        """What torch's operations cost, and which of them nobody knows."""
 
 
 def engine_of(source: HasEngine | GraphEngine) -> GraphEngine:
