@@ -28,7 +28,7 @@ _WHERE = {
     "Execution": "machine",
     "Launch": "machine",
     "Counts": "counts",
-    "Allocation": "memory",
+    "HostAllocation": "memory",
     "AllocationMap": "memory",
     "registry": "memory",
     "write_epoch": "memory",
@@ -37,7 +37,7 @@ _WHERE = {
     "UninitialisedReadError": "checks",
     "estimate": "duration",
     "set_duration_model": "duration",
-    "lift": "lift.lower",
+    "lower_ttir": "frontend.lower",
     "UnsupportedOpError": "ops.registry",
     "DeviceAssertionError": "ops.debug",
 }

@@ -9,6 +9,7 @@ their own. Whatever is left is looked up element by element (``gathered``). ``lo
 
 from __future__ import annotations
 
+from .addresses import visit, wave_bytes
 from .footprint import Piece
 from .gathered import flat_index
 from .loads import load
@@ -16,4 +17,4 @@ from .operands import Access
 from .stores import store
 from .strided import pieces
 
-__all__ = ["Access", "Piece", "flat_index", "load", "pieces", "store"]
+__all__ = ["Access", "Piece", "flat_index", "load", "pieces", "store", "visit", "wave_bytes"]

@@ -11,7 +11,7 @@ from typing import final
 from torch import Tensor
 from torch import dtype as Dtype
 
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.memory import HostAllocation
 
 Cell = tuple[tuple[int, int], ...]
 
@@ -110,7 +110,7 @@ class Piece:
     __slots__ = ("allocation", "at", "foot", "lanes", "offset")
 
     def __init__(
-        self, allocation: Allocation, offset: int, foot: Footprint, at: tuple[slice | None, ...], lanes: Cell
+        self, allocation: HostAllocation, offset: int, foot: Footprint, at: tuple[slice | None, ...], lanes: Cell
     ) -> None:
         self.allocation = allocation
         self.offset = offset

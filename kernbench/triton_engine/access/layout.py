@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernbench.errors import MemoryAccessError
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.memory import HostAllocation
 
 from .faults import first_outside, out_of_bounds
 from .footprint import Cell, Footprint, Piece, footprint
@@ -17,8 +17,8 @@ KEPT_FOOTPRINTS = 1024
 
 def layout_of(
     access: Access,
-    ls: tuple[int, ...],
-    ts: tuple[int, ...],
+    lane_strides: tuple[int, ...],
+    tile_strides: tuple[int, ...],
     lanes: tuple[int, ...],
     low: tuple[Any, ...],
     high: tuple[Any, ...],
@@ -28,17 +28,17 @@ def layout_of(
     None if strides are no multiples of an element. Kept per instruction.
     """
     kept: dict[Any, Any] = access.info.layouts
-    key = (ls, ts, lanes, low, high, access.tile)
+    key = (lane_strides, tile_strides, lanes, low, high, access.tile)
     found = kept.get(key, kept)
     if found is not kept:
         return found
     if len(kept) > KEPT_FOOTPRINTS:
         kept.clear()
     item, tile = access.item, access.tile
-    if any(s % item for s in ls + ts):
+    if any(s % item for s in lane_strides + tile_strides):
         kept[key] = None
         return None
-    strides = tuple([s // item for s in ls + ts])
+    strides = tuple([s // item for s in lane_strides + tile_strides])
     # A dimension along which neither the address nor the mask changes has size 1.
     sizes = tuple([
         n if s or bound is not None else 1
@@ -51,23 +51,28 @@ def layout_of(
 
 
 def place(
-    access: Access, foot: Footprint, allocation: Allocation | None, c: int, at: tuple[slice | None, ...], cell: Cell
+    access: Access,
+    foot: Footprint,
+    allocation: HostAllocation | None,
+    origin: int,
+    at: tuple[slice | None, ...],
+    cell: Cell,
 ) -> Piece:
     """The piece at byte ``c`` of an allocation, or at address ``c``; checked against bounds, and counted."""
     item = access.item
     if allocation is None:
-        allocation = access.b.x.find(c + foot.least)
+        allocation = access.batch.execution.find(origin + foot.least)
         if allocation is None:
-            out_of_bounds(access, c + foot.least, None, cell)
-        c -= allocation.base
-    least, most = c + foot.least, c + foot.most
+            out_of_bounds(access, origin + foot.least, None, cell)
+        origin -= allocation.base
+    least, most = origin + foot.least, origin + foot.most
     if least < 0 or most > allocation.nbytes:
-        first_outside(access, c + foot.shift, foot, allocation, cell)
-    c += foot.shift
-    if c % item:
+        first_outside(access, origin + foot.shift, foot, allocation, cell)
+    origin += foot.shift
+    if origin % item:
         raise MemoryAccessError(
             f"kernel {access.info.kernel}: address not aligned to {item} bytes in {allocation.describe()}\n"
             f"  at {access.info.loc}"
         )
-    access.b.x.touch(access.info, allocation, foot.active * item, least, most)
-    return Piece(allocation, c // item, foot, at, cell)
+    access.batch.execution.touch(access.info, allocation, foot.active * item, least, most)
+    return Piece(allocation, origin // item, foot, at, cell)

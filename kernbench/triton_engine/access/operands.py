@@ -7,8 +7,8 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.values import Aff, Box, Ptr
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.values import Affine, Box, Ptr
 
 
 @final
@@ -19,10 +19,12 @@ class Access:
     unless the access is ``masked_off`` entirely.
     """
 
-    __slots__ = ("b", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
+    __slots__ = ("batch", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
 
-    def __init__(self, b: Any, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True) -> None:
-        self.b = b
+    def __init__(
+        self, batch: Any, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True
+    ) -> None:
+        self.batch = batch
         self.info = info
         self.pointer = pointer
         self.tile = tile
@@ -39,10 +41,10 @@ class Access:
 
     def affine_pointer(self) -> tuple[int, tuple[int, ...], tuple[int, ...], np.ndarray | None]:
         """The pointer's byte offset: constant, strides over lanes and tile, and what is not affine over the lanes."""
-        off = self.pointer.off
-        if type(off) is Aff:
-            return off.c, off.ls, off.ts, off.arr
-        return off, (0,) * len(self.b.lanes), (0,) * len(self.tile), None
+        off = self.pointer.offset
+        if type(off) is Affine:
+            return off.constant, off.lane_strides, off.tile_strides, off.per_lane
+        return off, (0,) * len(self.batch.lanes), (0,) * len(self.tile), None
 
     def mask_bounds(self, mask: Box | None) -> tuple[tuple[Any, ...], tuple[Any, ...], list[np.ndarray]]:
         """First and last index per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""

@@ -7,8 +7,8 @@ import re
 import sys
 from typing import Any
 
-from kernbench.triton_engine.lift.lower import lift
-from kernbench.triton_engine.lift.program import Program
+from kernbench.triton_engine.frontend.lower import lower_ttir
+from kernbench.triton_engine.frontend.program import Program
 from kernbench.triton_engine.machine import Launch
 
 from .limits import refuse_what_does_not_fit
@@ -45,7 +45,7 @@ def program_of(src: Any, metadata: Any) -> Program:
         from kernbench.torch_backend.modes import plain_torch
 
         with plain_torch():
-            program = _programs[metadata.hash] = lift(_relocated(ttir, src), metadata.target.backend)
+            program = _programs[metadata.hash] = lower_ttir(_relocated(ttir, src), metadata.target.backend)
     return program
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value, as_tensor
 
-from .registry import op
+from .registry import Work, op
 
 
 def round_to(value: float, dtype: torch.dtype) -> float:
@@ -44,7 +45,7 @@ def _arithmetic(
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(b: Any, x: Any, y: Any) -> Value:
+        def run(batch: Any, x: Any, y: Any) -> Value:
             if type(x) is Tensor:
                 if type(y) is Tensor:
                     xs, ys = x.shape, y.shape
@@ -117,7 +118,7 @@ def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], C
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(b: Any, x: Any, y: Any) -> Value:
+        def run(batch: Any, x: Any, y: Any) -> Value:
             if type(x) is not Tensor and type(y) is not Tensor:
                 return float(dense(as_tensor(x, torch.float64), as_tensor(y, torch.float64)))
             if reuse:
@@ -145,7 +146,7 @@ def _binary(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Cal
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
 
-        def run(b: Any, x: Any, y: Any) -> Value:
+        def run(batch: Any, x: Any, y: Any) -> Value:
             out = dense(as_tensor(x, dtype), as_tensor(y, dtype))
             return out if type(x) is Tensor or type(y) is Tensor else float(out)
 
@@ -162,7 +163,7 @@ def _clampf(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     keep_nan = info.attrs.get("propagateNan") == "all"
 
-    def run(b: Any, x: Any, lo: Any, hi: Any) -> Value:
+    def run(batch: Any, x: Any, lo: Any, hi: Any) -> Value:
         tensors = type(x) is Tensor or type(lo) is Tensor or type(hi) is Tensor
         x, lo, hi = as_tensor(x, dtype), as_tensor(lo, dtype), as_tensor(hi, dtype)
         out = torch.minimum(torch.maximum(x, lo), hi) if keep_nan else torch.fmin(torch.fmax(x, lo), hi)
@@ -181,7 +182,7 @@ def elementwise(
         wide = widen and dtype.itemsize < 4
         reuse = takes_out and bool(info.reusable)
 
-        def run(b: Any, x: Any) -> Value:
+        def run(batch: Any, x: Any) -> Value:
             if type(x) is Tensor:
                 if reuse:
                     return f(x, out=x)  # type: ignore[call-arg]
@@ -200,7 +201,7 @@ def _fma(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     wide = torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
 
-    def run(b: Any, x: Any, y: Any, z: Any) -> Value:
+    def run(batch: Any, x: Any, y: Any, z: Any) -> Value:
         tensors = type(x) is Tensor or type(y) is Tensor or type(z) is Tensor
         parts = [v.to(wide) if type(v) is Tensor else torch.tensor(v, dtype=wide) for v in (x, y, z)]
         out = (
@@ -255,6 +256,13 @@ for _name, _function in {
 }.items():
     op(_name, flops=1, unit="vector", inplace=True)(elementwise(_function, takes_out=True))
 
+
+def _compared(info: OpInfo) -> Work:
+    """One operation per comparison, of the operands' type."""
+    ty = info.operand_types[0]
+    return ty.numel, (ty.elem, "vector")
+
+
 _COMPARE: dict[str, Any] = {
     "eq": torch.eq,
     "ne": torch.ne,
@@ -275,19 +283,19 @@ _SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "l
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-@op("arith.cmpf", flops=1, unit="vector")
+@op("arith.cmpf", flops=1, work=_compared, result_type=lambda types: Ty("i1", types[0].shape))
 def _cmpf(info: OpInfo) -> Callable[..., Value]:
     """``o..``: ordered, false if an operand is NaN; ``u..``: true then. ``une`` and ordered others are IEEE's own."""
     predicate = info.words[0]
     dtype = info.operand_types[0].dtype
     if predicate in ("true", "false"):
         value = predicate == "true"
-        return lambda b, x, y: value
+        return lambda batch, x, y: value
     kind, rest = predicate[0], predicate[1:]
     if predicate in ("ord", "uno"):
         want = predicate == "uno"
 
-        def nan_test(b: Any, x: Any, y: Any) -> Value:
+        def nan_test(batch: Any, x: Any, y: Any) -> Value:
             tensors = type(x) is Tensor or type(y) is Tensor
             out = torch.isnan(as_tensor(x, dtype)) | torch.isnan(as_tensor(y, dtype))
             out = out if want else ~out
@@ -299,7 +307,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     name = _NEGATED[rest] if negate else rest
     one = kind == "o" and rest == "ne"
 
-    def run(b: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, x: Any, y: Any) -> Value:
         tx, ty = type(x) is Tensor, type(y) is Tensor
         if not tx and not ty:
             if one:

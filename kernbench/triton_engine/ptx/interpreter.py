@@ -12,7 +12,7 @@ import numpy as np
 from . import arithmetic, conversions, memory_access, moves  # noqa: F401  (they fill the table)
 from .numbers import decode
 from .parse import NO_EFFECT, Assembly, AssemblyError, Instruction
-from .state import Frame, Memory, State
+from .state import Frame, GlobalMemory, State
 from .table import INSTRUCTIONS
 
 
@@ -26,7 +26,7 @@ class Stuck(Exception):
         self.address = address
 
 
-def run(assembly: Assembly, frame: Frame, memory: Memory, parks: bool = True) -> None:
+def run(assembly: Assembly, frame: Frame, memory: GlobalMemory, parks: bool = True) -> None:
     """Run until every invocation has finished.
 
     Raises:
@@ -35,7 +35,7 @@ def run(assembly: Assembly, frame: Frame, memory: Memory, parks: bool = True) ->
     s = State(frame, memory)
     code = assembly.instructions
     end = len(code)
-    waiting = np.zeros(frame.n, dtype=bool)
+    waiting = np.zeros(frame.size, dtype=bool)
     while True:
         live = (frame.pc >= 0) & (frame.pc < end) & ~waiting
         if not live.any():

@@ -13,7 +13,7 @@ import re
 from .brackets import ParseError, balanced, split_list
 from .locations import Locations, strip_locs
 from .operations import parse_op, type_list
-from .tree import Block, Function, Op, Region
+from .tree import Function, Op, Region, RegionBlock
 from .types import Ty, parse_type
 
 _BLOCK = re.compile(r"^(\^\w+)(?:\((.*)\))?:")
@@ -66,7 +66,7 @@ class Parser:
 
     def region(self, entry_args: list[tuple[str, Ty]] | None = None) -> tuple[Region, str]:
         """Parse up to the line that closes the region; returns it too (it may open the next region)."""
-        block = Block("^entry", list(entry_args or []))
+        block = RegionBlock("^entry", list(entry_args or []))
         region = Region([block])
         while True:
             line = self.lines[self.at]
@@ -82,7 +82,7 @@ class Parser:
                 if not block.ops and len(region.blocks) == 1 and not block.args:
                     block.label, block.args = match[1], args
                 else:
-                    block = Block(match[1], args)
+                    block = RegionBlock(match[1], args)
                     region.blocks.append(block)
                 self.at += 1
                 continue

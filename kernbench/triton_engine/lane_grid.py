@@ -1,6 +1,6 @@
 """How the programs of a launch are laid out as lanes, and in which chunks they run.
 
-A plan depends on the program, the grid and the integer arguments, so it is made once and kept. It
+It depends on the program, the grid and the integer arguments, so it is made once and kept. It
 
 - evaluates the launch-invariant scalar integers of every program (program ids and what is computed from them);
 - *factors* the grid: a one-dimensional grid whose programs decode their id into ``(pid_m, pid_n)`` becomes a
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .lift.program import Instr, Program
-from .values import Aff, Ptr, Value, from_lane_array, lane_array
+from .frontend.program import Instr, Program
+from .values import Affine, Ptr, Value, from_lane_array, lane_array
 
 #: Elements of the widest tile value of a chunk. Measured: 0.5-4 MiB per value is flat, more leaves the cache.
 CHUNK_ELEMENTS = 1 << 19
@@ -40,7 +40,7 @@ class Chunk:
 
 
 @dataclass
-class Plan:
+class LaneGrid:
     #: Sizes of the lane axes; the first is the rank axis if several ranks run together.
     shape: tuple[int, ...]
     #: Linear program id of each lane.
@@ -57,18 +57,18 @@ class _Grid:
     """A stand-in for a batch while scalars are evaluated over the whole grid."""
 
     def __init__(self, x: Any, shape: tuple[int, ...], axes: tuple[int | None, ...]) -> None:
-        self.x = x
+        self.execution = x
         self.lanes = shape
         self.axes = axes
         self.rank_index = None
         self.rank = 0
 
-    def program_id(self, axis: int) -> int | Aff:
+    def program_id(self, axis: int) -> int | Affine:
         n = len(self.lanes)
         if axis not in self.axes:
             return 0
         k = self.axes.index(axis)
-        return Aff(0, tuple(int(i == k) for i in range(n)), (), 0, self.lanes[k] - 1)
+        return Affine(0, tuple(int(i == k) for i in range(n)), (), 0, self.lanes[k] - 1)
 
 
 def _affine(v: np.ndarray) -> bool:
@@ -77,7 +77,7 @@ def _affine(v: np.ndarray) -> bool:
 
 def _fit_score(vectors: list[np.ndarray], order: np.ndarray) -> int:
     """How many of the vectors are affine over a candidate two-dimensional arrangement."""
-    return sum(not isinstance(a, Aff) or a.arr is None for a in (from_lane_array(v[order]) for v in vectors))
+    return sum(not isinstance(a, Affine) or a.per_lane is None for a in (from_lane_array(v[order]) for v in vectors))
 
 
 def _factor(vectors: list[np.ndarray], index: np.ndarray, depth: int = 0) -> np.ndarray | None:
@@ -125,7 +125,7 @@ def per_rank(values: list[Any], n_axes: int) -> Value:
     return from_lane_array(np.array(values, dtype=np.int64).reshape(shape))
 
 
-def make_plan(program: Program, x: Any, env: list[Value], by_rank: list[tuple[int, list[Any]]]) -> Plan:
+def make_lane_grid(program: Program, x: Any, env: list[Value], by_rank: list[tuple[int, list[Any]]]) -> LaneGrid:
     """Lay out a launch. ``env`` holds constants and arguments, ``by_rank`` the arguments that differ between ranks."""
     grid = x.grid
     axes: tuple[int | None, ...] = tuple(a for a in (2, 1, 0) if grid[a] > 1)
@@ -165,10 +165,10 @@ def make_plan(program: Program, x: Any, env: list[Value], by_rank: list[tuple[in
         ids = _rearrange(np.ascontiguousarray(ids), arrange, new_shape)
         kept = [(s, _rearranged(v, shape, arrange, new_shape)) for s, v in kept]
         shape = new_shape
-    plan = Plan(shape, np.array(ids, dtype=np.int64), kept, tiles)
-    plan.chunks = [Chunk(r) for r in _chunks(program, shape, x.n_ranks)]
-    plan.keep = len(plan.chunks) <= _KEPT_CHUNKS
-    return plan
+    lane_grid = LaneGrid(shape, np.array(ids, dtype=np.int64), kept, tiles)
+    lane_grid.chunks = [Chunk(r) for r in _chunks(program, shape, x.n_ranks)]
+    lane_grid.keep = len(lane_grid.chunks) <= _KEPT_CHUNKS
+    return lane_grid
 
 
 def _arrange_axis(
@@ -179,7 +179,7 @@ def _arrange_axis(
     vectors = []
     for slot in frontier:
         v = values[slot]
-        if type(v) is not Aff or (v.arr is None and not v.ls[k]):
+        if type(v) is not Affine or (v.per_lane is None and not v.lane_strides[k]):
             continue
         full = lane_array(v, shape)
         if full.shape[k] == 1:
@@ -207,9 +207,9 @@ def _rearranged(
     v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]
 ) -> Value:
     if type(v) is Ptr:
-        off = _rearranged(v.off, shape, arrange, new_shape)
-        return Ptr(v.root, off, v.den)  # type: ignore[arg-type]
-    if type(v) is Aff:
+        off = _rearranged(v.offset, shape, arrange, new_shape)
+        return Ptr(v.root, off, v.scattered)  # type: ignore[arg-type]
+    if type(v) is Affine:
         return from_lane_array(_rearrange(lane_array(v, shape), arrange, new_shape))
     if hasattr(v, "numpy"):
         return torch.from_numpy(_rearrange(v.numpy(), arrange, new_shape))  # type: ignore[union-attr]
@@ -220,7 +220,7 @@ def _chunks(program: Program, shape: tuple[int, ...], n_ranks: int) -> list[tupl
     """Rectangles covering the lanes, in row-major order."""
     if not shape:
         return [()]
-    has_dot = any(op.name in ("tt.dot", "tt.dot_scaled") for op in program.ops)
+    has_dot = any(op.row.product for op in program.ops)
     budget = CHUNK_ELEMENTS_DOT if has_dot else CHUNK_ELEMENTS
     most = max(n_ranks, budget // max(1, program.widest))
     fixed = 1 if n_ranks > 1 else 0  # the rank axis stays whole

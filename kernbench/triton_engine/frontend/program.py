@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernbench.triton_engine.ops.registry import OpDef
+
 from .locations import Loc
 from .types import Ty
 
@@ -21,6 +23,8 @@ class OpInfo:
 
     index: int
     name: str
+    #: Its row in the table of operations.
+    row: OpDef
     attrs: dict[str, Any]
     words: list[str]
     groups: list[int]
@@ -136,7 +140,7 @@ Terminator = Jump | Branch | ForHead | ForBack | Return
 
 
 @dataclass(eq=False)
-class Code:
+class BasicBlock:
     """A basic block."""
 
     index: int
@@ -150,10 +154,10 @@ class Code:
 
 @dataclass(eq=False)
 class Program:
-    """A lifted kernel."""
+    """A kernel, ready to be run."""
 
     name: str
-    blocks: list[Code]
+    blocks: list[BasicBlock]
     n_slots: int
     args: list[tuple[int, Ty]]
     #: Slots with a value known now (constants).
