@@ -14,10 +14,9 @@ from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
 
-from .access import Piece
+from .access import Access, Piece
 from .batch import Batch
 from .binding import Binding
-from .frontend.program import OpInfo
 from .memory import HostAllocation, registry
 
 
@@ -59,65 +58,52 @@ class MemoryChecks:
 
     # Affine accesses
 
-    def read_piece(self, batch: Batch, info: OpInfo, piece: Piece, item: int) -> None:
+    def read_piece(self, access: Access, piece: Piece) -> None:
         written = registry.written(piece.allocation.base)
         if written is not None:
-            view = _bytes(written, piece, item)
-            if not bool(view.all()):
-                self._unwritten(batch, info, piece.allocation, int(_positions(piece, item)[~view.all(-1)][0]), item)
+            known = _bytes(written, piece, access.item).all(-1)
+            if not bool(known.all()):
+                self._unwritten(access, piece.allocation, int(_positions(piece)[~known][0]))
 
-    def write_piece(self, batch: Batch, info: OpInfo, piece: Piece, item: int) -> None:
+    def write_piece(self, access: Access, piece: Piece) -> None:
         written = registry.written(piece.allocation.base)
         if written is not None:
-            _bytes(written, piece, item).fill_(True)
-        nl = len(batch.lanes)
+            _bytes(written, piece, access.item).fill_(True)
         shared = any(
-            z - a > 1 and (at is None or stride == 0)
-            for at, stride, (a, z) in zip(piece.at, piece.strides, piece.lanes, strict=False)
+            stop - start > 1 and (at is None or stride == 0)
+            for at, stride, (start, stop) in zip(piece.at, piece.strides, piece.lanes, strict=False)
         )
-        ids = self._ids(batch)[tuple(slice(a, z) for a, z in piece.lanes)]
+        ids = self._ids(access.batch)[tuple(slice(start, stop) for start, stop in piece.lanes)]
         if shared:
             pair = ids.reshape(-1)[[0, -1]]
-            self._race(batch, info, piece.allocation, piece.offset, item, int(pair[0]), int(pair[1]))
-        who = ids.reshape(ids.shape + (1,) * (len(piece.sizes) - nl + 1))
-        view = _bytes(self._writers(piece.allocation), piece, item)
-        self._compare(batch, info, piece.allocation, view, who.expand(view.shape), _positions(piece, item), item)
-        view.copy_(who.expand(view.shape))
-        self._compare(batch, info, piece.allocation, view, who.expand(view.shape), _positions(piece, item), item)
+            self._race(access, piece.allocation, piece.offset, int(pair[0]), int(pair[1]))
+        shadow = _bytes(self._writers(piece.allocation), piece, access.item)
+        who = ids.reshape(ids.shape + (1,) * (shadow.dim() - ids.dim())).expand(shadow.shape)
+        self._compare(access, piece, shadow, who)
+        shadow.copy_(who)
+        self._compare(access, piece, shadow, who)
 
-    def _compare(
-        self,
-        batch: Batch,
-        info: OpInfo,
-        allocation: HostAllocation,
-        seen: Tensor,
-        who: Tensor,
-        position: Tensor,
-        item: int,
-    ) -> None:
+    def _compare(self, access: Access, piece: Piece, seen: Tensor, who: Tensor) -> None:
         clash = (seen != 0) & (seen != who)
         if bool(clash.any()):
-            at = clash.nonzero()[0]
-            where = tuple(at.tolist())
-            self._race(batch, info, allocation, int(position[where[:-1]]), item, int(seen[where]), int(who[where]))
+            where = tuple(clash.nonzero()[0].tolist())
+            element = int(_positions(piece)[where[:-1]])
+            self._race(access, piece.allocation, element, int(seen[where]), int(who[where]))
 
     # Gathered accesses
 
-    def read_index(
-        self, batch: Batch, info: OpInfo, allocation: HostAllocation, index: Tensor, active: Tensor | None, item: int
-    ) -> None:
+    def read_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
         written = registry.written(allocation.base)
         if written is None:
             return
         flat = (index if active is None else index.expand(active.shape)[active]).reshape(-1)
         if flat.numel():
-            known = written[flat * item]
+            known = written[flat * access.item]
             if not bool(known.all()):
-                self._unwritten(batch, info, allocation, int(flat[~known][0]), item)
+                self._unwritten(access, allocation, int(flat[~known][0]))
 
-    def write_index(
-        self, batch: Batch, info: OpInfo, allocation: HostAllocation, index: Tensor, active: Tensor | None, item: int
-    ) -> None:
+    def write_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
+        batch, item = access.batch, access.item
         nl = len(batch.lanes)
         shape = batch.lanes + tuple(index.shape[nl:])
         if active is not None:
@@ -138,7 +124,7 @@ class MemoryChecks:
             clash = seen != writers
         if clash.any():
             k = int(np.nonzero(clash)[0][0])
-            self._race(batch, info, allocation, int(flat[k]), item, int(seen[k]), int(writers[k]))
+            self._race(access, allocation, int(flat[k]), int(seen[k]), int(writers[k]))
         written = registry.written(allocation.base)
         if written is not None:
             for byte in range(item):
@@ -158,44 +144,28 @@ class MemoryChecks:
         owner = self.binding.launches[rank].rank
         return name if owner is None else f"rank {owner} {name}"
 
-    def _race(
-        self, batch: Batch, info: OpInfo, allocation: HostAllocation, element: int, item: int, one: int, two: int
-    ) -> None:
+    def _race(self, access: Access, allocation: HostAllocation, element: int, one: int, two: int) -> None:
         raise RaceError(
-            f"kernel {info.kernel}: {self._program(one)} and {self._program(two)} both write element {element} of "
-            f"{allocation.describe()} without an atomic\n  at {info.loc}"
+            f"kernel {access.info.kernel}: {self._program(one)} and {self._program(two)} both write element {element} of "
+            f"{allocation.describe()} without an atomic\n  at {access.info.loc}"
         )
 
-    def _unwritten(self, batch: Batch, info: OpInfo, allocation: HostAllocation, element: int, item: int) -> None:
+    def _unwritten(self, access: Access, allocation: HostAllocation, element: int) -> None:
         raise UninitialisedReadError(
-            f"kernel {info.kernel}: reads element {element} of {allocation.describe()}, which nobody has written\n"
-            f"  {batch.describe_lanes(None)}\n  at {info.loc}"
+            f"kernel {access.info.kernel}: reads element {element} of {allocation.describe()}, which nobody has written\n"
+            f"  {access.batch.describe_lanes(None)}\n  at {access.info.loc}"
         )
 
 
 def _bytes(shadow: Tensor, piece: Piece, item: int) -> Tensor:
     """The shadow of a piece, with a last dimension over the bytes of an element."""
-    offset, strides = _forward(piece)
-    return shadow.as_strided([*piece.sizes, item], [*(s * item for s in strides), 1], offset * item)
+    strides = [*(s * item for s in piece.foot.steps), 1]
+    return shadow.as_strided([*piece.sizes, item], strides, (piece.offset + piece.foot.flip) * item)
 
 
-def _forward(piece: Piece) -> tuple[int, list[int]]:
-    """Offset and strides of the piece's elements with backward dimensions turned round."""
-    offset = piece.offset
-    strides = list(piece.strides)
-    for d, (s, n) in enumerate(zip(piece.strides, piece.sizes, strict=True)):
-        if s < 0:
-            offset += s * (n - 1)
-            strides[d] = -s
-    return offset, strides
-
-
-def _positions(piece: Piece, item: int) -> Tensor:
-    """Element index of every element of a piece."""
-    offset, strides = _forward(piece)
-    out = torch.full((1,) * len(strides), offset, dtype=torch.int64)
-    for d, (s, n) in enumerate(zip(strides, piece.sizes, strict=True)):
-        shape = [1] * len(strides)
-        shape[d] = n
-        out = out + (torch.arange(n) * s).reshape(shape)
+def _positions(piece: Piece) -> Tensor:
+    """Element index of every element of a piece, backward dimensions turned round."""
+    out = torch.tensor(piece.offset + piece.foot.flip)
+    for step, extent in zip(piece.foot.steps, piece.sizes, strict=True):
+        out = out.unsqueeze(-1) + torch.arange(extent) * step
     return out

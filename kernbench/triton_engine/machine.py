@@ -1,4 +1,4 @@
-"""Runs a lifted program for many programs, and many ranks, at once.
+"""Runs a kernel for many programs, and many ranks, at once.
 
 A :class:`~.batch.Batch` is a set of lanes at one block. Where a branch is not uniform it splits; the batch at the lowest
 block runs first and batches that meet there merge, so lanes reconverge after every ``if`` and loop. A lane that spins on
@@ -19,14 +19,14 @@ from torch import Tensor
 from kernbench.errors import KernbenchError
 from kernbench.torch_backend.modes import plain_torch  # the one import upwards: torch's privates live there (ADR 0027)
 
-from . import lanes as lane_ops
 from .affine import aff_add
 from .batch import Batch, flat, merge, select, squeeze
 from .binding import Binding, Launch
 from .checks import checks_of
 from .counts import Counts
-from .frontend.program import BasicBlock, Branch, ForBack, ForHead, Jump, OpInfo, Return
+from .frontend.program import BasicBlock, Branch, ForBack, ForHead, Jump, OpInfo
 from .lane_grid import Chunk, LaneGrid, make_lane_grid, per_rank
+from .lanes import cut, same
 from .memory import AllocationMap, write_epoch
 from .ptx import Stuck
 from .report import describe_wait
@@ -151,20 +151,18 @@ class Execution(Binding):
         return batch
 
     def _restrict(self, v: Value, chunk: Chunk, lanes: tuple[int, ...]) -> Value:
-        kind = type(v)
-        if kind is Ptr:
-            return Ptr(v.root, self._restrict(v.offset, chunk, lanes), v.scattered)  # type: ignore[union-attr,arg-type]
-        if kind is not Affine and kind is not Tensor:
-            return v
-        for k, (start, stop) in enumerate(chunk.ranges):
-            v = lane_ops.cut(v, k, start, stop)
-        if kind is Tensor:
-            return v
-        out = Affine(v.constant, v.lane_strides, v.tile_strides, 0, 0, v.per_lane)  # type: ignore[union-attr]
-        out.least, out.most = exact_bounds(out, lanes, ())
-        if out.least == out.most:
-            return out.least
-        return out
+        """A launch-invariant scalar of all lanes, for those of a chunk."""
+        match v:
+            case Ptr():
+                return v.map(lambda part: self._restrict(part, chunk, lanes))
+            case Affine() | Tensor():
+                for axis, (start, stop) in enumerate(chunk.ranges):
+                    v = cut(v, axis, start, stop)
+                if type(v) is Affine:
+                    out = Affine(v.constant, v.lane_strides, v.tile_strides, 0, 0, v.per_lane)
+                    out.least, out.most = exact_bounds(out, lanes, ())
+                    return out if out.least < out.most else out.least
+        return v
 
     def _schedule(self) -> Status:
         batches = self.batches
@@ -288,50 +286,48 @@ class Execution(Binding):
 
     def _terminate(self, batch: Batch, block: BasicBlock) -> list[Batch] | None:
         """Follow the terminator; a list of batches if ``batch`` ended or split."""
-        term = block.term
-        kind = type(term)
         env = batch.env
-        if kind is ForBack:
-            moved = [(d, env[s]) for d, s in term.moves]  # type: ignore[union-attr]
-            iv, step = env[term.iv], env[term.step]  # type: ignore[union-attr]
-            if type(iv) is int and type(step) is int:
-                env[term.iv] = iv + step  # type: ignore[union-attr]
-            else:
-                env[term.iv] = _add_lanes(iv, step, batch.lanes)  # type: ignore[union-attr]
-            for d, v in moved:
-                env[d] = v
-            batch.pc = term.head  # type: ignore[union-attr]
-            return None
-        if kind is ForHead:
-            iv, upper = env[term.iv], env[term.upper]  # type: ignore[union-attr]
-            if type(iv) is int and type(upper) is int:
-                if term.unsigned:  # type: ignore[union-attr]
-                    iv, upper = iv & 0xFFFFFFFFFFFFFFFF, upper & 0xFFFFFFFFFFFFFFFF
-                batch.pc = term.body if iv < upper else term.exit  # type: ignore[union-attr]
-                step = env[term.step]  # type: ignore[union-attr]
-                if batch.pc == term.body and type(step) is int and step <= 0:  # type: ignore[union-attr]
-                    raise _endless(self.program.name, term, step)  # type: ignore[arg-type]
+        match block.term:
+            case ForBack() as loop:
+                moved = [(to, env[slot]) for to, slot in loop.moves]
+                index, step = env[loop.iv], env[loop.step]
+                plain = type(index) is int and type(step) is int
+                env[loop.iv] = index + step if plain else _add_lanes(index, step, batch.lanes)
+                for to, v in moved:
+                    env[to] = v
+                batch.pc = loop.head
                 return None
-            start, end = _lanes_of(iv, batch.lanes), _lanes_of(upper, batch.lanes)
-            if term.unsigned:  # type: ignore[union-attr]
-                start, end = start.view(np.uint64), end.view(np.uint64)
-            going = start < end
-            stuck = going & (_lanes_of(env[term.step], batch.lanes) <= 0)  # type: ignore[union-attr]
-            if stuck.any():
-                raise _endless(self.program.name, term, "of some programs")  # type: ignore[arg-type]
-            return self._split(batch, going, Jump(term.body), Jump(term.exit))  # type: ignore[union-attr]
-        if kind is Jump:
-            self._jump(batch, term)  # type: ignore[arg-type]
-            return None
-        if kind is Branch:
-            cond = env[term.cond]  # type: ignore[union-attr]
-            if type(cond) is Tensor:
-                mask = cond.numpy()
-                return self._split(batch, mask, term.then, term.other)  # type: ignore[union-attr]
-            self._jump(batch, term.then if cond else term.other)  # type: ignore[union-attr]
-            return None
-        assert kind is Return
+            case ForHead() as loop:
+                return self._enter(batch, loop)
+            case Jump() as jump:
+                self._jump(batch, jump)
+                return None
+            case Branch() as branch:
+                cond = env[branch.cond]
+                if type(cond) is Tensor:
+                    return self._split(batch, cond.numpy(), branch.then, branch.other)
+                self._jump(batch, branch.then if cond else branch.other)
+                return None
         return []
+
+    def _enter(self, batch: Batch, loop: ForHead) -> list[Batch] | None:
+        """Into the body of a counting loop, or past it."""
+        env = batch.env
+        index, end, step = env[loop.iv], env[loop.upper], env[loop.step]
+        if type(index) is int and type(end) is int:
+            if loop.unsigned:
+                index, end = index & 0xFFFFFFFFFFFFFFFF, end & 0xFFFFFFFFFFFFFFFF
+            batch.pc = loop.body if index < end else loop.exit
+            if batch.pc == loop.body and type(step) is int and step <= 0:
+                raise _endless(self.program.name, loop, step)
+            return None
+        start, stop = _lanes_of(index, batch.lanes), _lanes_of(end, batch.lanes)
+        if loop.unsigned:
+            start, stop = start.view(np.uint64), stop.view(np.uint64)
+        going = start < stop
+        if (going & (_lanes_of(step, batch.lanes) <= 0)).any():
+            raise _endless(self.program.name, loop, "of some programs")
+        return self._split(batch, going, Jump(loop.body), Jump(loop.exit))
 
     def _jump(self, batch: Batch, jump: Jump) -> None:
         env = batch.env
@@ -444,7 +440,7 @@ def _unchanged(old: Any, new: Any) -> bool:
             new.lane_strides,
             new.tile_strides,
         ) and np.array_equal(old.per_lane, new.per_lane)
-    return lane_ops.same(old, new)
+    return same(old, new)
 
 
 __all__ = ["Execution", "Launch", "Status"]

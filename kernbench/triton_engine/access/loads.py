@@ -47,7 +47,7 @@ def load(
             if cut is not None:
                 if batch.execution.checks is not None:
                     for piece in cut[0]:
-                        batch.execution.checks.read_piece(batch, info, piece, dtype.itemsize)
+                        batch.execution.checks.read_piece(access, piece)
                 return _load_pieces(info, cut[0], cut[1], dtype, other)
     raw = torch.uint8 if dtype in FLOAT8 else dtype
     if raw is dtype:
@@ -61,7 +61,7 @@ def load(
     groups = flat_index(access)
     if batch.execution.checks is not None:
         for allocation, index, here in groups:
-            batch.execution.checks.read_index(batch, info, allocation, index, here, dtype.itemsize)
+            batch.execution.checks.read_index(access, allocation, index, here)
     if not groups:
         return None
     if len(groups) == 1 and groups[0][2] is None:

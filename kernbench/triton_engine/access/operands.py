@@ -57,24 +57,19 @@ class Access:
         for j, bound in enumerate(mask.bounds):
             if bound is None:
                 continue
-            lo: Any
-            hi: Any
-            lo, hi = bound
-            n = self.tile[j]
-            if type(lo) is np.ndarray:
-                lo = np.clip(lo, 0, n)
-                varying.append(lo)
-            else:
-                lo = 0 if lo < 0 else n if lo > n else lo
-            if type(hi) is np.ndarray:
-                hi = np.clip(hi, 0, n)
-                varying.append(hi)
-            else:
-                hi = 0 if hi < 0 else n if hi > n else hi
-            low[j], high[j] = lo, hi
+            for limits, limit in zip((low, high), bound, strict=True):
+                limits[j] = clipped = _clipped(limit, self.tile[j])
+                if type(clipped) is np.ndarray:
+                    varying.append(clipped)
         if varying:
             return *filled_bounds(low, high, self.tile), varying
         return tuple(low), tuple(high), varying
+
+
+def _clipped(limit: Any, extent: int) -> Any:
+    if type(limit) is np.ndarray:
+        return np.clip(limit, 0, extent)
+    return 0 if limit < 0 else extent if limit > extent else limit
 
 
 def filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

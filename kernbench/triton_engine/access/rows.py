@@ -5,8 +5,9 @@ Paged attention, embeddings and mixtures of experts gather so: ``base + table[i]
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,29 +24,18 @@ from .operands import Access
 _SHORTEST = 8
 
 
-@final
+@dataclass(slots=True, eq=False)
 class _Rows:
     """An access as rows: ``index`` are the byte offsets (or addresses) where they begin, size 1 along the tile dimensions
     ``along``; ``columns`` are the first and last element of each of those that any row needs. ``wanted``: the rows of
     which ``active`` elements are accessed (None: all)."""
 
-    __slots__ = ("active", "along", "columns", "foot", "index", "wanted")
-
-    def __init__(
-        self,
-        index: Tensor,
-        along: list[int],
-        columns: list[tuple[int, int]],
-        foot: Footprint,
-        active: Tensor | None,
-        wanted: Tensor | None,
-    ) -> None:
-        self.index = index
-        self.along = along
-        self.columns = columns
-        self.foot = foot
-        self.active = active
-        self.wanted = wanted
+    index: Tensor
+    along: list[int]
+    columns: list[tuple[int, int]]
+    foot: Footprint
+    active: Tensor | None
+    wanted: Tensor | None
 
 
 def _rows_of(access: Access) -> _Rows | None:

@@ -36,7 +36,7 @@ def store(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.
                 value = _own(value, [piece.allocation for piece in cut[0]])
             for piece in cut[0]:
                 if batch.execution.checks is not None:
-                    batch.execution.checks.write_piece(batch, info, piece, dtype.itemsize)
+                    batch.execution.checks.write_piece(access, piece)
                 _store_piece(piece, value, dtype)
             return
     if (
@@ -160,9 +160,7 @@ def _scatter(access: Access, value: Any, dtype: torch.dtype) -> None:
             return
     for allocation, index, here in flat_index(access):
         if access.batch.execution.checks is not None:
-            access.batch.execution.checks.write_index(
-                access.batch, access.info, allocation, index, here, dtype.itemsize
-            )
+            access.batch.execution.checks.write_index(access, allocation, index, here)
         source = _own(source, [allocation])
         shape = torch.broadcast_shapes(index.shape, source.shape)
         index, values = index.expand(shape), source.expand(shape)

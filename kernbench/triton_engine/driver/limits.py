@@ -11,6 +11,7 @@ from typing import Any
 
 from kernbench.triton_engine.frontend.program import Instr, Program
 
+from .pipeline import compile_for, options_of
 from .resources import current_device
 
 #: Share of the device's shared memory above which the bound is not trusted.
@@ -72,8 +73,6 @@ def refuse_what_does_not_fit(launcher: Any) -> None:
 def _compiled_shared(launcher: Any) -> int:
     """Bytes of shared memory by the compiler; 0 if it fails beyond TTIR, which says nothing of memory."""
     from triton.compiler import compile as compile_
-
-    from .pipeline import compile_for, options_of
 
     try:
         with compile_for("full"):

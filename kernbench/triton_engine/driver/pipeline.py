@@ -14,7 +14,7 @@ from typing import Any
 
 from kernbench.errors import KernbenchError
 
-from .activation import get_target
+from .target import get_target
 
 #: Part of the compile cache key of kernels compiled for values; change it when the passes below change.
 _PIPELINE = "kernbench-values-2"

@@ -13,7 +13,7 @@ from typing import Any
 from kernbench.triton_engine.ops.registry import UnsupportedOpError
 from kernbench.triton_engine.values import Late
 
-from .program import BasicBlock, Branch, ForBack, ForHead, Instr, Jump, Program, Return, SubProgram
+from .program import BasicBlock, Branch, ForBack, ForHead, Instr, Jump, Program
 from .types import Ty
 
 
@@ -265,8 +265,6 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     """Fill in lifetimes and properties, then build every instruction."""
     invariant, invariant_slots = _invariants(program, types)
     hoisted = {id(i) for i in invariant}
-    for instr in invariant:
-        instr.info.hoisted = True
     program.frontier = _frontier(program, invariant_slots, types)
     program.key_args = _key_args(program, invariant)
     program.invariant = invariant
@@ -289,7 +287,6 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     program.owned = frozenset(owned)
     program.types = list(types)
     lasting = bits(program.constants) | bits(s for s, _ in program.args) | bits(invariant_slots)
-    program.lasting = frozenset(members(lasting))
     preds: dict[int, int] = defaultdict(int)
     for code in program.blocks:
         live = at_end[code.index]
@@ -325,7 +322,7 @@ def _build(program: Program, invariant: list[Instr]) -> None:
     def build(code: list[Instr]) -> None:
         for instr in code:
             for sub in instr.info.regions:
-                build_sub(sub)
+                build(sub.code)
             info = instr.info
             try:
                 instr.fn = info.row.build(info)
@@ -339,12 +336,6 @@ def _build(program: Program, invariant: list[Instr]) -> None:
                     f"  at {info.loc}\n  {info.text}"
                 ) from error
 
-    def build_sub(sub: SubProgram) -> None:
-        build(sub.code)
-
     build(invariant)
     for code in program.blocks:
         build(code.instrs)
-
-
-__all__ = ["Return", "finish"]

@@ -10,7 +10,6 @@ import torch
 from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
 
 from . import analysis
-from .locations import Loc
 from .parse import parse_module
 from .program import (
     BasicBlock,
@@ -37,11 +36,9 @@ class _Lowering:
         self.types: list[Ty | None] = []
         self.constants: dict[int, Any] = {}
         self.ops: list[OpInfo] = []
-        self.loops: list[LoopInfo] = []
         self.names: dict[str, int] = {}
         self.ttir = ttir
         self.backend = backend
-        self.depth = 0
 
     # Slots and blocks
 
@@ -76,12 +73,6 @@ class _Lowering:
                 args=args,
                 constants=self.constants,
                 ops=self.ops,
-                loops=self.loops,
-                loc=self.kernel.loc,
-                invariant=[],
-                frontier=(),
-                key_args=(),
-                waits=False,
                 widest=max((t.numel for t in self.types if t is not None), default=1),
                 ttir=self.ttir,
             ),
@@ -134,7 +125,7 @@ class _Lowering:
                     code.term = self.branch_to(op.successors[0], pending, arg_slots)
                 case "cf.cond_br":
                     then, other = (self.branch_to(s, pending, arg_slots) for s in op.successors)
-                    code.term = Branch(self.use(op.operands[0]), then, other, op.loc)
+                    code.term = Branch(self.use(op.operands[0]), then, other)
                 case "tt.return" if on_return is None:
                     code.term = Return()
                 case "tt.return":
@@ -171,7 +162,6 @@ class _Lowering:
             attrs=op.attrs,
             words=op.words,
             groups=[len(g) for g in op.groups],
-            symbol=op.symbol,
             operand_types=[t for t in (self.types[self.use(o)] for o in op.operands) if t is not None],
             result_types=op.result_types,
             loc=op.loc,
@@ -203,7 +193,6 @@ class _Lowering:
         """The instruction of an operation, its results defined."""
         args = tuple(self.use(o) for o in op.operands)
         results = tuple(self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True))
-        info.arg_slots, info.result_slots = args, results
         return Instr(info, info.row.build, args, results)
 
     def sub_program(self, region: Region) -> SubProgram:
@@ -273,20 +262,18 @@ class _Lowering:
     # Control flow
 
     def scf_for(self, op: Op, code: BasicBlock, on_return: Any) -> BasicBlock:
-        loop = LoopInfo(len(self.loops), op.loc, "for")
-        self.loops.append(loop)
+        loop = LoopInfo(op.loc)
         lower, upper, step = (self.use(o) for o in op.operands[:3])
         inits = [self.use(o) for o in op.operands[3:]]
         iv_ty = op.operand_types[0]
         iv = self.define(op.attrs["iv"], iv_ty)
         carried = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.result_types, strict=True)]
-        loop.carried = tuple(carried)
         head = self.block()
         code.term = Jump(head.index, ((iv, lower), *zip(carried, inits, strict=True)))
         body = self.block()
         last = self.region_blocks(op.regions[0], body, on_return)
         yields = [self.use(o) for o in op.regions[0].blocks[-1].ops[-1].operands] if carried else []
-        last.term = ForBack(iv, step, iv_ty.bits, head.index, tuple(zip(carried, yields, strict=True)))
+        last.term = ForBack(iv, step, head.index, tuple(zip(carried, yields, strict=True)))
         after = self.block()
         head.term = ForHead(iv, upper, step, body.index, after.index, bool(op.attrs.get("unsigned")), loop)
         for name, slot in zip(op.results, carried, strict=True):
@@ -309,15 +296,13 @@ class _Lowering:
         for jump in ends:
             jump.target = join.index
         other = entries[1].index if len(entries) > 1 else join.index
-        code.term = Branch(self.use(op.operands[0]), Jump(entries[0].index), Jump(other), op.loc)
+        code.term = Branch(self.use(op.operands[0]), Jump(entries[0].index), Jump(other))
         return join
 
     def scf_while(self, op: Op, code: BasicBlock, on_return: Any) -> BasicBlock:
-        loop = LoopInfo(len(self.loops), op.loc, "while")
-        self.loops.append(loop)
+        loop = LoopInfo(op.loc)
         inits = [self.use(o) for o in op.operands]
         before_args = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True)]
-        loop.carried = tuple(before_args)
         before = self.block()
         code.term = Jump(before.index, tuple(zip(before_args, inits, strict=True)))
         last = self.region_blocks(op.regions[0], before, on_return)
@@ -334,7 +319,6 @@ class _Lowering:
             cond,
             Jump(body.index, tuple(zip(after_args, passed, strict=True))),
             Jump(exit_.index, tuple(zip(results, passed, strict=True))),
-            op.loc,
         )
         return exit_
 
@@ -388,6 +372,3 @@ def lower_ttir(ttir: str, backend: str = "cuda") -> Program:
     """
     functions = parse_module(ttir)
     return _Lowering(functions, ttir, backend).run()
-
-
-__all__ = ["Loc", "lower_ttir"]

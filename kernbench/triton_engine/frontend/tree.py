@@ -54,4 +54,3 @@ class Function:
     body: Region
     public: bool
     loc: Loc
-    arg_attrs: list[str] = field(default_factory=list)

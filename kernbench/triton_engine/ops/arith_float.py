@@ -215,33 +215,10 @@ def _fma(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-_UNARY: dict[str, Any] = {
-    "math.exp": torch.exp,
-    "math.exp2": torch.exp2,
-    "math.expm1": torch.expm1,
-    "math.log": torch.log,
-    "math.log2": torch.log2,
-    "math.log10": torch.log10,
-    "math.log1p": torch.log1p,
-    "math.sin": torch.sin,
-    "math.cos": torch.cos,
-    "math.tan": torch.tan,
-    "math.sinh": torch.sinh,
-    "math.cosh": torch.cosh,
-    "math.tanh": torch.tanh,
-    "math.asin": torch.asin,
-    "math.acos": torch.acos,
-    "math.atan": torch.atan,
-    "math.asinh": torch.asinh,
-    "math.acosh": torch.acosh,
-    "math.atanh": torch.atanh,
-    "math.sqrt": torch.sqrt,
-    "math.rsqrt": torch.rsqrt,
-    "math.erf": torch.erf,
-    "math.erfc": torch.erfc,
-}
-for _name, _function in _UNARY.items():
-    op(_name, flops=1, unit="special", inplace=True)(elementwise(_function, takes_out=True))
+#: Elementary functions that torch has by the same name.
+_SPECIAL = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt erf erfc"
+for _name in _SPECIAL.split():
+    op(f"math.{_name}", flops=1, unit="special", inplace=True)(elementwise(getattr(torch, _name), takes_out=True))
 
 #: torch's vector sqrt is within one ulp; through fp64 it is correctly rounded.
 op("tt.precise_sqrt", flops=1, unit="special")(elementwise(lambda x: torch.sqrt(x.to(torch.float64)).to(x.dtype)))
@@ -263,22 +240,9 @@ def _compared(info: OpInfo) -> Work:
     return ty.numel, (ty.elem, "vector")
 
 
-_COMPARE: dict[str, Any] = {
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-}
-_PY_COMPARE: dict[str, Any] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
+_PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge")
+_COMPARE: dict[str, Any] = {name: getattr(torch, name) for name in _PREDICATES}
+_PY_COMPARE: dict[str, Any] = {name: getattr(operator, name) for name in _PREDICATES}
 _SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 

@@ -17,6 +17,18 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import aff_add, aff_div, aff_minmax, aff_mul, aff_rem, aff_shl, aff_sub, fits
+from kernbench.triton_engine.fixed_width import (
+    SIGNED,
+    nonzero,
+    np_mulhi,
+    np_shift,
+    np_trunc_div,
+    np_unsigned,
+    through_numpy,
+    trunc_div,
+    trunc_rem,
+    unsigned_form,
+)
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.values import (
     Affine,
@@ -28,18 +40,6 @@ from kernbench.triton_engine.values import (
     wrap,
 )
 
-from .fixed_width import (
-    NP_SIGNED,
-    nonzero,
-    np_mulhi,
-    np_shift,
-    np_trunc_div,
-    np_unsigned,
-    through_numpy,
-    trunc_div,
-    trunc_rem,
-    unsigned_form,
-)
 from .masks import mask_and, mask_or, mask_shifted_out, mask_xor
 from .registry import UnsupportedOpError, op
 
@@ -155,7 +155,7 @@ def _binary(row: _Binary, info: OpInfo) -> Callable[..., Value]:
         return lambda batch, x, y: boolean(batch, x, y, tile)
     affine, numpy, dense = row.affine, row.numpy, row.torch
     python = unsigned_form(bits, row.python) if row.unsigned else row.python
-    np_type = NP_SIGNED[bits]
+    np_type = SIGNED[bits]
     through_torch = dense or through_numpy(numpy, dtype)
     half = 1 << (bits - 1)
 

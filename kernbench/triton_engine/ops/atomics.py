@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.access import Access, flat_index
+from kernbench.triton_engine.fixed_width import np_unsigned
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty, memory_dtype
 from kernbench.triton_engine.memory import HostAllocation
@@ -22,25 +23,6 @@ from kernbench.triton_engine.values import Ptr, Value, from_lane_array
 
 from .registry import op
 from .shape import materialise
-
-
-def _views(dtype: torch.dtype) -> tuple[torch.dtype, Callable[[Tensor], np.ndarray]]:
-    """The dtype to look at memory with, and how to get a numpy array of it (numpy has no bfloat16)."""
-    if dtype is torch.bfloat16:
-        return torch.int16, lambda t: t.numpy()
-    return dtype, lambda t: t.numpy()
-
-
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-def _unsigned(f: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        kind = _UNSIGNED[a.dtype.itemsize]
-        return f(a.view(kind), b.view(kind)).view(a.dtype)
-
-    return run
-
 
 #: old, operand -> new, on numpy arrays.
 _RMW: dict[str, Callable[[Any, Any], Any]] = {
@@ -51,8 +33,8 @@ _RMW: dict[str, Callable[[Any, Any], Any]] = {
     "xor": np.bitwise_xor,
     "max": np.maximum,
     "min": np.minimum,
-    "umax": _unsigned(np.maximum),
-    "umin": _unsigned(np.minimum),
+    "umax": np_unsigned(np.maximum),
+    "umin": np_unsigned(np.minimum),
     "exch": lambda old, new: new,
 }
 
@@ -65,7 +47,7 @@ _BF16: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _apply(kind: str, old: np.ndarray, value: np.ndarray, bf16: bool) -> np.ndarray:
-    if bf16:  # numpy holds the bits
+    if bf16:
         a = torch.from_numpy(np.ascontiguousarray(old)).view(torch.bfloat16)
         b = torch.from_numpy(np.ascontiguousarray(value)).view(torch.bfloat16)
         if kind == "exch":
@@ -153,9 +135,9 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     kind = info.words[0]
     pointer, ty = info.operand_types[0], info.operand_types[1]
     dtype = memory_dtype(pointer.pointee)
-    raw, _ = _views(dtype)
     tile = ty.shape
     bf16 = dtype is torch.bfloat16
+    raw = torch.int16 if bf16 else dtype  # numpy has no bfloat16: it holds the bits
     want_old = info.result_used
 
     def run(batch: Any, p: Ptr, value: Any, mask: Any = True) -> Value:

@@ -14,18 +14,17 @@ from torch import Tensor
 
 from kernbench.triton_engine.affine import fits
 from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.values import Affine, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
 
 from .arith_float import round_to
 from .registry import op
 
-_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
-
 
 def convert_float(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round to nearest even, saturating to the largest finite value for fp8 (NaN stays NaN)."""
-    if dtype in _FP8:
-        if x.dtype in _FP8 or x.dtype is torch.float64:
+    if dtype in FLOAT8:
+        if x.dtype in FLOAT8 or x.dtype is torch.float64:
             x = x.to(torch.float32)
         top = torch.finfo(dtype).max
         return torch.clamp(x, -top, top).to(dtype)
@@ -43,7 +42,7 @@ def truncate_float(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _convert_into(info: OpInfo) -> Callable[..., bool]:
     """Rounding to nearest even while storing; other conversions are made before."""
-    plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in _FP8
+    plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in FLOAT8
 
     def run(out: Tensor, x: Any) -> bool:
         if not plain or type(x) is not Tensor or x.shape != out.shape:
@@ -58,7 +57,7 @@ def _convert_into(info: OpInfo) -> Callable[..., bool]:
 def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     toward_zero = info.attrs.get("rounding") == "rtz"
-    plain = not toward_zero and dtype not in _FP8
+    plain = not toward_zero and dtype not in FLOAT8
     same = dtype == info.operand_types[0].dtype
 
     def run(batch: Any, x: Any) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,13 +27,10 @@ from kernbench.triton_engine.values import (
 
 from .registry import op
 
+#: Predicate of signed numbers: the comparison of Python numbers, and of tensors.
 _SIGNED_COMPARE: dict[str, tuple[Any, Any]] = {
-    "eq": (lambda a, b: a == b, torch.eq),
-    "ne": (lambda a, b: a != b, torch.ne),
-    "slt": (lambda a, b: a < b, torch.lt),
-    "sle": (lambda a, b: a <= b, torch.le),
-    "sgt": (lambda a, b: a > b, torch.gt),
-    "sge": (lambda a, b: a >= b, torch.ge),
+    predicate: (getattr(operator, name), getattr(torch, name))
+    for predicate, name in {"eq": "eq", "ne": "ne", "slt": "lt", "sle": "le", "sgt": "gt", "sge": "ge"}.items()
 }
 
 _NO_BOUND = 1 << 62
@@ -91,19 +89,13 @@ def _cmpi(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def _decided(predicate: str, lo: int, hi: int) -> bool | None:
-    """The truth of ``d predicate 0`` for every d in [lo, hi], or None."""
-    if predicate == "slt":
-        return True if hi < 0 else False if lo >= 0 else None
-    if predicate == "sle":
-        return True if hi <= 0 else False if lo > 0 else None
-    if predicate == "sgt":
-        return True if lo > 0 else False if hi <= 0 else None
-    if predicate == "sge":
-        return True if lo >= 0 else False if hi < 0 else None
-    if predicate == "eq":
-        return False if lo > 0 or hi < 0 else True if lo == hi == 0 else None
-    return True if lo > 0 or hi < 0 else False if lo == hi == 0 else None
+def _decided(predicate: str, least: int, most: int) -> bool | None:
+    """The truth of ``d predicate 0`` for every d in [least, most], or None."""
+    python, _ = _SIGNED_COMPARE[predicate]
+    truth: bool = python(least, 0)
+    if truth is not python(most, 0) or (predicate in ("eq", "ne") and least < 0 < most):
+        return None
+    return truth
 
 
 def _box(predicate: str, d: Affine, lanes: tuple[int, ...]) -> Box | None:

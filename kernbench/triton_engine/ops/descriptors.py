@@ -31,7 +31,7 @@ from kernbench.triton_engine.values import (
 from .atomics import _flat_elements, _operand, update
 from .masks import mask_and
 from .registry import op
-from .shape import materialise
+from .shape import materialise, spread
 
 
 @op("tt.make_tensor_descriptor", pure=False, addressing=True, result_type=lambda types: types[-1])
@@ -61,10 +61,6 @@ def _as_lane_int(v: Any) -> Any:
     return from_lane_array(v.to(torch.int64).numpy()) if type(v) is Tensor else v
 
 
-def _spread(v: Any, rank: int) -> Any:
-    return Affine(v.constant, v.lane_strides, (0,) * rank, v.least, v.most, v.per_lane) if type(v) is Affine else v
-
-
 def locate(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """Pointer tile and bounds mask of the block at ``index``. ``tile`` is the block without its leading ones."""
     lanes: tuple[int, ...] = batch.lanes
@@ -72,13 +68,13 @@ def locate(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: i
     lead = len(d.block) - rank
     if not lead and all(type(v) is int for v in d.shape) and all(type(v) is int for v in d.strides):
         return _locate_fixed(batch, d, index, tile, item)
-    off: Any = _spread(d.base.offset, rank)
+    off: Any = spread(d.base.offset, rank)
     bounds: list[Any] = [None] * rank
     outside: Any = True
     scattered: Tensor | None = None  # the part of the offsets along dimensions whose stride differs between programs
     for j, (start, size, stride) in enumerate(zip(index, d.shape, d.strides, strict=True)):
         start, size, stride = _as_lane_int(start), _as_lane_int(size), _as_lane_int(stride)
-        off = aff_add(off, aff_scale(_spread(_scale(start, stride, lanes), rank), item))
+        off = aff_add(off, aff_scale(spread(_scale(start, stride, lanes), rank), item))
         lo, hi = aff_scale(start, -1), aff_add(size, aff_scale(start, -1))
         if j < lead:
             inside = _positive(lo, lanes, strict=False) & _positive(hi, lanes, strict=True)
@@ -292,12 +288,12 @@ def _rows(batch: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[i
     wide = lambda s: s.reshape((*s.shape, 1)) if type(s) is Tensor else s  # noqa: E731
     inside = ((index >= 0) & (index < wide(size0))).unsqueeze(-1)
     cols: Any = dense_int(
-        aff_add(_spread(column, 1), Affine(0, (0,) * nl, (1,), 0, tile[1] - 1)), batch.lanes, (tile[1],), torch.int64
+        aff_add(spread(column, 1), Affine(0, (0,) * nl, (1,), 0, tile[1] - 1)), batch.lanes, (tile[1],), torch.int64
     )
     fits = (cols >= 0) & (cols < wide(size1))
     mask = inside & fits.unsqueeze(nl)
     den = (index * wide(stride0)).unsqueeze(-1) * item + (cols * wide(stride1)).unsqueeze(nl) * item
-    return Ptr(d.base.root, _spread(d.base.offset, 2), den), True if bool(mask.all()) else mask
+    return Ptr(d.base.root, spread(d.base.offset, 2), den), True if bool(mask.all()) else mask
 
 
 @op("tt.descriptor_gather", pure=False, reads=True, addressing=True)

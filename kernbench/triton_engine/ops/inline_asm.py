@@ -30,7 +30,7 @@ _MOST_SIGNALS = 1 << 13
 """Words that all programs together access with one instruction, if they are signals; more than that are data."""
 
 
-class LaneMemory:
+class BatchMemory:
     """Absolute addresses of a batch, checked against live allocations."""
 
     def __init__(self, batch: Any, info: OpInfo) -> None:
@@ -203,10 +203,9 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         if frame is None:
             frame = start(batch, xs, shape)
         try:
-            run(assembly, frame, LaneMemory(batch, info), parks=not batch.execution.dry)
+            run(assembly, frame, BatchMemory(batch, info), parks=not batch.execution.dry)
         except Stuck as stuck:
             stuck.frame = frame
-            stuck.info = info  # type: ignore[attr-defined]
             raise
         return finish(batch, frame, shape)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernbench.triton_engine.affine import aff_add, aff_scale
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
-from kernbench.triton_engine.values import Affine, Box, Ptr, Value, dense_int, dense_mask
+from kernbench.triton_engine.values import Affine, Box, Ptr, Value, dense_int, dense_mask, from_lane_array
 
 from .registry import op
 
@@ -39,39 +39,33 @@ def _make_range(info: OpInfo) -> Callable[..., Value]:
     return lambda batch: Affine(start, (0,) * len(batch.lanes), (1,), start, end - 1)
 
 
-def spread(v: Any, rank: int, n_lanes: int) -> Any:
+def spread(v: Any, rank: int) -> Any:
     """A scalar (per-lane) value as a tile of ``rank`` dimensions that does not vary inside the tile."""
-    kind = type(v)
-    if kind is Tensor:
-        return v.reshape(v.shape + (1,) * rank)
-    if kind is Affine:
-        return Affine(v.constant, v.lane_strides, (0,) * rank, v.least, v.most, v.per_lane)
-    if kind is Ptr:
-        return Ptr(
-            v.root, spread(v.offset, rank, n_lanes), None if v.scattered is None else spread(v.scattered, rank, n_lanes)
-        )
+    match v:
+        case Tensor():
+            return v.reshape(v.shape + (1,) * rank)
+        case Affine():
+            return v.on_tile((0,) * rank)
+        case Ptr():
+            return v.map(lambda part: spread(part, rank))
     return v
 
 
 @op("tt.splat", alias=True, symbolic=True, addressing=True, frontier=True)
 def _splat(info: OpInfo) -> Callable[..., Value]:
     rank = len(info.ty.shape)
-    return lambda batch, x: spread(x, rank, len(batch.lanes))
+    return lambda batch, x: spread(x, rank)
 
 
-def take_first(v: Any, tile: tuple[int, ...], n_lanes: int) -> Any:
+def take_first(v: Any, n_lanes: int) -> Any:
     """The only element of a one-element tile, as a scalar."""
-    kind = type(v)
-    if kind is Tensor:
-        return v.reshape(v.shape[:n_lanes])
-    if kind is Affine:
-        return Affine(v.constant, v.lane_strides, (), v.least, v.most, v.per_lane)
-    if kind is Ptr:
-        return Ptr(
-            v.root,
-            take_first(v.offset, tile, n_lanes),
-            None if v.scattered is None else take_first(v.scattered, tile, n_lanes),
-        )
+    match v:
+        case Tensor():
+            return v.reshape(v.shape[:n_lanes])
+        case Affine():
+            return v.on_tile(())
+        case Ptr():
+            return v.map(lambda part: take_first(part, n_lanes))
     return v
 
 
@@ -82,24 +76,22 @@ def _unsplat(info: OpInfo) -> Callable[..., Value]:
     def run(batch: Any, x: Any) -> Value:
         if type(x) is Box:
             x = dense_mask(x, batch.lanes, tile)
-        return take_first(x, tile, len(batch.lanes))
+        return take_first(x, len(batch.lanes))
 
     return run
 
 
 def expand_dims(v: Any, axis: int, n_lanes: int) -> Any:
-    kind = type(v)
-    if kind is Tensor:
-        return v.unsqueeze(n_lanes + axis)
-    if kind is Affine:
-        return Affine(
-            v.constant, v.lane_strides, (*v.tile_strides[:axis], 0, *v.tile_strides[axis:]), v.least, v.most, v.per_lane
-        )
-    if kind is Box:
-        return Box((*v.bounds[:axis], None, *v.bounds[axis:]))
-    if kind is Ptr:
-        den = None if v.scattered is None else v.scattered.unsqueeze(n_lanes + axis)
-        return Ptr(v.root, expand_dims(v.offset, axis, n_lanes), den)
+    """The tile with a new dimension of size 1."""
+    match v:
+        case Tensor():
+            return v.unsqueeze(n_lanes + axis)
+        case Affine():
+            return v.on_tile((*v.tile_strides[:axis], 0, *v.tile_strides[axis:]))
+        case Box():
+            return Box((*v.bounds[:axis], None, *v.bounds[axis:]))
+        case Ptr():
+            return v.map(lambda part: expand_dims(part, axis, n_lanes))
     return v
 
 
@@ -190,31 +182,29 @@ def _reshape(info: OpInfo) -> Callable[..., Value]:
     old, new = source.shape, target.shape
     squeezed = [n for n in old if n != 1] == [n for n in new if n != 1]
 
+    def affine(v: Any) -> Affine | None:
+        strides = _reshape_strides(v.tile_strides, old, new)
+        return None if strides is None else v.on_tile(strides)
+
     def run(batch: Any, x: Any) -> Value:
-        kind = type(x)
         n = len(batch.lanes)
-        if kind is Affine:
-            ts = _reshape_strides(x.tile_strides, old, new)
-            if ts is not None:
-                return Affine(x.constant, x.lane_strides, ts, x.least, x.most, x.per_lane)
-        elif kind is Ptr and x.scattered is None:
-            if type(x.offset) is not Affine:
+        match x:
+            case Affine():
+                if (reshaped := affine(x)) is not None:
+                    return reshaped
+            case Ptr(scattered=None):
+                if type(x.offset) is not Affine:
+                    return x
+                if (offset := affine(x.offset)) is not None:
+                    return Ptr(x.root, offset)
+            case Tensor() if squeezed:
+                sizes = iter([size for size, full in zip(x.shape[n:], old, strict=True) if full != 1])
+                return x.reshape(x.shape[:n] + tuple([1 if full == 1 else next(sizes) for full in new]))
+            case bool() | int() | float():
                 return x
-            ts = _reshape_strides(x.offset.tile_strides, old, new)
-            if ts is not None:
-                off = x.offset
-                return Ptr(x.root, Affine(off.constant, off.lane_strides, ts, off.least, off.most, off.per_lane))
-        elif kind is Tensor and squeezed:
-            sizes = [s for s, t in zip(x.shape[n:], old, strict=True) if t != 1]
-            it = iter(sizes)
-            return x.reshape(x.shape[:n] + tuple(1 if t == 1 else next(it) for t in new))
-        elif kind is not Tensor and kind is not Box and kind is not Ptr:
-            return x
         full = materialise(x, batch, source)
         out = full.reshape(full.shape[:n] + new)
-        if kind is Ptr:
-            return Ptr(None, 0, out)
-        return out
+        return Ptr(None, 0, out) if type(x) is Ptr else out
 
     return run
 
@@ -223,25 +213,21 @@ def _reshape(info: OpInfo) -> Callable[..., Value]:
 def _trans(info: OpInfo) -> Callable[..., Value]:
     order = info.attrs["order"]
 
-    def run(batch: Any, x: Any) -> Value:
-        return transpose(x, order, len(batch.lanes))
-
-    return run
+    return lambda batch, x: transpose(x, order, len(batch.lanes))
 
 
-def transpose(x: Any, order: list[int], n: int) -> Any:
-    kind = type(x)
-    if kind is Tensor:
-        return x.permute(*range(n), *(n + o for o in order))
-    if kind is Affine:
-        return Affine(x.constant, x.lane_strides, tuple(x.tile_strides[o] for o in order), x.least, x.most, x.per_lane)
-    if kind is Box:
-        return Box(tuple(x.bounds[o] for o in order))
-    if kind is Ptr:
-        return Ptr(
-            x.root, transpose(x.offset, order, n), None if x.scattered is None else transpose(x.scattered, order, n)
-        )
-    return x
+def transpose(v: Any, order: list[int], n_lanes: int) -> Any:
+    """The tile with its dimensions in another order."""
+    match v:
+        case Tensor():
+            return v.permute(*range(n_lanes), *(n_lanes + axis for axis in order))
+        case Affine():
+            return v.on_tile(tuple([v.tile_strides[axis] for axis in order]))
+        case Box():
+            return Box(tuple([v.bounds[axis] for axis in order]))
+        case Ptr():
+            return v.map(lambda part: transpose(part, order, n_lanes))
+    return v
 
 
 @op("tt.join", alias=True)
@@ -305,8 +291,6 @@ def _addptr(info: OpInfo) -> Callable[..., Value]:
     def run(batch: Any, p: Ptr, index: Any) -> Value:
         if type(index) is Tensor:
             if not tile:
-                from kernbench.triton_engine.values import from_lane_array
-
                 index = from_lane_array(index.to(torch.int64).numpy())
             else:
                 step = index.to(torch.int64) * item if item != 1 else index.to(torch.int64)

@@ -7,47 +7,35 @@ from typing import Any
 
 import numpy as np
 
+from kernbench.triton_engine.fixed_width import np_shift, np_trunc_div
+
 from .numbers import U64, decode, encode, width
 from .parse import Instruction
 from .state import State
 from .table import instruction
 
 
-def _trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind == "f":
-        return a / b
-    safe = np.where(b == 0, b.dtype.type(1), b)
-    if a.dtype.kind == "u":
-        return a // safe
-    q = np.floor_divide(a, safe)
-    return q + (((a - q * safe) != 0) & ((a < 0) != (safe < 0))).astype(a.dtype)
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a / b if a.dtype.kind == "f" else np_trunc_div(a, b)
 
 
-def _shift(f: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        bits = a.dtype.itemsize * 8
-        count = np.minimum(b.astype(np.uint64), np.uint64(bits - 1)).astype(a.dtype)
-        out = f(a, count)
-        if a.dtype.kind == "i" and f is np.right_shift:
-            return out
-        return np.where(b.astype(np.uint64) >= bits, a.dtype.type(0), out)
-
-    return run
+def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np_shift(np.right_shift, saturate=a.dtype.kind == "i")(a, b)
 
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": _trunc_div,
+    "div": _divide,
     "min": np.fmin,
     "max": np.fmax,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "rem": np.fmod,
-    "shl": _shift(np.left_shift),
-    "shr": _shift(np.right_shift),
+    "shl": np_shift(np.left_shift),
+    "shr": _shift_right,
 }
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": np.negative,
@@ -76,7 +64,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def lanewise(kind: str, f: Callable[..., np.ndarray], *raws: np.ndarray) -> np.ndarray:
+def apply_packed(kind: str, f: Callable[..., np.ndarray], *raws: np.ndarray) -> np.ndarray:
     """Apply ``f`` to numbers of a type, or to both halves of a packed one."""
     with np.errstate(all="ignore"):
         if not kind.endswith("x2"):
@@ -128,7 +116,7 @@ def _binary(s: State, i: Instruction) -> None:
         s.assign(d, encode(ARITHMETIC[i.opcode](decode(x, kind), count), kind))
         return
     f = ARITHMETIC[i.opcode]
-    s.assign(d, lanewise(kind, _modified(f, i.modifiers) if "f" in kind else f, x, y))
+    s.assign(d, apply_packed(kind, _modified(f, i.modifiers) if "f" in kind else f, x, y))
 
 
 @instruction(*_UNARY)
@@ -138,7 +126,7 @@ def _unary(s: State, i: Instruction) -> None:
     if kind == "pred":
         s.assign(d, encode(~s.value(a, "pred"), "pred"))
         return
-    s.assign(d, lanewise(kind, _UNARY[i.opcode], s.raw(a)))
+    s.assign(d, apply_packed(kind, _UNARY[i.opcode], s.raw(a)))
 
 
 @instruction("fma")
@@ -146,7 +134,7 @@ def _fma(s: State, i: Instruction) -> None:
     d, a, b, c = i.operands
     kind = i.type
     wide = lambda x, y, z: x.astype(np.float64) * y + z  # noqa: E731
-    s.assign(d, lanewise(kind, _modified(wide, i.modifiers), s.raw(a), s.raw(b), s.raw(c)))
+    s.assign(d, apply_packed(kind, _modified(wide, i.modifiers), s.raw(a), s.raw(b), s.raw(c)))
 
 
 @instruction("mad")
@@ -166,7 +154,7 @@ def _mad(s: State, i: Instruction) -> None:
         product = decode(s.raw(a), kind).astype(np.int64 if kind[0] == "s" else U64) * decode(s.raw(b), kind)
         s.assign(d, encode(product + decode(s.raw(c), wide), wide))
     else:
-        s.assign(d, lanewise(kind, lambda x, y, z: x * y + z, s.raw(a), s.raw(b), s.raw(c)))
+        s.assign(d, apply_packed(kind, lambda x, y, z: x * y + z, s.raw(a), s.raw(b), s.raw(c)))
 
 
 @instruction("setp")
@@ -203,7 +191,7 @@ def _selp(s: State, i: Instruction) -> None:
 @instruction("copysign")
 def _copysign(s: State, i: Instruction) -> None:
     d, sign, magnitude = i.operands
-    s.assign(d, lanewise(i.type, lambda a, b: np.copysign(b, a), s.raw(sign), s.raw(magnitude)))
+    s.assign(d, apply_packed(i.type, lambda a, b: np.copysign(b, a), s.raw(sign), s.raw(magnitude)))
 
 
 @instruction("testp")

@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 
-from .numbers import SIGNED, U64, UNSIGNED, decode, encode, width
+from kernbench.triton_engine.fixed_width import SIGNED, UNSIGNED
+
+from .numbers import U64, decode, encode, width
 from .parse import Instruction
 from .state import State
 from .table import instruction

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .arithmetic import ARITHMETIC, lanewise
+from .arithmetic import ARITHMETIC, apply_packed
 from .numbers import U64, decode, encode, width
 from .parse import AssemblyError, Instruction
 from .state import State
@@ -67,7 +67,7 @@ def _update(
             new = np.where((seen == 0) | (seen > x), x, seen - U64(1))
         else:
             k = "u" + kind[1:] if kind[0] == "b" and name in ("add", "min", "max") else kind
-            new = lanewise(k, ARITHMETIC[name], seen, x)
+            new = apply_packed(k, ARITHMETIC[name], seen, x)
         new = new & U64((1 << (8 * size)) - 1)
         if new[0] != seen[0]:
             s.memory.store(at, new, size)
@@ -130,7 +130,7 @@ def _reduced(kind: str, f: Callable[..., np.ndarray], raws: list[np.ndarray], *,
         if wide and kind in ("f16", "bf16"):
             return encode(functools.reduce(f, [decode(raw, kind) for raw in raws]), kind)
         for raw in raws[1:]:
-            out = lanewise(kind, f, out, raw)
+            out = apply_packed(kind, f, out, raw)
         return out
     half = kind.removesuffix("x2")
     low, high = (
