@@ -1,6 +1,6 @@
 """Arithmetic of affine integers that stays affine: a few Python integers, whatever the lanes and the tile.
 
-Operands are ints or :class:`~.values.Aff`. A result of None is not affine.
+Operands are ints or :class:`~.values.Affine`. A result of None is not affine.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def aff_add(x: int | Affine, y: int | Affine) -> int | Affine:
         tuple([a + b for a, b in zip(x.tile_strides, y.tile_strides, strict=True)]),
         x.least + y.least,
         x.most + y.most,
-        _arr_sum(x.per_lane, y.per_lane, 1),
+        _per_lane_sum(x.per_lane, y.per_lane, 1),
     )
 
 
-def _arr_sum(a: np.ndarray | None, b: np.ndarray | None, sign: int) -> np.ndarray | None:
+def _per_lane_sum(a: np.ndarray | None, b: np.ndarray | None, sign: int) -> np.ndarray | None:
     if b is None:
         return a
     if a is None:

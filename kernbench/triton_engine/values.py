@@ -5,7 +5,7 @@ Programs are *lanes*, arranged in a rectangular grid of lane axes (ranks, then g
 
 ====================  ==================================================================================
 Python ``int/float``  the same number in every lane and element (``bool`` for ``i1``)
-:class:`Aff`          integers, affine in lane and tile indices: ``c + sum(ls*lane) + sum(ts*tile) + arr``
+:class:`Affine`       integers, affine in lane and tile indices
 :class:`Ptr`          pointers: a root (kernel argument) and a byte offset, kept affine where possible
 :class:`Box`          a mask that is a product of index ranges, one per tile dimension
 ``torch.Tensor``      everything else: shape broadcastable to ``L + T``; a dimension that does not vary has size 1
@@ -26,9 +26,6 @@ import numpy as np
 import torch
 
 from .frontend.types import FLOAT8
-
-I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
-
 
 Bound: TypeAlias = "int | np.ndarray"
 

@@ -36,7 +36,7 @@ def out_of_bounds(access: Access, offset: int, allocation: HostAllocation | None
 def first_outside(access: Access, origin: int, foot: Footprint, allocation: HostAllocation, cell: Cell) -> None:
     """Find the first program of a piece that leaves the allocation, and the first element it reaches.
 
-    ``c``: byte offset of the piece's first element.
+    ``origin``: byte offset of the piece's first element.
     """
     item, nl, steps, sizes = access.item, len(cell), foot.strides, foot.sizes
     tile = torch.zeros((1,) * (len(sizes) - nl), dtype=torch.int64)

@@ -58,7 +58,7 @@ def place(
     at: tuple[slice | None, ...],
     cell: Cell,
 ) -> Piece:
-    """The piece at byte ``c`` of an allocation, or at address ``c``; checked against bounds, and counted."""
+    """The piece at byte ``origin`` of an allocation, or at that address; checked against bounds, and counted."""
     item = access.item
     if allocation is None:
         allocation = access.batch.execution.find(origin + foot.least)

@@ -166,7 +166,7 @@ def store_rows(access: Access, source: Tensor) -> bool:
 
 
 def _without_steps(scattered: Tensor, nl: int, item: int) -> tuple[Tensor, list[int]]:
-    """``den`` as what is left (size 1) where it grows by a constant along a dimension, and those constants."""
+    """``scattered`` as what is left (size 1) where it grows by a constant along a dimension, and those constants."""
     steps = [0] * (scattered.ndim - nl)
     for d in range(scattered.ndim - 1, nl - 1, -1):
         n = scattered.shape[d]

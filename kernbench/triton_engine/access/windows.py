@@ -63,7 +63,7 @@ def load_windows(access: Access, dtype: torch.dtype, other: Any) -> Tensor | Non
     low, high, varying = access.mask_bounds(access.box)
     if varying:
         return None
-    # in a loop only ``c`` changes: what follows from the rest is kept, as long as the very same array comes
+    # in a loop only ``origin`` changes: what follows from the rest is kept, as long as the very same array comes
     kept: dict[Any, Any] = access.info.layouts
     key = ("windows", lane_strides, tile_strides, lanes, low, high, access.tile)
     windows: _Windows | None = kept.get(key)
@@ -132,7 +132,7 @@ def _windows_of(
 def _fetch(
     access: Access, windows: _Windows, allocation: HostAllocation | None, origin: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """Copies of all windows ``c`` bytes on, stacked; None if they are to be looked at one by one."""
+    """Copies of all windows ``origin`` bytes on, stacked; None if they are to be looked at one by one."""
     item, foot = access.item, windows.foot
     lo = origin + windows.least
     raw = torch.uint8 if dtype in FLOAT8 else dtype

@@ -48,7 +48,18 @@ _LABEL = re.compile(r"^\s*([\w$%.]+)\s*:(?!:)")
 
 #: Instructions that order memory or threads: lanes run in step, so nothing remains to do.
 NO_EFFECT = frozenset(
-    ["bar", "barrier", "membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "prefetchu", "applypriority", "discard"]
+    [
+        "bar",
+        "barrier",
+        "membar",
+        "fence",
+        "nanosleep",
+        "griddepcontrol",
+        "prefetch",
+        "prefetchu",
+        "applypriority",
+        "discard",
+    ]
 )
 
 
