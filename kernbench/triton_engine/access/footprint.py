@@ -60,9 +60,13 @@ def _distinct(sizes: list[int], strides: list[int]) -> bool:
 
 
 def footprint(
-    strides: tuple[int, ...], sizes: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...], cell: Cell, item: int
+    strides: tuple[int, ...],
+    sizes: tuple[int, ...],
+    bounds: tuple[tuple[int, ...], tuple[int, ...]],
+    cell: Cell,
+    item: int,
 ) -> Footprint | None:
-    """The footprint of lanes ``cell`` and tile elements ``low <= index < high``; None if that is empty.
+    """The footprint of lanes ``cell`` and tile elements between ``bounds``; None if that is empty.
 
     ``strides`` in elements of ``item`` bytes; ``sizes`` 1 marks dimensions along which nothing changes.
     """
@@ -72,7 +76,7 @@ def footprint(
     shift = least = most = 0
     active = 1
     nl = len(cell)
-    for k, (start, stop) in enumerate((*cell, *zip(low, high, strict=True))):
+    for k, (start, stop) in enumerate((*cell, *zip(*bounds, strict=True))):
         n = stop - start
         if n <= 0:
             return None

@@ -9,44 +9,36 @@ from kernbench.triton_engine.memory import HostAllocation
 
 from .faults import first_outside, out_of_bounds
 from .footprint import Cell, Footprint, Piece, footprint
-from .operands import Access, filled_bounds
+from .operands import Access, Bounds, filled_bounds
 
 #: Footprints kept per instruction.
 KEPT_FOOTPRINTS = 1024
 
 
 def layout_of(
-    access: Access,
-    lane_strides: tuple[int, ...],
-    tile_strides: tuple[int, ...],
-    lanes: tuple[int, ...],
-    low: tuple[Any, ...],
-    high: tuple[Any, ...],
+    access: Access, strides: tuple[int, ...], lanes: tuple[int, ...], bounds: Bounds
 ) -> tuple[Footprint | None, tuple[int, ...], Cell] | None:
     """The footprint of all lanes together (None: the mask is empty), the shape of the tile value and the lanes.
 
-    None if strides are no multiples of an element. Kept per instruction.
+    ``strides`` in bytes, over lanes then tile. None if they are no multiples of an element. Kept per instruction.
     """
     kept: dict[Any, Any] = access.info.layouts
-    key = (lane_strides, tile_strides, lanes, low, high, access.tile)
+    key = (strides, lanes, bounds, access.tile)
     found = kept.get(key, kept)
     if found is not kept:
         return found
     if len(kept) > KEPT_FOOTPRINTS:
         kept.clear()
     item, tile = access.item, access.tile
-    if any(s % item for s in lane_strides + tile_strides):
+    if any(s % item for s in strides):
         kept[key] = None
         return None
-    strides = tuple([s // item for s in lane_strides + tile_strides])
+    steps = tuple([s // item for s in strides])
     # A dimension along which neither the address nor the mask changes has size 1.
-    sizes = tuple([
-        n if s or bound is not None else 1
-        for n, s, bound in zip(lanes + tile, strides, (*[None] * len(lanes), *low), strict=True)
-    ])  # fmt: skip
+    unmasked = (*[None] * len(lanes), *bounds[0])
+    sizes = tuple([n if s or low is not None else 1 for n, s, low in zip(lanes + tile, steps, unmasked, strict=True)])
     cell = tuple([(0, n) for n in lanes])
-    made = (footprint(strides, sizes, *filled_bounds(low, high, tile), cell, item), sizes, cell)
-    kept[key] = made
+    kept[key] = made = (footprint(steps, sizes, filled_bounds(bounds, tile), cell, item), sizes, cell)
     return made
 
 

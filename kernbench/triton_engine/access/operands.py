@@ -10,6 +10,9 @@ from torch import Tensor
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.values import Affine, Box, Ptr
 
+#: First index, and the one past the last, per tile dimension: ints, arrays over the lanes, or None where there is no mask.
+Bounds = tuple[tuple[Any, ...], tuple[Any, ...]]
+
 
 @final
 class Access:
@@ -46,24 +49,23 @@ class Access:
             return off.constant, off.lane_strides, off.tile_strides, off.per_lane
         return off, (0,) * len(self.batch.lanes), (0,) * len(self.tile), None
 
-    def mask_bounds(self, mask: Box | None) -> tuple[tuple[Any, ...], tuple[Any, ...], list[np.ndarray]]:
-        """First and last index per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""
+    def mask_bounds(self, mask: Box | None) -> tuple[Bounds, list[np.ndarray]]:
+        """Its bounds per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""
         if mask is None:
             none = (None,) * len(self.tile)
-            return none, none, []
+            return (none, none), []
         low: list[Any] = [None] * len(self.tile)
         high: list[Any] = [None] * len(self.tile)
         varying: list[np.ndarray] = []
-        for j, bound in enumerate(mask.bounds):
-            if bound is None:
+        for j, pair in enumerate(mask.bounds):
+            if pair is None:
                 continue
-            for limits, limit in zip((low, high), bound, strict=True):
+            for limits, limit in zip((low, high), pair, strict=True):
                 limits[j] = clipped = _clipped(limit, self.tile[j])
                 if type(clipped) is np.ndarray:
                     varying.append(clipped)
-        if varying:
-            return *filled_bounds(low, high, self.tile), varying
-        return tuple(low), tuple(high), varying
+        bounds = tuple(low), tuple(high)
+        return filled_bounds(bounds, self.tile) if varying else bounds, varying
 
 
 def _clipped(limit: Any, extent: int) -> Any:
@@ -72,8 +74,9 @@ def _clipped(limit: Any, extent: int) -> Any:
     return 0 if limit < 0 else extent if limit > extent else limit
 
 
-def filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def filled_bounds(bounds: Bounds, tile: tuple[int, ...]) -> Bounds:
     """Bounds with the whole tile where there is no mask."""
+    low, high = bounds
     return (
         tuple([0 if v is None else v for v in low]),
         tuple([n if v is None else v for v, n in zip(high, tile, strict=True)]),

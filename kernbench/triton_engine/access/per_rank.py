@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,22 +9,20 @@ from kernbench.triton_engine.frontend.types import FLOAT8
 
 from .footprint import Piece
 from .layout import layout_of, place
-from .operands import Access
+from .operands import Access, Bounds
 
 
 def rank_pieces(
     access: Access,
     root: int,
     origin: int,
-    lane_strides: tuple[int, ...],
-    tile_strides: tuple[int, ...],
-    low: tuple[Any, ...],
-    high: tuple[Any, ...],
+    strides: tuple[int, ...],
+    bounds: Bounds,
 ) -> tuple[list[Piece], tuple[int, ...]] | None:
     """One piece per rank: the same footprint in another allocation."""
     batch, item = access.batch, access.item
     lanes: tuple[int, ...] = batch.lanes
-    layout = layout_of(access, lane_strides, tile_strides, (1, *lanes[1:]), low, high)
+    layout = layout_of(access, strides, (1, *lanes[1:]), bounds)
     if layout is None:
         return None
     foot, shape, cell = layout
@@ -59,8 +55,8 @@ def load_ranks(access: Access, dtype: torch.dtype) -> Tensor | None:
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
     if root is None or per_lane is not None or lane_strides[0] or batch.rank_index.shape[0] != batch.rank_index.size:
         return None
-    low, high, varying = access.mask_bounds(access.box)
-    layout = None if varying else layout_of(access, lane_strides, tile_strides, (1, *lanes[1:]), low, high)
+    bounds, varying = access.mask_bounds(access.box)
+    layout = None if varying else layout_of(access, lane_strides + tile_strides, (1, *lanes[1:]), bounds)
     if layout is None:
         return None
     foot, shape, _ = layout

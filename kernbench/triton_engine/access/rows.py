@@ -79,8 +79,7 @@ def _rows_of(access: Access) -> _Rows | None:
     foot = footprint(
         tuple(tile_strides[j] // item for j in along),
         tuple(tile[j] for j in along),
-        tuple(low for low, _ in columns),
-        tuple(high for _, high in columns),
+        (tuple(low for low, _ in columns), tuple(high for _, high in columns)),
         (),
         item,
     )

@@ -26,7 +26,7 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
     lanes: tuple[int, ...] = batch.lanes
     nl = len(lanes)
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
-    low, high, varying = access.mask_bounds(mask)
+    bounds, varying = access.mask_bounds(mask)
     allocation: HostAllocation | None = None
     root = access.pointer.root
     if root is not None:
@@ -40,7 +40,7 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
             and not lane_strides[0]
             and batch.rank_index.shape[0] == batch.rank_index.size
         ):
-            return rank_pieces(access, root, origin, lane_strides, tile_strides, low, high)
+            return rank_pieces(access, root, origin, lane_strides + tile_strides, bounds)
         else:
             address = np.array([a.base + s for a, s in bases], dtype=np.int64)[batch.rank_index]
             per_lane = address if per_lane is None else per_lane + address
@@ -49,7 +49,7 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
         per_lane = lane_array(Affine(0, lane_strides, (), 0, 0, per_lane), lanes)
         lane_strides = (0,) * nl
     if per_lane is None and not varying:
-        layout = layout_of(access, lane_strides, tile_strides, lanes, low, high)
+        layout = layout_of(access, lane_strides + tile_strides, lanes, bounds)
         if layout is None:
             return None
         foot, shape, cell = layout
@@ -82,14 +82,14 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
         kept.clear()
     whole = tuple(sizes)
     if not varying:
-        low, high = filled_bounds(low, high, tile)
+        bounds = filled_bounds(bounds, tile)
     for cell in product(*runs):
         first = tuple([s for s, _ in cell])
-        lo, hi = (low, high) if not varying else (_bounds_at(low, first), _bounds_at(high, first))
-        key = (strides, whole, lo, hi, cell)
+        here = bounds if not varying else (_bounds_at(bounds[0], first), _bounds_at(bounds[1], first))
+        key = ("piece", strides, whole, here, cell)
         foot = kept.get(key, kept)
         if foot is kept:
-            foot = kept[key] = footprint(strides, whole, lo, hi, cell, item)
+            foot = kept[key] = footprint(strides, whole, here, cell, item)
         if foot is None:
             continue
         at = origin

@@ -14,7 +14,7 @@ from kernbench.triton_engine.values import Affine, filled, lane_array
 
 from .footprint import Footprint
 from .layout import layout_of
-from .operands import Access
+from .operands import Access, Bounds
 
 #: Lanes at irregular addresses are copied window by window if that many, or if a window has that many elements.
 _MOST_WINDOWS, _LARGE_WINDOW = 512, 32
@@ -60,15 +60,15 @@ def load_windows(access: Access, dtype: torch.dtype, other: Any) -> Tensor | Non
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
     if per_lane is None or batch.rank_index is not None:
         return None
-    low, high, varying = access.mask_bounds(access.box)
+    bounds, varying = access.mask_bounds(access.box)
     if varying:
         return None
     # in a loop only ``origin`` changes: what follows from the rest is kept, as long as the very same array comes
     kept: dict[Any, Any] = access.info.layouts
-    key = ("windows", lane_strides, tile_strides, lanes, low, high, access.tile)
+    key = ("windows", lane_strides, tile_strides, lanes, bounds, access.tile)
     windows: _Windows | None = kept.get(key)
     if windows is None or windows.per_lane is not per_lane:
-        windows = _windows_of(access, per_lane, lane_strides, tile_strides, low, high)
+        windows = _windows_of(access, per_lane, lane_strides, tile_strides, bounds)
         if windows is None:
             return None
         kept[key] = windows
@@ -100,19 +100,16 @@ def _windows_of(
     per_lane: np.ndarray,
     lane_strides: tuple[int, ...],
     tile_strides: tuple[int, ...],
-    low: tuple[Any, ...],
-    high: tuple[Any, ...],
+    bounds: Bounds,
 ) -> _Windows | None:
     """The windows of all lanes; None if there are too many small ones."""
     lanes: tuple[int, ...] = access.batch.lanes
     moving = [k for k in range(len(lanes)) if per_lane.shape[k] > 1]
     layout = layout_of(
         access,
-        tuple([0 if k in moving else s for k, s in enumerate(lane_strides)]),
-        tile_strides,
+        tuple([0 if k in moving else s for k, s in enumerate(lane_strides)]) + tile_strides,
         tuple([1 if k in moving else n for k, n in enumerate(lanes)]),
-        low,
-        high,
+        bounds,
     )
     if layout is None:
         return None
