@@ -52,6 +52,10 @@ class Batch(Lanes):
             order = self.order = tuple(self.rank_index.reshape(-1).tolist())
         return self.execution.rank_roots(root, order, item)
 
+    def ranks_along_first_axis(self) -> bool:
+        """Whether ranks differ, and along the first lane axis only."""
+        return self.rank_index is not None and self.rank_index.shape[0] == self.rank_index.size
+
     def program_id(self, axis: int) -> int | Affine:
         gx, gy, _ = self.execution.grid
         linear = self.ids

@@ -56,7 +56,7 @@ def _watched(binding: Binding, batch: Batch) -> tuple[Instr, str] | None:
         chosen = next((i for i in reversed(reads) if not i.info.row.waits), reads[-1])
         wanted = ""
         for i in code.instrs:
-            if i.info.name == "arith.cmpi" and set(i.args) & set(chosen.results):
+            if i.info.row.compares and set(i.args) & set(chosen.results):
                 other = next((a for a in i.args if a not in chosen.results), None)
                 value = batch.env[other] if other is not None else None
                 # the loop goes on while the comparison holds

@@ -37,7 +37,7 @@ def flat_index(access: Access) -> list[tuple[HostAllocation, Tensor, Tensor | No
         index = torch.where(active, index, index[active][0])
     least, most = (int(v) for v in torch.aminmax(index)) if index.numel() else (0, 0)
     if allocation is None:
-        allocation = batch.execution.find(least)
+        allocation = access.find(least)
         if allocation is None:
             out_of_bounds(access, least, None, None)
         if most >= allocation.base + allocation.nbytes:
@@ -48,7 +48,7 @@ def flat_index(access: Access) -> list[tuple[HostAllocation, Tensor, Tensor | No
         gather_outside(access, index, active, allocation, least if least < 0 else most)
     if item > 1:
         index = index >> (item.bit_length() - 1)
-    batch.execution.touch(access.info, allocation, active_elements(access, active) * item, least, most + item)
+    access.touch(allocation, active_elements(access, active) * item, least, most + item)
     return [(allocation, index, active)]
 
 
@@ -72,12 +72,12 @@ def _several(
         if not rest.numel():
             return out
         least = int(rest.min())
-        allocation = access.batch.execution.find(least)
+        allocation = access.find(least)
         if allocation is None:
             out_of_bounds(access, least, None, None)
         here = left & (address >= allocation.base) & (address < allocation.base + allocation.nbytes)
         index = torch.where(here, (address - allocation.base) >> (item.bit_length() - 1), 0)
         count = int(here.sum())
-        access.batch.execution.touch(access.info, allocation, count * item, 0, allocation.nbytes)
+        access.touch(allocation, count * item, 0, allocation.nbytes)
         out.append((allocation, index, here))
         left = left & ~here

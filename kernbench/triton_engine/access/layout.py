@@ -53,7 +53,7 @@ def place(
     """The piece at byte ``origin`` of an allocation, or at that address; checked against bounds, and counted."""
     item = access.item
     if allocation is None:
-        allocation = access.batch.execution.find(origin + foot.least)
+        allocation = access.find(origin + foot.least)
         if allocation is None:
             out_of_bounds(access, origin + foot.least, None, cell)
         origin -= allocation.base
@@ -66,5 +66,5 @@ def place(
             f"kernel {access.info.kernel}: address not aligned to {item} bytes in {allocation.describe()}\n"
             f"  at {access.info.loc}"
         )
-    access.batch.execution.touch(access.info, allocation, foot.active * item, least, most)
+    access.touch(allocation, foot.active * item, least, most)
     return Piece(allocation, origin // item, foot, at, cell)

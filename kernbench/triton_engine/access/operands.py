@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.values import Affine, Box, Ptr
 
 #: First index, and the one past the last, per tile dimension: ints, arrays over the lanes, or None where there is no mask.
@@ -41,6 +42,19 @@ class Access:
             self.dense = mask
         else:
             self.masked_off = not mask
+
+    def find(self, address: int) -> HostAllocation | None:
+        """The live allocation that an address falls into."""
+        found: HostAllocation | None = self.batch.execution.find(address)
+        return found
+
+    def touch(self, allocation: HostAllocation, nbytes: int, low: int, high: int) -> None:
+        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation."""
+        self.batch.execution.touch(self.info, allocation, nbytes, low, high)
+
+    def whole_in_bounds(self) -> bool:
+        """True if every element of an affine access, masked or not, lies inside one allocation."""
+        return bool(self.batch.execution.whole_in_bounds(self.batch, self.pointer, self.tile, self.item))
 
     def affine_pointer(self) -> tuple[int, tuple[int, ...], tuple[int, ...], np.ndarray | None]:
         """The pointer's byte offset: constant, strides over lanes and tile, and what is not affine over the lanes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,13 +49,15 @@ def rank_pieces(
     return out, shape
 
 
-def load_ranks(access: Access, dtype: torch.dtype) -> Tensor | None:
+def load_ranks(access: Access, dtype: torch.dtype, other: Any) -> Tensor | None:
     """Load the same footprint of every rank's own allocation; None if ranks differ in more than that."""
     batch, item = access.batch, access.item
+    if batch.rank_index is None or access.dense is not None:
+        return None
     lanes: tuple[int, ...] = batch.lanes
     root = access.pointer.root
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
-    if root is None or per_lane is not None or lane_strides[0] or batch.rank_index.shape[0] != batch.rank_index.size:
+    if root is None or per_lane is not None or lane_strides[0] or not batch.ranks_along_first_axis():
         return None
     bounds, varying = access.mask_bounds(access.box)
     layout = None if varying else layout_of(access, lane_strides + tile_strides, (1, *lanes[1:]), bounds)

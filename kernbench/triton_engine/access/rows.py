@@ -103,7 +103,7 @@ def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
     if place is None:
         return None
     allocation, begin, first, end = place
-    access.batch.execution.touch(access.info, allocation, active_elements(access, active) * access.item, first, end)
+    access.touch(allocation, active_elements(access, active) * access.item, first, end)
     at = (index.reshape(-1) - int(index.min())) >> (access.item.bit_length() - 1)
     memory = allocation.flat(raw).as_strided([int(at.max()) + 1, *found.foot.sizes], [1, *found.foot.steps], begin)
     rows = _in_place(memory.index_select(0, at), index.shape, [nl + j for j in found.along])
@@ -155,7 +155,7 @@ def store_rows(access: Access, source: Tensor) -> bool:
     if place is None:
         return False
     allocation, begin, first, end = place
-    access.batch.execution.touch(access.info, allocation, values.numel() * item, first, end)
+    access.touch(allocation, values.numel() * item, first, end)
     at = (index - int(index.min())) >> (item.bit_length() - 1)
     flat = allocation.flat(source.dtype).numpy()[begin:]
     strides = tuple(s * item for s in (1, *foot.steps))
@@ -203,7 +203,7 @@ def _place(access: Access, index: Tensor, foot: Footprint) -> tuple[HostAllocati
     batch, item, p = access.batch, access.item, access.pointer
     least, most = (int(v) for v in torch.aminmax(index))
     if p.root is None:
-        allocation = batch.execution.find(least + foot.least)
+        allocation = access.find(least + foot.least)
         if allocation is None:
             return None
         start = -allocation.base

@@ -34,17 +34,12 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
         if batch.rank_index is None:
             allocation, start = bases[batch.rank]
             origin += start
-        elif (
-            per_lane is None
-            and not varying
-            and not lane_strides[0]
-            and batch.rank_index.shape[0] == batch.rank_index.size
-        ):
+        elif per_lane is None and not varying and not lane_strides[0] and batch.ranks_along_first_axis():
             return rank_pieces(access, root, origin, lane_strides + tile_strides, bounds)
         else:
             address = np.array([a.base + s for a, s in bases], dtype=np.int64)[batch.rank_index]
             per_lane = address if per_lane is None else per_lane + address
-    elif any(lane_strides) and not batch.execution.whole_in_bounds(batch, access.pointer, tile, access.item):
+    elif any(lane_strides) and not access.whole_in_bounds():
         # Absolute pointers that step from one allocation to the next: every lane for itself.
         per_lane = lane_array(Affine(0, lane_strides, (), 0, 0, per_lane), lanes)
         lane_strides = (0,) * nl

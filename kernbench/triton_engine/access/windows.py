@@ -56,9 +56,11 @@ def load_windows(access: Access, dtype: torch.dtype, other: Any) -> Tensor | Non
     """Load where the tile is affine and the lanes are not: every lane's tile is a window on memory, and the windows lie
     a whole number of steps apart, so that one indexed copy fetches them. None if that is not so."""
     batch = access.batch
+    if batch.rank_index is not None or access.dense is not None:
+        return None
     lanes: tuple[int, ...] = batch.lanes
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
-    if per_lane is None or batch.rank_index is not None:
+    if per_lane is None:
         return None
     bounds, varying = access.mask_bounds(access.box)
     if varying:
@@ -134,7 +136,7 @@ def _fetch(
     lo = origin + windows.least
     raw = torch.uint8 if dtype in FLOAT8 else dtype
     if allocation is None:
-        allocation = access.batch.execution.find(lo + foot.least)
+        allocation = access.find(lo + foot.least)
         if allocation is None:
             return None
         end = allocation.base + allocation.nbytes
@@ -155,9 +157,7 @@ def _fetch(
     most = lo + windows.span + foot.most
     if lo + foot.least < 0 or most > allocation.nbytes or windows.step % item or begin % item:
         return None
-    access.batch.execution.touch(
-        access.info, allocation, foot.active * item * len(windows.starts), lo + foot.least, most
-    )
+    access.touch(allocation, foot.active * item * len(windows.starts), lo + foot.least, most)
     memory = allocation.flat(raw).as_strided(windows.sizes, windows.steps, begin // item + foot.flip)
     out = memory.index_select(0, windows.index)
     if foot.backwards:

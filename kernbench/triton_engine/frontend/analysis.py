@@ -191,9 +191,8 @@ def _views(program: Program, use_sites: dict[int, list[tuple[int, int]]]) -> Non
                 other = code.instrs[j]
                 if other.info.row.alias and any(a in names for a in other.args):
                     names.update(other.results)
-            last_ok = (
-                limit if limit < len(code.instrs) and code.instrs[limit].info.row.stores is not None else limit - 1
-            )
+            stored = limit < len(code.instrs) and code.instrs[limit].info.row.stores is not None
+            last_ok = limit if stored else limit - 1
             instr.info.view_ok = all(b == code.index and j <= last_ok for s in names for b, j in use_sites[s])
 
 

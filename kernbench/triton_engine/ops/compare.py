@@ -38,6 +38,7 @@ _NO_BOUND = 1 << 62
 
 @op(
     "arith.cmpi",
+    compares=True,
     symbolic=True,
     addressing=True,
     tells_addresses=True,

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernbench.triton_engine import access
 from kernbench.triton_engine.affine import aff_add, aff_scale
 from kernbench.triton_engine.frontend.program import OpInfo
-from kernbench.triton_engine.frontend.types import TORCH_DTYPE, Ty
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import (
     Affine,
     Box,
@@ -319,9 +319,7 @@ def _scatter(info: OpInfo) -> Callable[..., Value]:
         if batch.execution.dry:
             access.visit(batch, info, p, value_ty.shape, value_ty.dtype, mask)
             return None
-        access.store(
-            batch, info, p, value_ty.shape, TORCH_DTYPE[value_ty.elem], materialise(value, batch, value_ty), mask
-        )
+        access.store(batch, info, p, value_ty.shape, value_ty.dtype, materialise(value, batch, value_ty), mask)
         batch.wrote()
         return None
 

@@ -50,6 +50,8 @@ class OpDef:
     into: Builder | None = None
     #: The result has the elements of the operand, in another shape, order or type.
     recasts: bool = False
+    #: Whether one integer is less than, equal to or greater than another: what a waiting loop looks at.
+    compares: bool = False
     #: The result's type, where it is printed as the operands' types alone and is not that of the first.
     result_type: Callable[[list[Ty]], Ty] | None = None
 
