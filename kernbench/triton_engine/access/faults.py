@@ -54,9 +54,7 @@ def first_outside(access: Access, origin: int, foot: Footprint, allocation: Host
             out_of_bounds(access, int(bad[0]), allocation, here)
 
 
-def gather_outside(
-    access: Access, index: Tensor, active: Tensor | None, allocation: HostAllocation, offset: int
-) -> NoReturn:
+def gather_outside(access: Access, index: Tensor, allocation: HostAllocation, offset: int) -> NoReturn:
     """Find the lane that reaches byte ``offset`` of an allocation, and raise the error for it."""
     where = (index == offset).nonzero()
     lane = tuple(where[0].tolist()[: len(access.batch.lanes)]) if len(where) else ()

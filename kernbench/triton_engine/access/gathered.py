@@ -45,7 +45,7 @@ def flat_index(access: Access) -> list[tuple[HostAllocation, Tensor, Tensor | No
         index = index - allocation.base
         least, most = least - allocation.base, most - allocation.base
     if least < 0 or most + item > allocation.nbytes:
-        gather_outside(access, index, active, allocation, least if least < 0 else most)
+        gather_outside(access, index, allocation, least if least < 0 else most)
     if item > 1:
         index = index >> (item.bit_length() - 1)
     access.touch(allocation, active_elements(access, active) * item, least, most + item)

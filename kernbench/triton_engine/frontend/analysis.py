@@ -109,7 +109,7 @@ def liveness(program: Program) -> tuple[list[int], list[int]]:
     return live_in, at_end
 
 
-def _invariants(program: Program, types: list[Ty | None]) -> tuple[list[Instr], set[int]]:
+def _invariants(program: Program) -> tuple[list[Instr], set[int]]:
     """Pure integer and pointer instructions that depend only on the grid and on integer or pointer arguments."""
     known = set(program.constants)
     known.update(slot for slot, ty in program.args if ty.is_int or ty.is_ptr)
@@ -196,9 +196,7 @@ def _views(program: Program, use_sites: dict[int, list[tuple[int, int]]]) -> Non
             instr.info.view_ok = all(b == code.index and j <= last_ok for s in names for b, j in use_sites[s])
 
 
-def _ownership(
-    program: Program, types: list[Ty | None], live_in: list[int], use_sites: dict[int, list[tuple[int, int]]]
-) -> set[int]:
+def _ownership(program: Program, types: list[Ty | None], live_in: list[int]) -> set[int]:
     """Slots whose tensor nobody else can see: their memory may be reused by the operation that uses them last."""
     aliased: set[int] = set()
     fresh: set[int] = set()
@@ -262,7 +260,7 @@ def _sink_stored(program: Program) -> None:
 
 def finish(program: Program, types: list[Ty | None]) -> Program:
     """Fill in lifetimes and properties, then build every instruction."""
-    invariant, invariant_slots = _invariants(program, types)
+    invariant, invariant_slots = _invariants(program)
     hoisted = {id(i) for i in invariant}
     program.frontier = _frontier(program, invariant_slots, types)
     program.key_args = _key_args(program, invariant)
@@ -282,7 +280,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     _views(program, use_sites)
 
     live_in, at_end = liveness(program)
-    owned = _ownership(program, types, live_in, use_sites)
+    owned = _ownership(program, types, live_in)
     program.owned = frozenset(owned)
     program.types = list(types)
     lasting = bits(program.constants) | bits(s for s, _ in program.args) | bits(invariant_slots)

@@ -41,7 +41,7 @@ def parse_op(body: str, tail: str) -> Op:
     if name == "scf.for":
         return _parse_for(op, rest, tail)
     if name == "scf.while":
-        return _parse_while(op, rest, tail)
+        return _parse_while(op, rest)
     signature = ""
     if tail.startswith(":"):
         signature, tail = tail[1:].strip(), ""
@@ -152,7 +152,7 @@ def _parse_for(op: Op, rest: str, tail: str) -> Op:
     return op
 
 
-def _parse_while(op: Op, rest: str, tail: str) -> Op:
+def _parse_while(op: Op, rest: str) -> Op:
     """``(%a = %x, ...) : (types) -> types``; the ``do`` region's arguments are its first block's."""
     names: list[str] = []
     if rest.startswith("("):

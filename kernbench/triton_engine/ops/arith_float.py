@@ -37,9 +37,9 @@ def _python_division(a: float, b: float) -> float:
 
 
 def _arithmetic(
-    python: Callable[[float, float], float], dense: Callable[..., Tensor], scalar_first: bool
+    python: Callable[[float, float], float], dense: Callable[..., Tensor]
 ) -> Callable[[OpInfo], Callable[..., Value]]:
-    """Binary arithmetic; ``scalar_first``: torch takes a Python number as the first operand without loss."""
+    """Binary arithmetic."""
 
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
@@ -99,18 +99,13 @@ def _covers(big: torch.Size, small: torch.Size) -> bool:
     return all(m == 1 or m == n for n, m in zip(big, small, strict=True))
 
 
-op("arith.addf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.add))(
-    _arithmetic(operator.add, torch.add, True)
-)
-op("arith.subf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.sub))(
-    _arithmetic(operator.sub, torch.sub, False)
-)
-op("arith.mulf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.mul))(
-    _arithmetic(operator.mul, torch.mul, True)
-)
-op("arith.divf", "tt.precise_divf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.div))(
-    _arithmetic(_python_division, torch.div, False)
-)
+for _names, _python, _dense in (
+    (("arith.addf",), operator.add, torch.add),
+    (("arith.subf",), operator.sub, torch.sub),
+    (("arith.mulf",), operator.mul, torch.mul),
+    (("arith.divf", "tt.precise_divf"), _python_division, torch.div),
+):
+    op(*_names, flops=1, unit="vector", inplace=True, into=_arithmetic_into(_dense))(_arithmetic(_python, _dense))
 
 
 def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
@@ -140,53 +135,41 @@ op("arith.maximumf", flops=1, unit="vector", inplace=True)(_extremum(torch.maxim
 op("arith.minimumf", flops=1, unit="vector", inplace=True)(_extremum(torch.minimum))
 
 
-def _binary(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
-    """A function of two numbers that only torch has, of scalars too."""
+def _of_tensors(function: Callable[..., Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
+    """A function of numbers that only torch has, of scalars too."""
 
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
 
-        def run(batch: Any, x: Any, y: Any) -> Value:
-            out = dense(as_tensor(x, dtype), as_tensor(y, dtype))
-            return out if type(x) is Tensor or type(y) is Tensor else float(out)
+        def run(batch: Any, *xs: Any) -> Value:
+            out = function(*[as_tensor(x, dtype) for x in xs])
+            return out if any(type(x) is Tensor for x in xs) else float(out)
 
         return run
 
     return build
 
 
-op("arith.remf", flops=1, unit="vector")(_binary(torch.fmod))
+op("arith.remf", flops=1, unit="vector")(_of_tensors(torch.fmod))
 
 
 @op("tt.clampf", flops=2, unit="vector")
 def _clampf(info: OpInfo) -> Callable[..., Value]:
-    dtype = info.ty.dtype
     keep_nan = info.attrs.get("propagateNan") == "all"
-
-    def run(batch: Any, x: Any, lo: Any, hi: Any) -> Value:
-        tensors = type(x) is Tensor or type(lo) is Tensor or type(hi) is Tensor
-        x, lo, hi = as_tensor(x, dtype), as_tensor(lo, dtype), as_tensor(hi, dtype)
-        out = torch.minimum(torch.maximum(x, lo), hi) if keep_nan else torch.fmin(torch.fmax(x, lo), hi)
-        return out if tensors else float(out)
-
-    return run
+    least, greatest = (torch.minimum, torch.maximum) if keep_nan else (torch.fmin, torch.fmax)
+    return _of_tensors(lambda x, low, high: least(greatest(x, low), high))(info)
 
 
-def elementwise(
-    f: Callable[[Tensor], Tensor], widen: bool = False, takes_out: bool = False
-) -> Callable[[OpInfo], Callable[..., Value]]:
-    """A builder from a torch function of one tensor; ``widen``: compute sub-fp32 types in fp32."""
+def elementwise(f: Callable[..., Tensor], takes_out: bool = False) -> Callable[[OpInfo], Callable[..., Value]]:
+    """A builder from a torch function of one tensor; ``takes_out``: it can write over its operand."""
 
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
-        wide = widen and dtype.itemsize < 4
         reuse = takes_out and bool(info.reusable)
 
         def run(batch: Any, x: Any) -> Value:
             if type(x) is Tensor:
-                if reuse:
-                    return f(x, out=x)  # type: ignore[call-arg]
-                return f(x.to(torch.float32)).to(dtype) if wide else f(x)
+                return f(x, out=x) if reuse else f(x)
             return float(f(torch.tensor(x, dtype=dtype)).to(torch.float64))
 
         return run
@@ -194,26 +177,16 @@ def elementwise(
     return build
 
 
-@op("math.fma", flops=2, unit="vector")
-def _fma(info: OpInfo) -> Callable[..., Value]:
-    """Fused: the product is not rounded. For fp32 the double product is exact, and the sum is rounded twice at worst
+def _fused(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """The product is not rounded. For fp32 the double product is exact, and the sum is rounded twice at worst
     in a case (a tie of the double sum) that does not occur for operands of 24 bits except at halfway points."""
-    dtype = info.ty.dtype
-    wide = torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+    if x.dtype is torch.float64:
+        return x * y + z
+    wide = torch.float64 if x.dtype is torch.float32 else torch.float32
+    return torch.addcmul(z.to(wide), x.to(wide), y.to(wide)).to(x.dtype)
 
-    def run(batch: Any, x: Any, y: Any, z: Any) -> Value:
-        tensors = type(x) is Tensor or type(y) is Tensor or type(z) is Tensor
-        parts = [v.to(wide) if type(v) is Tensor else torch.tensor(v, dtype=wide) for v in (x, y, z)]
-        out = (
-            torch.addcmul(parts[2], parts[0], parts[1])
-            if dtype is not torch.float64
-            else parts[0] * parts[1] + parts[2]
-        )
-        out = out.to(dtype)
-        return out if tensors else float(out)
 
-    return run
-
+op("math.fma", flops=2, unit="vector")(_of_tensors(_fused))
 
 #: Elementary functions that torch has by the same name.
 _SPECIAL = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt erf erfc"
@@ -289,5 +262,5 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-op("math.copysign", flops=1, unit="vector")(_binary(torch.copysign))
-op("math.powf", flops=1, unit="special")(_binary(torch.pow))
+op("math.copysign", flops=1, unit="vector")(_of_tensors(torch.copysign))
+op("math.powf", flops=1, unit="special")(_of_tensors(torch.pow))

@@ -118,7 +118,7 @@ def _operand(batch: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
     return np.ascontiguousarray(full.contiguous().view(raw).numpy())
 
 
-def _give_back(old: np.ndarray, batch: Any, ty: Ty, dtype: torch.dtype, raw: torch.dtype) -> Value:
+def _give_back(old: np.ndarray, batch: Any, ty: Ty, dtype: torch.dtype) -> Value:
     if ty.is_int and not ty.shape:
         return from_lane_array(old.astype(np.int64).reshape(batch.lanes))
     return torch.from_numpy(old).view(dtype).reshape(batch.lanes + ty.shape)
@@ -167,7 +167,7 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
                     old[keep] = got
             if changed:
                 batch.wrote()
-        return _give_back(old, batch, ty, dtype, raw)
+        return _give_back(old, batch, ty, dtype)
 
     return run
 
@@ -192,7 +192,7 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
                 _signal(batch, allocation, index * dtype.itemsize, before != flat[index])
             if changed:
                 batch.wrote()
-        return _give_back(old, batch, ty, dtype, raw)
+        return _give_back(old, batch, ty, dtype)
 
     return run
 

@@ -240,13 +240,10 @@ def _ptr_to_int(info: OpInfo) -> Callable[..., Value]:
 def _int_to_ptr(info: OpInfo) -> Callable[..., Value]:
     tile = info.ty.shape
 
-    def run(batch: Any, x: Any) -> Value:
-        return pointer_from_int(x, len(batch.lanes), tile)
-
-    return run
+    return lambda batch, x: pointer_from_int(x, tile)
 
 
-def pointer_from_int(x: Any, n_lanes: int, tile: tuple[int, ...]) -> Ptr:
+def pointer_from_int(x: Any, tile: tuple[int, ...]) -> Ptr:
     """A pointer from an absolute address held as an integer value."""
     if type(x) is Tensor:
         if not tile:

@@ -49,7 +49,7 @@ def _load(info: OpInfo) -> Callable[..., Value]:
         if value is None:
             return other if other is not None else 0 if is_int else 0.0
         if is_ptr:
-            return pointer_from_int(value, len(batch.lanes), tile)
+            return pointer_from_int(value, tile)
         if is_mask:
             return value != 0
         return settle(value, batch, tile, is_int)

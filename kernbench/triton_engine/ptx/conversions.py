@@ -24,7 +24,7 @@ def _cvt(state: State, instr: Instruction) -> None:
     to, source = [m for m in instr.modifiers if _TYPE.fullmatch(m)][:2]
     d, *sources = instr.operands
     if not to.endswith("x2"):
-        state.assign(d, _convert(decode(state.raw(sources[0]), source), source, to, instr.modifiers))
+        state.assign(d, _convert(decode(state.raw(sources[0]), source), to, instr.modifiers))
         return
     half, single = to.removesuffix("x2"), source.removesuffix("x2")
     if source.endswith("x2"):
@@ -32,12 +32,12 @@ def _cvt(state: State, instr: Instruction) -> None:
         halves = [(raw >> U64(bits)) & U64((1 << bits) - 1), raw & U64((1 << bits) - 1)]
     else:
         halves = [state.raw(name) for name in sources[:2]]
-    high, low = (_convert(decode(raw, single), single, half, instr.modifiers) for raw in halves)
+    high, low = (_convert(decode(raw, single), half, instr.modifiers) for raw in halves)
     state.assign(d, low | (high << U64(width(half))))
 
 
-def _convert(x: np.ndarray, source: str, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
-    """Numbers of type ``source`` as registers of type ``to``."""
+def _convert(x: np.ndarray, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
+    """Numbers as registers of type ``to``."""
     real = x.dtype.kind == "f"
     with np.errstate(all="ignore"):
         for name, rounded in _ROUND.items():

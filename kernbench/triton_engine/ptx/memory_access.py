@@ -46,10 +46,13 @@ def _st(state: State, instr: Instruction) -> None:
     state.changed = True
 
 
-def _update(
-    state: State, instr: Instruction, address: np.ndarray, operands: list[np.ndarray], kind: str, name: str
-) -> np.ndarray:
+def _operation(instr: Instruction) -> str:
+    return next(m for m in instr.modifiers if m in _OPERATIONS)
+
+
+def _update(state: State, instr: Instruction, address: np.ndarray, operands: list[np.ndarray]) -> np.ndarray:
     """Read-modify-write, one invocation after the other."""
+    kind, name = instr.type, _operation(instr)
     size = _bytes_of(kind)
     old = np.zeros(len(address), dtype=U64)
     for n in range(len(address)):
@@ -78,20 +81,18 @@ def _update(
 @instruction("atom")
 def _atom(state: State, instr: Instruction) -> None:
     d, a, *rest = instr.operands
-    name = next(m for m in instr.modifiers if m in _OPERATIONS)
     address = state.address(a)
     state.watched = address
-    state.assign(d, _update(state, instr, address, [state.raw(r) for r in rest], instr.type, name))
+    state.assign(d, _update(state, instr, address, [state.raw(r) for r in rest]))
 
 
 @instruction("red")
 def _red(state: State, instr: Instruction) -> None:
     a, *rest = instr.operands
-    name = next(m for m in instr.modifiers if m in _OPERATIONS)
     address = state.address(a)
     size = _bytes_of(instr.type)
     for k, n in enumerate(state.names(rest[0])):
-        _update(state, instr, address + U64(k * size), [state.raw(n)], instr.type, name)
+        _update(state, instr, address + U64(k * size), [state.raw(n)])
 
 
 @instruction("multimem")
@@ -103,7 +104,7 @@ def _multimem(state: State, instr: Instruction) -> None:
     everywhere = state.memory.everywhere(state.address(address_of))
     if "ld_reduce" in instr.modifiers:
         state.watched = everywhere[0]
-        f = ARITHMETIC[next(m for m in instr.modifiers if m in _OPERATIONS)]
+        f = ARITHMETIC[_operation(instr)]
         for k, name in enumerate(state.names(instr.operands[0])):
             loaded = [state.memory.load(address + U64(k * size), size) for address in everywhere]
             state.assign(name, _reduced(instr.type, f, loaded, wide="acc" in instr.modifiers))
@@ -115,10 +116,9 @@ def _multimem(state: State, instr: Instruction) -> None:
                 state.memory.store(address + U64(k * size), state.raw(name), size)
         state.changed = True
     elif "red" in instr.modifiers:
-        operation = next(m for m in instr.modifiers if m in _OPERATIONS)
         for k, name in enumerate(values):
             for address in everywhere:
-                _update(state, instr, address + U64(k * size), [state.raw(name)], instr.type, operation)
+                _update(state, instr, address + U64(k * size), [state.raw(name)])
     else:
         raise AssemblyError(f"inline assembly instruction is not supported: {instr.text}")
 
