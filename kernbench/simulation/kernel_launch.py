@@ -29,7 +29,7 @@ from kernbench.simulation.waits import Waits
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import Allocation, MulticastRanges, write_epoch
+from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
 from kernbench.triton_engine.reuse import look_at_wave
 from kernbench.triton_engine.signals import Party, Words
 
@@ -58,12 +58,12 @@ class KernelMemory:
         self.multicast = MulticastRanges()
         self.signals = False
 
-    def find(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> HostAllocation | None:
         """The live allocation that contains ``address``, if any."""
         found = self._memory.find_host(address)
         if found is None or found.backing is None:
             return None
-        allocation = Allocation(torch.from_numpy(found.backing), found.name, found.rank)
+        allocation = HostAllocation(torch.from_numpy(found.backing), found.name, found.rank)
         allocation.words = self._words_of(found)
         return allocation
 
