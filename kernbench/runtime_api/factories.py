@@ -29,8 +29,11 @@ class Factories:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
-    def _make(self, make: Any, name: str, requires_grad: bool) -> Tensor:
-        """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled."""
+    def _make(self, make: Any, name: str, requires_grad: bool, kernel: str = "") -> Tensor:
+        """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled.
+
+        ``kernel``: torch's operation that fills it on a GPU; without one, nothing is launched.
+        """
         simulation = self._simulation
         host = simulation.hosts.current()
         with host.as_one():
@@ -39,6 +42,8 @@ class Factories:
         storages = simulation.storages
         storages.put(made, storages.memory(host.sip))
         storages.adopt(made, host, name)
+        if kernel and not host.unrecorded:
+            simulation.streams.enqueue(host, f"{kernel}.default", simulation.op_costs.of_tensors(kernel, [], [made]))
         tensor = made.as_subclass(Tensor)
         return tensor.requires_grad_() if requires_grad else tensor
 
@@ -54,14 +59,14 @@ class Factories:
     ) -> Tensor:
         """Zeros, written to the memory store, so that kernels that read it by address see them."""
         shape, kind = _size(size), as_dtype(dtype)
-        return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad)
+        return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad, "zeros")
 
     def ones(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Ones."""
         shape, kind = _size(size), as_dtype(dtype)
-        return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad)
+        return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad, "ones")
 
     def full(
         self, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
@@ -70,13 +75,13 @@ class Factories:
         """``fill_value`` everywhere; the dtype is inferred from it unless given."""
         kind = None if dtype is None else as_dtype(dtype)
         return self._make(
-            lambda where: torch.full(_size((size,)), fill_value, dtype=kind, device=where), name, requires_grad
+            lambda where: torch.full(_size((size,)), fill_value, dtype=kind, device=where), name, requires_grad, "full"
         )
 
     def arange(self, *bounds: Any, dtype: Any = None, device: Any = None, name: str = "", **kwargs: Any) -> Tensor:
         """``torch.arange``."""
         kind = None if dtype is None else as_dtype(dtype)
-        return self._make(lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False)
+        return self._make(lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False, "arange")
 
     def randn(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
@@ -91,7 +96,7 @@ class Factories:
                 return torch.empty(shape, dtype=kind, device=where)
             return torch.randn(shape, dtype=kind, generator=source)
 
-        return self._make(make, name, requires_grad)
+        return self._make(make, name, requires_grad, "randn")
 
     def rand(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
@@ -104,7 +109,7 @@ class Factories:
                 return torch.empty(shape, dtype=kind, device=where)
             return torch.rand(shape, dtype=kind, generator=source)
 
-        return self._make(make, name, requires_grad)
+        return self._make(make, name, requires_grad, "rand")
 
     def randint(
         self, low: int, high: Any, size: Any = None, *, dtype: Any = None, device: Any = None, name: str = ""
@@ -119,7 +124,7 @@ class Factories:
                 return torch.empty(shape, dtype=kind, device=where)
             return torch.randint(low, high, shape, dtype=kind, generator=source)
 
-        return self._make(make, name, False)
+        return self._make(make, name, False, "randint")
 
     def tensor(
         self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""

@@ -42,6 +42,8 @@ _UNTOUCHED = frozenset(
 )  # fmt: skip
 """What neither reads nor writes values: kept launches need not run for it."""
 
+_GRAD = torch.Tensor.grad.__get__  # type: ignore[attr-defined]  # torch gives it as a plain tensor
+
 UNTOUCHED, READ, COPY, COMPUTE = range(4)
 _kinds: dict[Any, int] = {torch.Tensor.data.__get__: READ}  # type: ignore[attr-defined]
 
@@ -70,7 +72,8 @@ class Tensor(torch.Tensor):
             kind = _classify(func)
         simulation = None if kind == UNTOUCHED else current_simulation()
         if simulation is None or simulation.hosts.inside_kernel:
-            return super().__torch_function__(func, types, args, kwargs or {})
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            return result if func != _GRAD or result is None else result.as_subclass(cls)
         host = simulation.hosts.current()
         if kind == READ:
             name = getattr(func, "__name__", "").replace("__get__", "data")
@@ -81,6 +84,8 @@ class Tensor(torch.Tensor):
                 return super().__torch_function__(func, types, args, kwargs or {})
         if kind == COPY:
             simulation.host_reads.before_copy(args[1])
+            if not isinstance(args[0], Tensor):  # to the host, which is not to wait inside of torch's own code
+                simulation.host_reads.finish_stream(host.stream)
         simulation.values.before_use(tensors_in(args, kwargs))
         host.uses_gpu = True
         with nullcontext() if current_carrier() is not None else simulation.torch_recorder.recording():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 
 import torch
@@ -31,6 +32,7 @@ class CollectiveRuns:
         hosts: which SIPs ranks drive.
         storages: which tensors are on SIPs: where no values are computed, those of the host still are.
         config: reads the collective configuration.
+        paused: nothing that torch computes is recorded, for the length of a block.
         hooks: are told what has been matched.
     """
 
@@ -40,12 +42,14 @@ class CollectiveRuns:
         hosts: Hosts,
         storages: StorageTable,
         config: Callable[[], CclConfig],
+        paused: Callable[[], AbstractContextManager[None]],
         hooks: RunHooks | None,
     ) -> None:
         self._engine = engine
         self._hosts = hosts
         self._storages = storages
         self._config = config
+        self._paused = paused
         self._hooks = hooks
         self._kernels = KernelCollectives()
         self._awaited: dict[Operation, Condition] = {}
@@ -122,11 +126,12 @@ class CollectiveRuns:
             inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
             reduction = ReduceOp(signature.reduction) if signature.reduction else None
             module = algorithm_module(request.config.module)
-            if hasattr(module, "run"):
-                ranks = tuple(arrival.rank for arrival in arrivals)
-                self._kernels.run(module, ranks, inputs, outputs, reduction, root)
-            else:
-                CollectiveRunner.move(request, inputs, outputs, reduction)
+            with self._paused():
+                if hasattr(module, "run"):
+                    ranks = tuple(arrival.rank for arrival in arrivals)
+                    self._kernels.run(module, ranks, inputs, outputs, reduction, root)
+                else:
+                    CollectiveRunner.move(request, inputs, outputs, reduction)
         return request
 
     def _find_request(

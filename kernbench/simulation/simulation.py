@@ -38,6 +38,9 @@ class TorchRecorder(Protocol):
     def recording(self) -> AbstractContextManager[None]:
         """For the length of a block, what torch computes in this thread is recorded."""
 
+    def paused(self) -> AbstractContextManager[None]:
+        """For the length of a block, it is not."""
+
 
 class RankGroups(Protocol):
     """Makes process groups for ranks that have not called ``torch.distributed.init_process_group``: ``ctx.distributed``."""
@@ -110,7 +113,9 @@ class Simulation:
         self.kernels = KernelLauncher(
             engine, self.hosts, scheduler, self.streams, self.executor, self.waits, self.signal_timing
         )
-        self.runs = CollectiveRuns(engine, self.hosts, self.storages, lambda: self.ccl_config, self.hooks)
+        self.runs = CollectiveRuns(
+            engine, self.hosts, self.storages, lambda: self.ccl_config, lambda: self.torch_recorder.paused(), self.hooks
+        )
         self.matcher = Matcher(engine, self.hosts, self.streams, self.executor, self.runs, self.hooks)
         self.deadlines = Deadlines()
         self.polls = Polls(engine, self.hosts, scheduler, self.waits)

@@ -9,7 +9,7 @@ first is replaced: functions (``functions``), methods of tensors (``tensor_metho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -32,13 +33,14 @@ class HostDevices:
     """The devices of a simulation's hosts, and the recorders of what torch computes for them.
 
     A rank with a thread of its own has a recorder of its own, which is on as long as the rank lives. Main, and ranks that are
-    greenlets, share a recorder that asks who runs; it is on while tensors of the context are computed with.
+    greenlets, share a recorder that asks who runs; it is on as long as such ranks live, and in main while something is computed
+    with tensors of the context.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self._devices: dict[Host, RankDevice] = {}
-        self._shared = Recorder(simulation, self.current)
+        self._shared = Recorder(simulation, self.current, shared=True)
         self._recording = False
 
     def of(self, host: Host) -> RankDevice:
@@ -64,6 +66,11 @@ class HostDevices:
         """A recorder of one rank."""
         device = self.of(self.simulation.hosts.of_rank[rank])
         return Recorder(self.simulation, lambda: device)
+
+    @staticmethod
+    def paused() -> AbstractContextManager[None]:
+        """For the length of a block, what torch computes in this thread is seen by no mode."""
+        return plain_torch()
 
     @contextmanager
     def recording(self) -> Iterator[None]:

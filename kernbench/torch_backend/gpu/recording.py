@@ -10,8 +10,9 @@ An operation that follows one whose end is known, which is nearly always, needs 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -205,11 +206,15 @@ class Recorder(TorchDispatchMode):
     Args:
         simulation: prices them.
         who: the device of whoever runs.
+        shared: whether several ranks run in the thread where it is on. While one of them waits inside an operation, torch has
+            taken the mode off; the others need it.
     """
 
-    def __init__(self, simulation: Simulation, who: Callable[[], RankDevice]) -> None:
+    def __init__(self, simulation: Simulation, who: Callable[[], RankDevice], *, shared: bool = False) -> None:
         super().__init__()
         self._who = who
+        self._hosts = simulation.hosts
+        self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
         self._values = simulation.values
         self._costs = simulation.op_costs
 
@@ -232,17 +237,19 @@ class Recorder(TorchDispatchMode):
         device = self._who()
         host = device.host
         if host.unsettled:
-            self._values.settle_stream()
+            with self._while_waiting():
+                self._values.settle_stream()
         operation = _operations[func]
         if SKIP < operation.kind < VIEW:
             return self._opened(device, operation, func, args, kwargs or {})
         if operation.host_reads and not host.unrecorded:
-            _before_host_read(device, operation.name, args[0])
+            with self._while_waiting():
+                _before_host_read(device, operation.name, args[0])
         if operation.draws and (kwargs or host.uses_gpu):
             result = self._draw(device, operation, args, kwargs or {})
         else:
             result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
-        if operation.kind > VIEW and not host.unrecorded and not operation.host_reads:
+        if operation.kind > VIEW and not (host.unrecorded or operation.host_reads or self._hosts.inside_kernel):
             self._record(device, operation, args, kwargs, result)
         return result
 
@@ -263,7 +270,7 @@ class Recorder(TorchDispatchMode):
                 result = operation.body(args, kwargs, on_gpu)
         finally:
             device.in_custom_operation -= custom
-        if custom and not host.unrecorded:
+        if custom and not (host.unrecorded or self._hosts.inside_kernel):
             now = list(host.tails.values())
             launched = len(now) != len(tails) or any(a is not b for a, b in zip(now, tails, strict=True))
             self._record(device, operation, args, kwargs, result, launched=launched)
@@ -314,14 +321,16 @@ class Recorder(TorchDispatchMode):
             if wanted is not None:
                 placed = wanted.type == "cuda" or (on_device and _stays(device, operation.name, inputs, outputs))
                 if kind == TRANSFER and placed != on_device:
-                    device.transfer(outputs, device.memory_at(wanted) if placed else None)
+                    with self._while_waiting():
+                        device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
             else:
                 placed = on_device
             if not placed:
                 return
             if kind == TRANSFER and len(blocks) == 2 and (blocks[0] is None) != (blocks[1] is None):
-                device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
+                with self._while_waiting():
+                    device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
                 return
             if kind == TRANSFER and len(blocks) == 2:
                 target, origin = blocks  # of `copy_`

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
@@ -43,7 +44,11 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _stock_to(tensor, *args, **kwargs)
     if block is not None and kind == "cuda":
         return _to_peer(mine, tensor, block, target, args, kwargs)
-    result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
+    mine.moving = True
+    try:
+        result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
+    finally:
+        mine.moving = False
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
         mine.host.uses_gpu = True
         mine.transfer(stored_in(result), mine.memory_at(target))
@@ -151,7 +156,24 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _looks(name: str) -> Callable[..., Any]:
+    """A method by which the host gets values without an operation of torch: of a GPU's tensor, by a copy."""
+    stock = getattr(torch.Tensor, name)
+
+    @functools.wraps(stock)
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        mine = current_device()
+        if mine is None or mine.host.unrecorded or tells_of_looks(tensor) or block_of(tensor) is None:
+            return stock(tensor, *args, **kwargs)
+        mine.simulation.host_reads.before((tensor,), name)
+        with mine.host.as_one():
+            return stock(tensor, *args, **kwargs)
+
+    return method
+
+
 _METHODS: dict[str, Any] = {
+    **{name: _looks(name) for name in ("tolist", "numpy", "__array__")},
     "to": to,
     "cuda": cuda,
     "cpu": cpu,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -107,19 +108,21 @@ class GreenletEnvironment:
         self._simulation = devices.simulation
         self._devices = devices
         self._patches = Patches()
+        self._recording = ExitStack()
         self._before: dict[str, Any] = {}
         self.groups = GroupMaker(devices.simulation, devices, None)
 
     def open(self) -> None:
-        """Remember how main has set things, and wrap what changes them; let torch know each rank's groups."""
+        """Remember how main has set things, and wrap what changes them; record, and let torch know each rank's groups."""
         self._patches.set(c10d, "_world", GreenletWorld(self._simulation.hosts))
-        self._patches.set(torch.autograd, "_engine_run_backward", self._recorded(torch.autograd._engine_run_backward))
+        self._recording.enter_context(self._devices.recording())
         self._before = {name: read() for name, read in STATE.items()}
         for owner, name in ENTRIES:
             self._patches.set(owner, name, self._noted(getattr(owner, name)))
 
     def close(self) -> None:
         """Put everything back. Idempotent."""
+        self._recording.close()
         self._patches.undo()
         self._simulation.scheduler.before_switch = None
 
@@ -133,16 +136,6 @@ class GreenletEnvironment:
             return stock(*args, **kwargs)
 
         return noted
-
-    def _recorded(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """A backward pass, wherever it is started, with its operations recorded."""
-
-        @functools.wraps(stock)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self._devices.recording():
-                return stock(*args, **kwargs)
-
-        return run
 
     def check(self) -> None:
         """Raise if the state is not main's; if it is, stop looking.
