@@ -11,7 +11,8 @@ the same on every machine. The exit code is 1 if any value is wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ import click
 from benches.harness.collective import Plan, Results, Row, default_plan, session, session_of
 from benches.harness.elements import COMBINE, ELEMENT_TYPES
 from benches.harness.nccl_format import footer, header, json_report, row_line, table_header
-from benches.harness.options import OUTPUT, BenchCommand, SimulationOptions, bench_main, one_thread, simulation_options
 from benches.harness.progress import ProgressBar
 from benches.harness.sizes import SIZE, sweep
+from kernbench.benching import OUTPUT, BenchCommand, SimulationOptions, bench_main, simulation_options
 
 NAME = "ccl_allreduce"
 
@@ -186,7 +187,7 @@ def command(
     )  # fmt: skip
     step = f"{factor}(factor)" if factor is not None else f"{increment}(bytes)"
     with (
-        one_thread(),
+        _one_thread(),
         simulation.open(NAME, enable_data=plan.check, collective="all_reduce") as ctx,
         ProgressBar(len(plan.cases), NAME) as bar,
     ):
@@ -210,6 +211,23 @@ def command(
             json_file.write_text(json.dumps(report, indent=1) + "\n")
     if not results.ok:
         click_ctx.exit(1)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread meanwhile.
+
+    The runtime works in blocks that stay in cache. A second thread brings little to those on an idle machine, and on a
+    busy one the threads wait for each other at the end of every block.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

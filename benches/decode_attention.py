@@ -17,10 +17,10 @@ import click
 import torch
 import torch.distributed as dist
 
-from benches.harness.options import BenchCommand, bench_main
 from benches.harness.scaling import Layout, Measurement, ScalingOptions, StepTimer, report, scaling_options
 from benches.tp_mlp import DTYPES
 from kernbench import tp
+from kernbench.benching import BenchCommand, bench_main
 from kernbench.tp.errors import PartitionError
 
 NAME = "decode_attention"

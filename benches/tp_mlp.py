@@ -18,9 +18,9 @@ import click
 import torch
 import torch.distributed as dist
 
-from benches.harness.options import BenchCommand, bench_main
 from benches.harness.scaling import Layout, Measurement, ScalingOptions, StepTimer, report, scaling_options
 from kernbench import tp
+from kernbench.benching import BenchCommand, bench_main
 from kernbench.tp.kernels.activations import ACTIVATIONS
 
 NAME = "tp_mlp"

@@ -20,7 +20,6 @@ import click
 import torch
 import torch.distributed as dist
 
-from benches.harness.options import BenchCommand, bench_main
 from benches.harness.scaling import (
     Layout,
     Measurement,
@@ -32,6 +31,7 @@ from benches.harness.scaling import (
     write_json,
 )
 from kernbench import tp
+from kernbench.benching import BenchCommand, bench_main
 
 NAME = "train_gpt"
 TEXT = Path(__file__).parent / "data" / "harbour.txt"

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import click
 
-from benches.harness.options import OUTPUT, SimulationOptions, simulation_options
 from benches.harness.progress import ProgressBar
+from kernbench.benching import OUTPUT, SimulationOptions, simulation_options
 from kernbench.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])

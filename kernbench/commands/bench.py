@@ -1,13 +1,13 @@
 """``kernbench bench``: list and run benchmark programs.
 
 A bench is an entry point of the group ``kernbench.benches`` that names a module with ``run(ctx)``, and, if it takes
-arguments of its own, a click command called ``command``. Those of the package ``benches`` are there without one.
+arguments of its own, a click command called ``command`` (see :mod:`kernbench.benching`). Its own benches reach kernbench
+as those of other distributions do.
 """
 
 from __future__ import annotations
 
 import ast
-import pkgutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ import click
 from kernbench.errors import ConfigError
 
 GROUP = "kernbench.benches"
-SHIPPED = "benches"
 
 
 @dataclass(frozen=True)
@@ -70,21 +69,7 @@ def find_benches() -> list[Bench]:
         (point.name, point.value): Bench(point.name, point.value.partition(":")[0], point.dist.name if point.dist else "?")
         for point in installed_entry_points()
     }  # fmt: skip
-    package = import_module(SHIPPED)
-    for info in pkgutil.iter_modules(package.__path__):
-        module = f"{SHIPPED}.{info.name}"
-        if not info.ispkg and _defines_run(module):
-            benches.setdefault((info.name, module), Bench(info.name, module, "kernbench"))
     return [benches[key] for key in sorted(benches)]
-
-
-def _defines_run(module: str) -> bool:
-    """Whether a module of the package defines ``run`` at its top level, told from its source: importing takes long."""
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        return False
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    return any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body)
 
 
 def find_bench(name: str) -> Bench:
@@ -92,7 +77,7 @@ def find_bench(name: str) -> Bench:
     known = find_benches()
     found = [bench for bench in known if bench.name == name]
     if not found:
-        raise ConfigError(f"no bench {name!r}; there are {', '.join(bench.name for bench in known)}")
+        raise ConfigError(f"no bench {name!r}; there are {', '.join(bench.name for bench in known) or 'none'}")
     if len(found) > 1:
         where = ", ".join(f"{bench.module} of {bench.distribution}" for bench in found)
         raise ConfigError(f"bench {name!r} is ambiguous: {where}. Run the module itself: python -m MODULE")
@@ -136,7 +121,7 @@ def list_benches() -> None:
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def run_bench(name: str, arguments: tuple[str, ...]) -> None:
     """Run the bench NAME with its own arguments; `kernbench bench run NAME --help` lists them."""
-    from benches.harness.options import invoke
+    from kernbench.benching import invoke
 
     if name in ("-h", "--help"):
         click.echo(click.get_current_context().get_help())
@@ -153,7 +138,7 @@ def plain_command(name: str, module: ModuleType) -> click.Command:
 
     What ``run`` returns is printed; an attribute ``ok`` of it that is False makes the exit code 1.
     """
-    from benches.harness.options import BenchCommand, SimulationOptions, simulation_options
+    from kernbench.benching import BenchCommand, SimulationOptions, simulation_options
 
     @click.command(
         name=name, help=module.__doc__, cls=BenchCommand, context_settings={"help_option_names": ["-h", "--help"]}

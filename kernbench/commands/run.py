@@ -58,9 +58,9 @@ def command(
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
     rank succeeds, 1 if one fails. The other options of torchrun are accepted, too.
     """
+    from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
     from kernbench.runtime_api.multiprocessing import SpawnException
-    from kernbench.torch_backend import launcher
     from kernbench.trace import check_trace_path, write_trace
 
     if trace is not None:
@@ -94,7 +94,7 @@ def command(
         if flight_recorder is not None:
             from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
 
-            write_flight_record(ctx, flight_recorder)
+            write_flight_record(ctx.simulation, flight_recorder)
         if report is not None:
             _write_autotune_report(report)
         if summary:
@@ -127,7 +127,7 @@ def print_summary(ctx: RuntimeContext) -> None:
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
 
-    times = rank_times(ctx)
+    times = rank_times(ctx.simulation)
     if not times:
         return
     click.echo(f"\nmodelled on {ctx.topology.system.name}, {len(times)} ranks")
@@ -145,7 +145,7 @@ def print_summary(ctx: RuntimeContext) -> None:
         f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
         f"critical path: {path or 'empty'}"
     )
-    for item in traffic(ctx):
+    for item in traffic(ctx.simulation):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
     if ctx.engine.op_log.note:
         click.echo(ctx.engine.op_log.note)

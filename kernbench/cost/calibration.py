@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kernbench.cost.collective_names import collective_name
+from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_world import resolve_system
 from kernbench.cost.devices import generation_of
 from kernbench.cost.fitting import PULL, robust, search
@@ -88,7 +88,7 @@ def measure_log(
     about = {**found.about, **{key: value for key, value in given.items() if value is not None}}
     if missing := [name for name in given if name not in about]:
         raise ConfigError(f"{path} does not say {', '.join(missing)}; give --{' and --'.join(missing)}")
-    collective_name(str(about["collective"]))
+    timed_name(str(about["collective"]))
     table = Table.model_validate({"file": path.name, "kind": "collective", "system": "given", **about, "dtype": None})
     points = [(float(row["size_bytes"]), float(row["oop_us"]) * 1e-6) for row in found.rows if row.get("oop_us")]
     points = [(size, seconds) for size, seconds in points if size > 0 and seconds > 0]

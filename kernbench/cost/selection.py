@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
 from kernbench.cost.collective_models import tree_chunk
-from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.errors import ConfigError
 
@@ -75,7 +75,7 @@ def choose(
     Raises:
         ConfigError: unknown system or collective, ranks that do not fit, or nothing left that could run.
     """
-    collective = collective_name(collective)
+    collective = timed_name(collective)
     world = build_world(resolve_system(system), ranks=ranks, nodes=nodes)
     size = np.array([float(nbytes)])
     if not np.isfinite(size[0]) or size[0] < 0:
@@ -175,6 +175,6 @@ def _parse(text: str, collective: str) -> Callable[[str], bool]:
 
 def _same(prefix: str, collective: str) -> bool:
     try:
-        return collective_name(prefix) == collective
+        return timed_name(prefix) == collective
     except ConfigError:
         return False

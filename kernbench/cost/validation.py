@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.collective_names import collective_name
+from kernbench.collective_kinds import TIMED, timed_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.collectives import BUS_FACTOR, collective_time
+from kernbench.cost.collectives import collective_time
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
@@ -224,7 +224,7 @@ def _points(
 def _collective(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
     if table.ranks is None:
         raise ConfigError(f"table {path}: the manifest's entry needs `ranks`")
-    factor = BUS_FACTOR[collective_name(table.collective or "all_reduce")](table.ranks)
+    factor = TIMED[timed_name(table.collective or "all_reduce")].bus_factor(table.ranks)
     points = []
     for row in rows:
         size = number(row, "size_bytes", path)

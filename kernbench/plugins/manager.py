@@ -21,7 +21,7 @@ from kernbench.plugins.problems import PluginError, reason, warn
 Call = Callable[..., Any]
 
 
-class _Hooks(pluggy.PluginManager):
+class _PluggyManager(pluggy.PluginManager):
     """Pluggy's manager, to which a function with a hook's name needs no marker."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
@@ -39,7 +39,7 @@ class PluginManager:
     """
 
     def __init__(self, parent: PluginManager | None = None) -> None:
-        self._hooks = _Hooks(specs.PROJECT)
+        self._hooks = _PluggyManager(specs.PROJECT)
         self._hooks.add_hookspecs(specs)
         self._blocked: list[str] = [] if parent is None else list(parent._blocked)
         self._warned: set[tuple[str, str]] = set() if parent is None else set(parent._warned)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         RankEvent,
         TimelineEvent,
     )
-    from kernbench.plugins.manager import PluginManager
 
 PROJECT = "kernbench"
 PREFIX = "kernbench_"
@@ -60,6 +59,13 @@ class Plugin:
     """What messages call it; by default the class's."""
 
 
+class Registry(Protocol):
+    """Where plugins are registered: a :class:`~kernbench.plugins.manager.PluginManager`."""
+
+    def register(self, plugin: Any, name: str | None = None) -> str | None:
+        """Add a plugin: a module, an object, or a class, which is called. Returns its name, None if it is left out."""
+
+
 class CostModel(Protocol):
     """Says how long operations take."""
 
@@ -75,7 +81,7 @@ class CostModel(Protocol):
 
 
 @_rule("none")
-def kernbench_register(manager: PluginManager) -> None:
+def kernbench_register(manager: Registry) -> None:
     """The plugin has been registered with ``manager``, and may register others with it."""
 
 

@@ -36,7 +36,7 @@ class DistributedTests:
         """
 
         with simulate(self._system) as ctx:
-            see_devices(self._patches, ctx)
+            see_devices(self._patches, ctx.simulation)
         try:
             self._cases.install()
         except ImportError as error:
@@ -54,7 +54,7 @@ class DistributedTests:
             environment.state.variables = lambda rank: {}  # nobody has launched a test's processes by torchrun
 
         with simulate(self._system_for(count)) as ctx, tagged_output(ctx):
-            ctx.multiprocessing._configure = configure
+            ctx.multiprocessing.configure = configure
             ctx.multiprocessing.spawn(body, nprocs=count, per_rank_modules=per_rank_modules)
 
     def _system_for(self, count: int) -> TopologyHandle:

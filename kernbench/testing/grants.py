@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 
 from kernbench.errors import ConfigError
-from kernbench.testing.plugin import ROW
 from kernbench.testing.pool import Capacity, Grant, Request, ResourceError, port_is_free, workers_that_fit
 from kernbench.testing.sizes import parse_size
+from kernbench.testing.table import ROW
 
 _SLACK = 1 << 20  # bytes that a CUDA library may keep for itself after its first use
 
@@ -141,12 +140,3 @@ def _on_gpus(grant: Grant, row: dict[str, Any], breaches: list[str]) -> Iterator
             torch.cuda.empty_cache()
             if left > _SLACK:
                 breaches.append(f"{left:,} bytes of device {device} are not released")
-
-
-def resident_bytes() -> int:
-    """Memory of this process, bytes; 0 where that is not told."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -15,7 +15,7 @@ from greenlet import getcurrent
 
 from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
-from kernbench.testing.plugin import ROW
+from kernbench.testing.table import ROW
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 
 

@@ -19,19 +19,17 @@ import types
 import unittest
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from kernbench.runtime_api.multiprocessing import SpawnException, pid_of
+from kernbench.simulation.failures import SpawnException, pid_of
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu import cuda_names
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.relies_on import Reliance
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 RunRanks = Callable[[Callable[[int], None], int, Sequence[str]], None]
 """Runs a body on so many simulated ranks, with the globals of these modules per rank; raises :class:`SpawnException`."""
@@ -298,13 +296,13 @@ class SimulatedTestCases:
 _IDLE_IN_MAIN = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
 
 
-def see_devices(patches: Patches, ctx: RuntimeContext) -> None:
+def see_devices(patches: Patches, simulation: Simulation) -> None:
     """Let main, too, see how many simulated GPUs there are and what they are: modules of tests ask when they are imported.
 
     Args:
-        ctx: a simulation of the system whose GPUs they are.
+        simulation: a simulation of the system whose GPUs they are.
     """
-    count, properties = len(ctx.sips), cuda_names.properties_of(ctx.topology)
+    count, properties = len(simulation.sips), cuda_names.properties_of(simulation.topology)
     seen: dict[str, Any] = {
         "is_available": cuda_names.always,
         "is_bf16_supported": cuda_names.always,

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,18 +19,16 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.features import compiling, profiling
 from kernbench.torch_backend.gpu import classes, cuda_names, functions, tensor_methods
-from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.process_groups.futures import Futures
-from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, default_members, make_helper
+from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
 from kernbench.torch_backend.rank_state import clocks, warning_filters
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.environment import Environment
 
 c10d: Any = torch.distributed.distributed_c10d
 
@@ -66,14 +64,17 @@ class ReplacedNames:
     """The replaced names, and what they stand on.
 
     Attributes:
-        environment: the spawn whose ranks run, None when none do.
+        groups: makes the process groups of the ranks that run, None when none do.
+        modules: the globals of modules that these ranks have of their own.
         devices, futures, clock, generators, stores: theirs.
         names: what is replaced, None until the first spawn.
     """
 
     def __init__(self) -> None:
-        self.environment: Environment | None = None
+        self.groups: GroupMaker | None = None
+        self.modules: ModuleGlobals | None = None
         self.devices = Devices()
+        self.symmetric_memory = symmetric_memory.SymmetricMemory(self.devices)
         self.futures = Futures()
         self.clock = clocks.RankClock()
         self.generators = LazyGenerators()
@@ -86,12 +87,14 @@ class ReplacedNames:
         """One that no spawn has."""
         return _idle.pop() if _idle else cls()
 
-    def open(self, environment: Environment) -> None:
-        """Set the names, for the ranks of ``environment``."""
-        self.environment = environment
-        self.futures.open(environment.ctx)
-        self.clock.open(environment.ctx)
-        self.stores.open(environment.ctx)
+    def open(self, devices: HostDevices, modules: ModuleGlobals) -> None:
+        """Set the names, for the ranks of a simulation that has these ``devices``."""
+        simulation = devices.simulation
+        self.groups = GroupMaker(simulation, devices, self.futures)
+        self.modules = modules
+        self.futures.open(simulation)
+        self.clock.open(simulation)
+        self.stores.open(simulation)
         if self.names is None or not self.names.redo():
             self.names = None
             names = Patches()
@@ -104,21 +107,26 @@ class ReplacedNames:
 
     def close(self) -> None:
         """Take the names away, and forget who ran: another spawn may have it. Idempotent."""
-        if self.environment is None:
+        if self.groups is None:
             return
         if self.names is not None:
             self.names.undo()
+        self.symmetric_memory.close()
         self.devices.close()
         self.futures.close()
         self.clock.close()
         self.stores.close()
         self._forward_works.clear()
-        self.environment = None
+        self.groups = self.modules = None
         _idle.append(self)
 
-    def _now(self) -> Environment:
-        assert self.environment is not None
-        return self.environment
+    def _own_modules(self) -> ModuleGlobals:
+        assert self.modules is not None
+        return self.modules
+
+    def _maker(self) -> GroupMaker:
+        assert self.groups is not None
+        return self.groups
 
     # -- making ------------------------------------------------------------------------------------------------------
 
@@ -128,13 +136,13 @@ class ReplacedNames:
         self.futures.install(names)
         for module in (cuda_names, classes, functions, tensor_methods, profiling):
             module.install(names)
-        symmetric_memory.install(names, self.devices.symmetric_memory)
+        symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)
         compiling.install_backend(names)
-        warning_filters.install(names, lambda: self._now().state.modules)
+        warning_filters.install(names, self._own_modules)
 
     def _replace_distributed(self, names: Patches) -> None:
-        names.set(c10d, "_new_process_group_helper", make_helper(self._now, c10d._new_process_group_helper))
+        names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))
         stores.install(names)
         names.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
         ddp: Any = torch.nn.parallel.DistributedDataParallel
@@ -150,9 +158,9 @@ class ReplacedNames:
 
     def _make_directly(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
         """A group that a program makes without ``init_process_group``."""
-        environment = self._now()
-        members, number = default_members(environment, size, rank, store)
-        return environment.make_group(
+        maker = self._maker()
+        members, number = maker.default_members(size, rank, store)
+        return maker.make(
             members=members, rank=number, backend=backend, timeout=timeout or DEFAULT_TIMEOUTS[0],
             name=f"made directly ({backend})", description="undefined", store=store,
         )  # fmt: skip

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kernbench.simulation.simulation import Simulation
 from kernbench.trace.summary import Interval, uncovered
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 
 @dataclass(frozen=True)
@@ -40,22 +37,22 @@ class Traffic:
     nbytes: int
 
 
-def rank_times(ctx: RuntimeContext) -> list[RankTime]:
+def rank_times(simulation: Simulation) -> list[RankTime]:
     """One line per rank of the last spawn."""
     compute: dict[int, list[Interval]] = defaultdict(list)
     communication: dict[int, list[Interval]] = defaultdict(list)
     enqueued: dict[int, int] = defaultdict(int)
     latest: dict[int, float] = defaultdict(float)
-    for op in ctx.engine.op_log.operations:
+    for op in simulation.engine.op_log.operations:
         if op.rank is None or op.start is None or op.end is None:
             continue
         enqueued[op.rank] += 1
         (communication if op.kind == "collective" else compute)[op.rank].append((op.start, op.end))
         if op.end > op.start:
             latest[op.rank] = max(latest[op.rank], op.end)
-    overhead = ctx.topology.device.launch.overhead
+    overhead = simulation.topology.device.launch.overhead
     lines = []
-    for rank, state in sorted(ctx._ranks.items()):
+    for rank, state in sorted(simulation.hosts.of_rank.items()):
         total = max(state.clock, latest[rank])
         computing, communicating = uncovered((compute[rank], communication[rank]))
         rest = max(total - computing - communicating, 0.0)
@@ -64,11 +61,11 @@ def rank_times(ctx: RuntimeContext) -> list[RankTime]:
     return lines
 
 
-def traffic(ctx: RuntimeContext) -> list[Traffic]:
+def traffic(simulation: Simulation) -> list[Traffic]:
     """Calls and bytes by collective, largest first."""
     calls: dict[str, int] = defaultdict(int)
     nbytes: dict[str, int] = defaultdict(int)
-    for op in ctx.engine.op_log.operations:
+    for op in simulation.engine.op_log.operations:
         if op.kind == "collective":
             calls[op.name] += 1
             nbytes[op.name] += op.nbytes

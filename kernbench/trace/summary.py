@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Span, Timeline, engine_of
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, engine_of
 
 Interval = tuple[float, float]
 
@@ -70,7 +66,7 @@ class Summary:
         return "\n".join(_table(self))
 
 
-def summary(source: RuntimeContext | GraphEngine, window: Interval | None = None) -> Summary:
+def summary(source: HasEngine | GraphEngine, window: Interval | None = None) -> Summary:
     """Sum up a context or an engine.
 
     Args:

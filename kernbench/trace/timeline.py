@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, MemoryChange
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 COMPUTE_KINDS = frozenset({"kernel", "gemm", "math"})
 HOST = "host"
@@ -57,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chunk step of a collective: a cell goes from a rank to another.
+    """One step of a collective: a chunk goes from a rank to another.
 
     Attributes:
         name: the collective.
@@ -66,7 +63,7 @@ class Message:
         sent: when its last byte has left.
         arrived: when it is in place at the destination.
         nbytes: payload, bytes.
-        cell: which part of the buffer.
+        chunk: which part of the buffer.
         reduces: whether the destination combines it with what it has.
         links: links that it crosses, by index.
     """
@@ -78,7 +75,7 @@ class Message:
     sent: float
     arrived: float
     nbytes: int
-    cell: int
+    chunk: int
     reduces: bool
     links: tuple[int, ...]
 
@@ -110,7 +107,7 @@ class Timeline:
     memory: tuple[MemoryChange, ...] = ()
 
     @classmethod
-    def of(cls, source: RuntimeContext | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
+    def of(cls, source: HasEngine | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
         """Read the log of a context or an engine.
 
         Args:
@@ -164,7 +161,13 @@ class Timeline:
         return "; ".join(parts)
 
 
-def engine_of(source: RuntimeContext | GraphEngine) -> GraphEngine:
+class HasEngine(Protocol):
+    """A context, or what has an engine as a context does."""
+
+    engine: GraphEngine
+
+
+def engine_of(source: HasEngine | GraphEngine) -> GraphEngine:
     """The engine of a context, or the engine itself."""
     return source if isinstance(source, GraphEngine) else source.engine
 
@@ -191,9 +194,9 @@ def _host_spans(engine: GraphEngine) -> Iterator[Span]:
             continue
         span = Span(op.rank, op.sip, HOST, f"launch {op.name}", "launch", returned - launch.overhead, returned)
         by_rank.setdefault(op.rank, []).append(span)
-    for rank, begin, end, op in engine.op_log.waits:
-        what = op.name if op.kind == "timer" else f"wait for {op.name}"
-        by_rank.setdefault(rank, []).append(Span(rank, op.sip, HOST, what, "wait", begin, end))
+    for rank, begin, end, awaited, sip in engine.op_log.waits:
+        what = awaited.name if awaited.kind == "condition" else f"wait for {awaited.name}"
+        by_rank.setdefault(rank, []).append(Span(rank, sip, HOST, what, "wait", begin, end))
     for spans in by_rank.values():
         free = 0.0
         for span in sorted(spans, key=lambda span: (span.begin, span.end)):
@@ -219,7 +222,7 @@ def _messages(trace: CollectiveTrace) -> Iterator[Message]:
             float(times.sent[i]),
             float(times.arrived[i]),
             int(plan.nbytes[i]),
-            int(plan.dst_cell[i]),
+            int(plan.dst_chunk[i]),
             bool(plan.reduces[i]),
             plan.queue_links[plan.queue[i]],
         )

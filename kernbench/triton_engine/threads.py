@@ -1,11 +1,22 @@
 """Threads for large matrix products, while everything else has one.
 
-While ranks run, torch has one thread: its threads divide an operation by their number, and where a sum or a vector loop is
-cut can move the last bit of a result. A large matrix product is the exception: it is cut into parts by its shape alone
-(:mod:`.ops.dot`), and at most as many threads as parts compute them, each part by one (ADR 0024).
+While ranks run, torch has one thread (ADR 0040): its threads divide an operation by their number, and where a sum or a
+vector loop is cut can move the last bit of a result, so that values would depend on the machine. But matrix products are
+most of the time of a tensor-parallel step, and the other cores stand idle. A large product is therefore the exception: from
+2^23 floating-point operations on it is cut into parts of at least 256 rows, each a multiple of 64, by its shape alone
+(:mod:`.ops.dot`); the parts are one batched product, and what is left over is computed by itself. Batches that come from
+lanes or from the tile are parts as they are. Around this one call torch gets as many threads as the process had before the
+ranks, never more than there are parts, each part by one thread; where the process has one, the same cuts are made. Sums
+over K are never cut. Outside of ranks a product is torch's own, in one piece.
 
-Because values do not depend on the number of threads, the number may depend on the clock: on a busy machine a product with
-two threads waits for the one that has no core, and takes many times as long as with one.
+Python threads that take parts over were measured: waking one takes 50-100 us on a virtual machine, as long as a part;
+OpenMP's threads are awake already. The library does not promise to give each matrix of a batch to one thread: that 1, 2 and
+3 threads give the same bits is a contract that ``tests/triton_engine/test_threads.py`` holds. Rows in groups of 64 also give
+the bits of the product in one piece (1,500 shapes).
+
+Because values do not depend on the number of threads, the number may depend on the clock: on a busy machine a product waits
+for the thread that has no core (measured: 5 times as long as with one), so threads that do not pay off rest for some
+products and are tried again ever more rarely. ``OMP_NUM_THREADS=1`` switches them off.
 """
 
 from __future__ import annotations

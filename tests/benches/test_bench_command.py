@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from click.testing import CliRunner, Result
 from kernbench.cli import app
 from kernbench.commands.bench import find_bench, find_benches
 from kernbench.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 PLAIN = '''"""Greets from every rank.
 
@@ -77,6 +80,15 @@ def test_shipped_benches_are_listed_with_what_they_are_about() -> None:
         "kernbench",
         "All-reduce over message sizes: times modelled on a described system, values checked to the bit.",
     ]
+
+
+def test_every_module_with_run_is_an_entry_point_and_kernbench_imports_none() -> None:
+    """Read from the sources: what is installed may be older."""
+    declared = (ROOT / "pyproject.toml").read_text().partition('[project.entry-points."kernbench.benches"]\n')[2]
+    benches = [path.stem for path in sorted((ROOT / "benches").glob("*.py")) if "\ndef run(" in path.read_text()]
+    assert declared.partition("\n\n")[0].splitlines() == [f'{name} = "benches.{name}"' for name in benches]
+    importing = re.compile(r"^\s*(from|import) benches\b", re.MULTILINE)
+    assert not [path for path in (ROOT / "kernbench").rglob("*.py") if importing.search(path.read_text())]
 
 
 def test_every_shipped_bench_can_be_loaded() -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 import kernbench
 from benches import ccl_allreduce
 from benches.harness.collective import Plan, session_of
-from benches.harness.options import SimulationOptions, invoke
+from kernbench.benching import SimulationOptions, invoke
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.sim_engine.engine import GraphEngine

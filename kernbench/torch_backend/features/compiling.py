@@ -70,7 +70,7 @@ def install(patches: Patches, module: Any) -> None:
     def count(new: int) -> int:
         compiled: int = stock_count(new)
         device = current_device()
-        return 1 if compiled == 0 and device is not None and device.used else compiled
+        return 1 if compiled == 0 and device is not None and device.host.uses_gpu else compiled
 
     patches.set(module.eval_frame, "set_fullgraph_compiled_frame_count", count)
     forget_names()

@@ -53,16 +53,18 @@ class _Ring(torch.autograd.Function):
     """Attention over a ring. Shapes: q, k, v ``[batch, heads, sequence / members, head size]``."""
 
     @staticmethod
-    def forward(ctx: Any, module: Any, mesh: Any, seq_dim: int, options: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
+    def forward(
+        simulation: Any, module: Any, mesh: Any, seq_dim: int, options: dict[str, Any], q: Any, k: Any, v: Any
+    ) -> Any:
         out, logsumexp, *_ = module._templated_ring_attention(mesh.get_group(), seq_dim, _FORWARD, q, k, v, **options)
-        ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.ring = module, mesh, seq_dim, options
+        simulation.save_for_backward(q, k, v, out, logsumexp)
+        simulation.ring = module, mesh, seq_dim, options
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any) -> Any:
-        module, mesh, seq_dim, options = ctx.ring
-        q, k, v, out, logsumexp = ctx.saved_tensors
+    def backward(simulation: Any, grad_out: Any) -> Any:
+        module, mesh, seq_dim, options = simulation.ring
+        q, k, v, out, logsumexp = simulation.saved_tensors
         grads = module._templated_ring_attention_backward(
             mesh.get_group(), seq_dim, _BACKWARD, grad_out.contiguous(), "grad_out", q, k, v, out, logsumexp,
             **options, dropout_p=0.0,

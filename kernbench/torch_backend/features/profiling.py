@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.autograd import profiler, profiler_legacy
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from kernbench.torch_backend.gpu.devices import RankDevice, current_device
+from kernbench.torch_backend.gpu.devices import RankDevice, current_device, current_rank
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -63,7 +63,8 @@ class profile(profiler_legacy.profile):  # torch's name
 
     def _start_trace(self) -> None:
         mine = current_device()
-        self._first = 0 if mine is None else mine.ctx.distributed.matcher.history.count(mine.state.rank)
+        rank = current_rank()
+        self._first = 0 if mine is None or rank is None else mine.simulation.matcher.history.count(rank)
         super()._start_trace()
 
     def _prepare_trace(self) -> None:
@@ -78,7 +79,7 @@ class profile(profiler_legacy.profile):  # torch's name
         return result
 
     def _collectives(self, mine: RankDevice) -> list[FunctionEvent]:
-        rank: Any = mine.state.rank
+        rank: Any = mine.host.rank
         backend = dist.get_backend() if dist.is_initialized() else "kernbench"
         return [
             FunctionEvent(
@@ -91,7 +92,7 @@ class profile(profiler_legacy.profile):  # torch's name
                 is_async=True,
                 stack=[],
             )
-            for call in mine.ctx.distributed.matcher.history.of(rank)
+            for call in mine.simulation.matcher.history.of(rank)
             if call.number >= self._first
         ]
 

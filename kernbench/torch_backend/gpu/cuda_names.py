@@ -72,8 +72,8 @@ def set_device(device: Any) -> None:
     number = 0 if mine is None else mine.number(device)
     if mine is None or device is None or (isinstance(device, int) and device < 0):
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
-    mine.used = True
-    mine.state.sip = mine.ctx.sips[number]
+    mine.host.uses_gpu = True
+    mine.host.sip = mine.simulation.sips[number]
 
 
 def exchange_device(device: Any) -> int:
@@ -90,11 +90,11 @@ class DeviceGuard:
         self.idx = bound_devices().number(device)
 
     def __enter__(self) -> None:
-        self._before = _mine().state.sip
+        self._before = _mine().host.sip
         set_device(self.idx)
 
     def __exit__(self, *exc: Any) -> None:
-        _mine().state.sip = self._before
+        _mine().host.sip = self._before
 
 
 def synchronize(device: Any = None) -> None:
@@ -116,7 +116,7 @@ def properties_of(topology: Topology) -> SimpleNamespace:
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
-    return properties_of(bound_devices().ctx.topology)
+    return properties_of(bound_devices().simulation.topology)
 
 
 def get_device_name(device: Any = None) -> str:

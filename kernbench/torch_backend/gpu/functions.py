@@ -85,7 +85,7 @@ def _loads(stock: Callable[..., Any]) -> Callable[..., Any]:
             wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
             if type(wanted) is not int and torch.device(wanted).type != "cuda":
                 return storage if torch.device(wanted).type == "cpu" else None
-            mine.used = True
+            mine.host.uses_gpu = True
             place_storage(storage, mine.memory_at(wanted))
             return storage
 

@@ -34,12 +34,13 @@ class DeviceGenerators:
     """A rank's generators, one per GPU that it has used, made when asked for.
 
     Args:
-        seed: theirs until the program gives another one.
+        own: of the GPU that the rank drives at first; the others have its seed until the program gives another one.
+        index: of that GPU.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._made: dict[int, torch.Generator] = {}
+    def __init__(self, own: torch.Generator, index: int) -> None:
+        self._seed = own.initial_seed()
+        self._made: dict[int, torch.Generator] = {index: own}
         self._lent: int | None = None
 
     def of(self, index: int) -> torch.Generator:

@@ -10,7 +10,9 @@ An operation that follows one whose end is known, which is nearly always, needs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -18,14 +20,12 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.op_estimates import is_matrix_operation
-from kernbench.cost.work import Cost
-from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place
+from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.relies_on import Reliance
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.gpu.devices import RankDevice
 
 
 def _computes(overload: Any) -> bool:
@@ -127,17 +127,18 @@ _operations = _Operations()
 
 
 class Recorder(TorchDispatchMode):
-    """Records the operations of one rank.
+    """Records operations.
 
     Args:
-        device: the rank's.
+        simulation: prices them.
+        who: the device of whoever runs.
     """
 
-    def __init__(self, device: RankDevice) -> None:
+    def __init__(self, simulation: Simulation, who: Callable[[], RankDevice]) -> None:
         super().__init__()
-        self._device = device
-        self._state = device.state
-        self._costs = device.ctx.op_costs
+        self._who = who
+        self._values = simulation.values
+        self._costs = simulation.op_costs
 
     supports_higher_order_operators = True
 
@@ -147,16 +148,7 @@ class Recorder(TorchDispatchMode):
 
     def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch's is a class method, called on the object
         """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0086)."""
-        return not self._device.used
-
-    def open(self) -> None:
-        """Record from now on, in this thread."""
-        # not `with self`: that also keeps flags per process, which ranks would leave in another order than they entered
-        python_dispatch._push_mode(self)
-
-    def close(self) -> None:
-        """Stop recording in this thread."""
-        python_dispatch._pop_mode()
+        return not self._who().host.uses_gpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
@@ -164,26 +156,28 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
-        state = self._state
-        if state.unsettled:
-            self._device.ctx.settle_stream()
+        device = self._who()
+        host = device.host
+        if host.unsettled:
+            self._values.settle_stream()
         operation = _operations[func]
         if operation.kind == COLLECTIVE:
-            return self._collective(func, args, kwargs or {})
-        if operation.draws and (kwargs or self._device.used):
-            result = self._draw(operation, args, kwargs or {})
+            return self._collective(device, func, args, kwargs or {})
+        if operation.host_reads and not host.unrecorded:
+            _before_host_read(device, operation.name, args[0])
+        if operation.draws and (kwargs or host.uses_gpu):
+            result = self._draw(device, operation, args, kwargs or {})
         else:
             result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
-        if operation.kind > VIEW and not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
-            self._record(operation, args, kwargs, result)
+        if operation.kind > VIEW and not host.unrecorded and not operation.host_reads:
+            self._record(device, operation, args, kwargs, result)
         return result
 
-    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _collective(self, device: RankDevice, func: Any, args: Any, kwargs: Any) -> Any:
         """A functional collective: C++ allocates what it gives, which is where what it was given is."""
-        device = self._device
         given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
         blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
-        block = next(filter(None, blocks), None) if device.used else None
+        block = next(filter(None, blocks), None) if device.host.uses_gpu else None
         if block is None:
             return func(*args, **kwargs)
         before, device.collective_memory = device.collective_memory, block.memory
@@ -195,29 +189,21 @@ class Recorder(TorchDispatchMode):
             place(each, block.memory)
         return result
 
-    def _draw(self, operation: Recorded, args: Any, kwargs: Any) -> Any:
+    def _draw(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any) -> Any:
         """Run an operation that draws random numbers: on a GPU, from that GPU's generator."""
         wanted = kwargs.get("device")
         if wanted is not None:
-            index = self._device.number(wanted) if wanted.type == "cuda" else None
+            index = device.number(wanted) if wanted.type == "cuda" else None
         else:
             blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
             index = next((block.memory.index for block in blocks if block is not None), None)
         if index is None or kwargs.get("generator") is not None:
             return operation.call(*args, **kwargs)
-        with self._device.generators.drawing(index):
+        with device.generators.drawing(index):
             return operation.call(*args, **kwargs)
 
-    def _is_the_hosts(self) -> bool:
-        """Whether an operation of a rank that works on the context's tensors is the host's.
-
-        Such a rank says what its device does, and the context records that itself: its plain CPU tensors are the host's. What
-        autograd computes below them in a backward pass is seen here only.
-        """
-        return not self._device.used and torch._C._current_graph_task_id() < 0
-
-    def _record(self, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
-        device, kind = self._device, operation.kind
+    def _record(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
+        kind = operation.kind
         inputs: list[torch.Tensor] = []
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -231,15 +217,15 @@ class Recorder(TorchDispatchMode):
         else:
             outputs = []
         for output in outputs:
-            if output.is_meta or type(output) not in PLAIN:
+            if type(output) not in PLAIN and not tells_of_looks(output):
                 return
-        if device.used:
+        if device.host.uses_gpu:
             blocks = [block_of(tensor) for tensor in inputs]
             source = next((block for block in blocks if block is not None), None)
             on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
-                placed = wanted.type == "cuda" or (on_device and _accumulates(operation.name))
+                placed = wanted.type == "cuda" or (on_device and _stays(device, operation.name, inputs, outputs))
                 if kind == TRANSFER and placed != on_device:
                     device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
@@ -261,52 +247,46 @@ class Recorder(TorchDispatchMode):
                     place(output, memory)
         if operation.allocates or not (outputs or inputs):
             return
-        if operation.host_reads:
-            if device.ctx.hooks is not None:
-                device.ctx.hooks.host_read(inputs[0], operation.name)
-            device.finish()
-            block = block_of(inputs[0])
-            if block is not None and block.shared:
-                device.look_around(operation.name)
-            return
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
-        if device.used and any(block is not None and block.shared for block in blocks):
+        if device.host.uses_gpu and any(block is not None and block.shared for block in blocks):
             cost = device.over_links(cost, inputs)
-        put_on_stream(device, operation.title, cost)
+        device.enqueue(operation.title, cost)
 
 
-def _accumulates(name: str) -> bool:
-    """Whether this makes room for a leaf's gradient: in C++, which says that the leaf is on the CPU."""
-    return name == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
+def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    """Whether a result stays on the GPU of its input although C++ says that it is for the CPU, where it takes both to be:
+    room for a leaf's gradient, and casts that the program has not asked to be on the host (``type_as``, those of a loss)."""
+    if name == "new_empty_strided":
+        return torch._C._current_graph_task_id() >= 0
+    return not device.moving and bool(inputs and outputs) and inputs[0].dtype is not outputs[0].dtype
 
 
-def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
-    """Put an operation whose values are there already on the rank's stream."""
-    me, engine = device.state, device.ctx.engine
-    launch = device.ctx.launch_costs
-    me.clock += launch.overhead
-    stream = engine.stream(me.sip, me.stream)
-    seconds = cost.seconds
-    op = Operation(name, cost.kind, me.rank, me.sip, me.stream, me.clock + launch.latency, seconds, cost.spread)
-    op.nbytes = cost.nbytes
-    tail = stream.tail
-    if (tail is None or tail.end is not None) and not me.awaited:
-        start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
-        if engine.cost_model is not None:
-            op.duration = seconds = engine.cost_model(op, seconds)
-        op.start = start
-        op.end = end = start + seconds
-        stream.tail = op
-        engine.op_log.add(op)
-        if end > engine.latest_end:
-            engine.latest_end = end
-    else:
-        engine.submit(op, after=me.take_awaited())
-    me.last = me.tails[me.stream] = op
-    if device.ctx.hooks is not None:
-        device.ctx.hooks.launched(op)
-    return op
+def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> None:
+    """The host is about to get a value: from a GPU, by a copy; else what the rank has enqueued has ended by then."""
+    simulation, host, block = device.simulation, device.host, block_of(tensor)
+    if block is None and host.uses_gpu:
+        return
+    if simulation.hooks is not None:
+        simulation.hooks.host_read(tensor, name)
+    if block is None:
+        simulation.host_reads.finish_stream(host.stream)
+        return
+    simulation.host_reads.require_values(tensor, block, name)
+    simulation.host_reads.to_host(block.memory.sip, tensor.element_size())
+    if block.shared:
+        device.look_around(name)
+
+
+@contextmanager
+def open_recorder(recorder: Recorder) -> Iterator[None]:
+    """Record for the length of a block, in this thread."""
+    # not `with recorder`: that also keeps flags per process, which ranks would leave in another order than they entered
+    python_dispatch._push_mode(recorder)
+    try:
+        yield
+    finally:
+        python_dispatch._pop_mode()
 
 
 # `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes

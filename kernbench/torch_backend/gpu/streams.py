@@ -36,7 +36,7 @@ class Stream:
 
     def wait_stream(self, stream: Any) -> None:
         """What is enqueued here next starts after what is on ``stream`` now."""
-        state = bound_devices().mine().state
+        state = bound_devices().mine().host
         state.let_wait(self.name, state.before(stream.name))
 
     def wait_event(self, event: Any) -> None:
@@ -50,8 +50,8 @@ class Stream:
 
     def query(self) -> bool:
         devices = bound_devices()
-        now = devices.ctx.now()
-        return all(op.end is not None and op.end <= now for op in devices.mine().state.before(self.name))
+        now = devices.simulation.now()
+        return all(op.end is not None and op.end <= now for op in devices.mine().host.before(self.name))
 
     def is_capturing(self) -> bool:
         return False
@@ -101,7 +101,7 @@ class Event:
         self._clock: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        state = bound_devices().mine().state
+        state = bound_devices().mine().host
         self._after = state.before(state.stream if stream is None else stream.name)
         self._clock = state.clock
 
@@ -112,26 +112,26 @@ class Event:
         moment = self._clock
         for op in self._after:
             if op.end is None:
-                bound_devices().ctx.wait(op)
+                bound_devices().simulation.waits.wait(op)
             assert op.end is not None
             moment = max(moment, op.end)
         return moment
 
     def synchronize(self) -> None:
         for op in self._after:
-            bound_devices().ctx.wait(op)
+            bound_devices().simulation.waits.wait(op)
 
     def wait(self, stream: Any = None) -> None:
         """What is enqueued next on ``stream``, or on the current one, starts after it."""
-        state = bound_devices().mine().state
+        state = bound_devices().mine().host
         state.let_wait(state.stream if stream is None else stream.name, self._after)
 
     def query(self) -> bool:
-        ctx = bound_devices().ctx
+        simulation = bound_devices().simulation
         unknown = next((op for op in self._after if op.end is None), None)
         if unknown is not None:
-            ctx.polls.look(unknown)
-        now = ctx.now()
+            simulation.polls.look(unknown)
+        now = simulation.now()
         return all(op.end is not None and op.end <= now for op in self._after)
 
     def elapsed_time(self, end: Any) -> float:
@@ -144,12 +144,12 @@ class Event:
 def set_stream(stream: Any) -> None:
     """``torch.cuda.set_stream``."""
     if stream is not None:
-        bound_devices().mine().state.use_stream(stream.name)
+        bound_devices().mine().host.stream = stream.name
 
 
 def current_stream(device: Any = None) -> Stream:
     """``torch.cuda.current_stream``."""
-    return Stream(device, name=bound_devices().mine().state.stream)
+    return Stream(device, name=bound_devices().mine().host.stream)
 
 
 def default_stream(device: Any = None) -> Stream:

@@ -45,7 +45,7 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _to_peer(mine, tensor, block, target, args, kwargs)
     result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
-        mine.used = True
+        mine.host.uses_gpu = True
         mine.transfer(stored_in(result), mine.memory_at(target))
     return result
 
@@ -54,11 +54,11 @@ def _to_peer(
     mine: RankDevice, tensor: torch.Tensor, block: Block, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
     """A copy on another GPU of the rank's node; its gradient comes back to where the tensor is."""
-    inside, mine.state.inside_operation = mine.state.inside_operation, True
+    inside, mine.host.unrecorded = mine.host.unrecorded, True
     try:
         moved: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
     finally:
-        mine.state.inside_operation = inside
+        mine.host.unrecorded = inside
     mine.peer_copy(stored_in(moved), block.memory, mine.memory_at(target))
     if moved.requires_grad and not moved.is_leaf:
         origin = device_of(tensor)

@@ -10,18 +10,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine import Condition
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-
 
 PATIENCE = 100
 """Looks in a row, without a change, after which a rank is taken to poll."""
@@ -33,7 +30,7 @@ class Contents:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
-        self.waiters: list[tuple[Callable[[], bool], Operation]] = []
+        self.waiters: list[tuple[Callable[[], bool], Condition]] = []
         self.changes = 0
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
 
@@ -42,18 +39,18 @@ class StoreHost:
     """All stores of one spawn at a time.
 
     Attributes:
-        ctx: the simulation whose ranks run, None when none do.
+        simulation: the simulation whose ranks run, None when none do.
     """
 
     def __init__(self) -> None:
-        self.ctx: RuntimeContext | None = None
+        self.simulation: Simulation | None = None
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
         self._kept: list[CooperativeStore] = []
 
-    def open(self, ctx: RuntimeContext) -> None:
-        """Begin anew, for the ranks of ``ctx``: what they make is of this host."""
-        self.ctx = ctx
+    def open(self, simulation: Simulation) -> None:
+        """Begin anew, for the ranks of ``simulation``: what they make is of this host."""
+        self.simulation = simulation
         _open.append(self)
         self._next_port = 29500
 
@@ -61,7 +58,7 @@ class StoreHost:
         """Forget their contents; who still has a store keeps its own. Idempotent."""
         if self in _open:
             _open.remove(self)
-        self.ctx = None
+        self.simulation = None
         self._shared.clear()
         self._kept.clear()
 
@@ -92,10 +89,10 @@ class CooperativeStore(dist.Store):
 
     def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
         super().__init__()
-        assert host.ctx is not None
+        assert host.simulation is not None
         host.keep(self)
         self._host = host
-        self._ctx = host.ctx
+        self._simulation = host.simulation
         self._contents = contents
         self._timeout = timeout
 
@@ -104,47 +101,46 @@ class CooperativeStore(dist.Store):
     def _wait_until(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
         if ready():
             return
-        ctx = self._ctx
-        me = ctx._me()
+        simulation = self._simulation
+        me = simulation.hosts.current()
         limit = self._timeout if timeout is None else timeout
-        op = Operation(f"store wait for {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        there = Condition(f"store wait for {what}", me.rank)
         seconds = limit.total_seconds()
 
         def expire(at: float) -> None:
             milliseconds = round(seconds * 1000)
-            op.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
+            there.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
 
-        self._contents.waiters.append((ready, op))
+        self._contents.waiters.append((ready, there))
         asked_for = timeout is not None or limit != default_pg_timeout
-        ctx.deadlines.add(op, me.clock + seconds, expire, asked_for=asked_for)
-        ctx.wait(op)
+        simulation.deadlines.add(there, me.clock + seconds, expire, asked_for=asked_for)
+        simulation.waits.wait(there)
 
     def _changed(self) -> None:
         """Resume those whose key is there now."""
-        contents, clock = self._contents, self._ctx._me().clock
+        contents, clock = self._contents, self._simulation.hosts.current().clock
         contents.changes += 1
         if not contents.waiters:
             return
         still = []
-        for ready, op in contents.waiters:
-            if op.done:
+        for ready, there in contents.waiters:
+            if there.done:
                 continue
             if ready():
-                op.resolve(op.enqueue, max(clock, op.enqueue))
-                self._ctx.engine.progress += 1
+                there.fulfil(clock)
+                self._simulation.engine.progress += 1
             else:
-                still.append((ready, op))
+                still.append((ready, there))
         contents.waiters = still
 
     def _looked(self, what: str) -> None:
         """A rank that looks again and again while nothing changes lets the others go on."""
-        contents, me = self._contents, self._ctx._me()
+        contents, me = self._contents, self._simulation.hosts.current()
         changes, looks = contents.looks.get(me.rank, (-1, 0))
         looks = looks + 1 if changes == contents.changes else 0
         contents.looks[me.rank] = (contents.changes, looks)
         if looks > PATIENCE:
-            op = Operation(f"store key {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
-            self._ctx.polls.look(op)
+            self._simulation.polls.look(f"store key {what}")
 
     # -- torch.distributed.Store -------------------------------------------------------------------------------------
 

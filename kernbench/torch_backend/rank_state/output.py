@@ -5,22 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.simulation.simulation import Simulation
 
 
 class RankStream:
     """A text stream that tells who writes. Lines come out whole, in the order in which they were finished."""
 
-    def __init__(self, stream: TextIO, ctx: RuntimeContext) -> None:
+    def __init__(self, stream: TextIO, simulation: Simulation) -> None:
         self._stream = stream
-        self._ctx = ctx
+        self._simulation = simulation
         self._partial: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        rank = self._ctx.scheduler.current_rank()
+        rank = self._simulation.scheduler.current_rank()
         if rank is None:
             return self._stream.write(text)
         *lines, rest = (self._partial.get(rank, "") + text).split("\n")
@@ -48,13 +47,13 @@ class RankStream:
 
 
 @contextmanager
-def rank_streams(ctx: RuntimeContext, prefix: bool) -> Iterator[None]:
+def rank_streams(simulation: Simulation, prefix: bool) -> Iterator[None]:
     """``sys.stdout`` and ``sys.stderr`` with ranks in front of lines, for the length of a block."""
     if not prefix:
         yield
         return
     stdout, stderr = sys.stdout, sys.stderr
-    streams = RankStream(stdout, ctx), RankStream(stderr, ctx)
+    streams = RankStream(stdout, simulation), RankStream(stderr, simulation)
     sys.stdout, sys.stderr = streams
     try:
         yield

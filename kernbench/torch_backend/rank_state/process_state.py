@@ -12,18 +12,16 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 Getter = Callable[[], Any]
 Setter = Callable[[Any], None]
@@ -84,9 +82,9 @@ class ProcessState:
     """Switches the state of the process between the ranks of one spawn and main (rank None)."""
 
     def __init__(
-        self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
+        self, simulation: Simulation, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
     ) -> None:
-        self._ctx = ctx
+        self._simulation = simulation
         self._world_size = world_size
         self._resident: int | None = None
         self._saved: dict[int | None, _Saved] = {}
@@ -105,7 +103,7 @@ class ProcessState:
         """Remember main's state. From here on :meth:`enter` switches."""
         self._original = dict(self._environ._data)
         self._open = True
-        self._generators.open(lambda rank: seed_of(self._ctx.seed, rank))
+        self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
         self.modules.open()  # from here on, what is set in a module that it watches is main's
 
@@ -140,7 +138,7 @@ class ProcessState:
             state = self._saved[rank] = self._fresh(rank)
         if state.generator is None:
             assert rank is not None
-            _GENERATOR.manual_seed(seed_of(self._ctx.seed, rank))
+            _GENERATOR.manual_seed(seed_of(self._simulation.seed, rank))
         else:
             _GENERATOR.set_state(state.generator)
         if state.flags != flags:

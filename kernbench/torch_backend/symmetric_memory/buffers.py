@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.simulation.groups import Communicator
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.placement import block_of, place_shared
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -26,7 +27,6 @@ from kernbench.torch_backend.symmetric_memory.handle import Handle, Part
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
     from kernbench.torch_backend.gpu.devices import Devices
     from kernbench.torch_backend.process_groups.group import SimProcessGroup
 
@@ -133,13 +133,13 @@ class SymmetricMemory:
             self._forget()
 
     @property
-    def ctx(self) -> RuntimeContext:
+    def simulation(self) -> Simulation:
         """Their simulation."""
-        return self.devices.ctx
+        return self.devices.simulation
 
     def rank(self) -> int | None:
         """The rank that runs."""
-        return self.ctx.scheduler.current_rank()
+        return self.simulation.scheduler.current_rank()
 
     # -- what _SymmetricMemory does ----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class SymmetricMemory:
 
     def has_multicast_support(self, device_type: Any, device_index: int) -> bool:
         """Whether the switch between the SIPs of a node multicasts and reduces (NVLink SHARP)."""
-        return str(device_type).endswith("CUDA") and self.ctx.topology.system.sips.reduces_in_switch
+        return str(device_type).endswith("CUDA") and self.simulation.topology.system.sips.reduces_in_switch
 
     def empty_strided_p2p(
         self,
@@ -199,8 +199,10 @@ class SymmetricMemory:
         flat = torch.zeros(max(_bytes_of(size, stride, dtype), 1), dtype=torch.uint8)
         storage = flat.untyped_storage()
         self._place(flat, where)
-        setattr(storage, _ATTRIBUTE, Part(self._owner(where), storage, self._pad(where), group_name))
-        self._allocated = self.ctx.kernel_memory.signals = True
+        setattr(
+            storage, _ATTRIBUTE, Part(self.rank(), self.devices.number(where), storage, self._pad(where), group_name)
+        )
+        self._allocated = self.simulation.kernels.memory.signals = True
         if alloc_id is not None:
             self._persistent[key] = flat
         return _view(storage, dtype, size, stride)
@@ -258,8 +260,8 @@ class SymmetricMemory:
 
     def _require_reach(self, group: SimProcessGroup) -> None:
         """Loads and stores reach the SIPs of a node; what goes further takes a library."""
-        topology = self.ctx.topology
-        nodes = {topology.node_of(self.ctx._ranks[rank].sip) for rank in group.communicator.ranks}
+        topology = self.simulation.topology
+        nodes = {topology.node_of(self.simulation.hosts.of_rank[rank].sip) for rank in group.communicator.ranks}
         if len(nodes) > 1 and self._backend == "CUDA":
             raise RuntimeError(
                 f"rendezvous on {group.communicator.name}: its ranks are on {len(nodes)} nodes, whose GPUs cannot address each "
@@ -282,30 +284,24 @@ class SymmetricMemory:
     def table(self, addresses: Sequence[int]) -> torch.Tensor:
         """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
         made = torch.tensor(list(addresses), dtype=torch.int64)
-        self.ctx.storages.allocate(made, self.ctx._me(), "table of addresses")
+        self.simulation.storages.adopt(made, self.simulation.hosts.current(), "table of addresses")
         return made
 
     def _place(self, flat: torch.Tensor, where: torch.device) -> None:
         place_shared(flat, self.devices.memory_at(where))
-        owner = self._owner(where)
-        state = self.ctx.storages.allocate(flat, owner, "symmetric buffer")
-        state.allocation.words = Words(state.allocation.sip)
-        self.devices.mine().used = True
+        self._note(flat, "symmetric buffer")
+        self.devices.mine().host.uses_gpu = True
 
     def _pad(self, where: torch.device) -> torch.Tensor:
         pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
         place_shared(pad, self.devices.memory_at(where))
-        state = self.ctx.storages.allocate(pad, self._owner(where), "signal pad")
-        state.allocation.words = Words(state.allocation.sip)
+        self._note(pad, "signal pad")
         return pad
 
-    def _owner(self, where: torch.device) -> Any:
-        """Who has memory on a device: the rank's state, as if it drove that one."""
-        me = self.ctx._me()
-        sip = self.ctx.sips[self.devices.number(where)]
-        if sip == me.sip:
-            return me
-        return type(me)(me.rank, sip, self.ctx.seed, me.clock)
+    def _note(self, tensor: torch.Tensor, name: str) -> None:
+        """Remember who writes its words."""
+        allocation = self.simulation.storages.allocation_of(tensor, self.simulation.hosts.current(), name)
+        allocation.words = Words(allocation.sip)
 
 
 def part_of(tensor: torch.Tensor) -> Part | None:

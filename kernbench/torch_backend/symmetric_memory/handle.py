@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernbench.runtime_api.locations import user_location
-from kernbench.runtime_api.signal_launch import Swap, submit_signals
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.signal_launch import Swap, submit_signals
 from kernbench.torch_backend.relies_on import Reliance
 
 if TYPE_CHECKING:
-    from kernbench.runtime_api.groups import ProcessGroup as Communicator
+    from kernbench.simulation.groups import Communicator
     from kernbench.torch_backend.process_groups.group import SimProcessGroup
     from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
 
@@ -40,6 +40,7 @@ class Part:
 
     Attributes:
         rank: of the world.
+        device: index of the GPU that it is on.
         nbytes: of the buffer.
         pad: ``[n]`` uint32 signal words.
         group_name: of the group that it was allocated for, if one was named.
@@ -47,9 +48,9 @@ class Part:
         tables: per group, the tables of addresses that kernels read.
     """
 
-    def __init__(self, owner: Any, storage: Any, pad: torch.Tensor, group_name: str | None) -> None:
-        self.rank = owner.rank
-        self.sip = owner.sip
+    def __init__(self, rank: int | None, device: int, storage: Any, pad: torch.Tensor, group_name: str | None) -> None:
+        self.rank = rank
+        self.device = device
         self.nbytes = storage.nbytes()
         self.pad = pad
         self.group_name = group_name
@@ -78,7 +79,7 @@ class Handle:
 
     def __init__(self, memory: SymmetricMemory, group: SimProcessGroup, parts: list[Part], offset: int) -> None:
         self._memory = memory
-        self._ctx = memory.ctx
+        self._simulation = memory.simulation
         self._group = group
         self._parts = parts
         self._storages = [part.storage() for part in parts]
@@ -99,7 +100,7 @@ class Handle:
     @property
     def device(self) -> torch.device:
         """The GPU of this rank."""
-        return torch.device("cuda", self._memory.devices.index_of_sip(self._parts[self.rank].sip))
+        return torch.device("cuda", self._parts[self.rank].device)
 
     @property
     def buffer_size(self) -> int:
@@ -139,14 +140,14 @@ class Handle:
         return part.tables[key].data_ptr()
 
     def has_multicast_support(self) -> bool:
-        return self._ctx.topology.system.sips.reduces_in_switch
+        return self._simulation.topology.system.sips.reduces_in_switch
 
     @property
     def multicast_ptr(self) -> int:
         """Address through which ``multimem`` instructions reach all members' buffers; 0 where no switch multicasts."""
         if not self.has_multicast_support():
             return 0
-        return self._ctx.kernel_memory.multicast.address_of(self.buffer_ptrs, self.buffer_size)
+        return self._simulation.kernels.memory.multicast.address_of(self.buffer_ptrs, self.buffer_size)
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
@@ -203,9 +204,9 @@ class Handle:
         self._launch("wait_signal", channel, timeout_ms, [[self._wait(src_rank, channel)]])
 
     def _launch(self, name: str, channel: int, timeout_ms: int, chains: list[list[Swap]]) -> Operation:
-        return submit_signals(
-            self._ctx, f"symm_mem {name}", chains, user_location(), timeout_ms / 1e3 if timeout_ms > 0 else None
-        )
+        kernels, deadlines = self._simulation.kernels, self._simulation.deadlines
+        timeout = timeout_ms / 1e3 if timeout_ms > 0 else None
+        return submit_signals(kernels, deadlines, f"symm_mem {name}", chains, user_location(), timeout)
 
     def _put(self, peer: int, channel: int) -> Swap:
         members = self._group.communicator.ranks
@@ -221,7 +222,7 @@ class Handle:
 
     def _swap(self, at: int, index: int, expected: int, value: int, text: str) -> Swap:
         pad = self._parts[at].pad
-        allocation = self._ctx.engine.memory.find_host(pad.data_ptr())
+        allocation = self._simulation.engine.memory.find_host(pad.data_ptr())
         assert allocation is not None
         return Swap(pad.view(torch.int32).numpy(), index, expected, value, allocation.words, text)
 

@@ -18,7 +18,8 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.groups import Signature
+from kernbench.simulation.groups import Signature
+from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
@@ -131,13 +132,13 @@ class StreamWrites:
             raise RuntimeError(f"{name}: expected a contiguous tensor")
         if offset < 0 or count <= 0 or offset + count > input.numel():
             raise RuntimeError(f"{name}: words {offset} to {offset + count} of a tensor that has {input.numel()}")
-        ctx = self._devices.ctx
-        me = ctx._me()
-        ctx.settle_stream()
+        simulation = self._devices.simulation
+        me = simulation.hosts.current()
+        simulation.values.settle_stream()
         words = input.detach().view(torch.int32).view(-1)
         words[offset : offset + count].numpy()[:] = torch.tensor(val, dtype=torch.int64).to(torch.int32).item()
         op = self._devices.mine().enqueue(name, stated_cost(LEAST))
-        allocation = ctx.storages.adopt(input, me).allocation
+        allocation = simulation.storages.allocation_of(input, me)
         if allocation.words is None:
             allocation.words = Words(allocation.sip)
         party = Party([op])
@@ -153,18 +154,14 @@ class _Operations:
 
     def __init__(self, memory: SymmetricMemory) -> None:
         self._memory = memory
-        self._ctx = memory.ctx
+        self._simulation = memory.simulation
         self._writes = StreamWrites(memory)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """What an operation consists of is recorded: torch has stepped out of the mode that does that."""
-        recorder = self._memory.devices.mine().recorder
-        recorder.open()
-        try:
+        with open_recorder(self._memory.devices.recorder_of(self._simulation.hosts.current_rank())):
             yield
-        finally:
-            recorder.close()
 
     # -- all-reduce --------------------------------------------------------------------------------------------------
 
@@ -314,10 +311,10 @@ class _Operations:
         return group
 
     def _require_multicast(self, name: str) -> None:
-        if not self._ctx.topology.system.sips.reduces_in_switch:
+        if not self._simulation.topology.system.sips.reduces_in_switch:
             raise RuntimeError(
-                f"{name}: requires multicast support, which the switches of {self._ctx.topology.system.name} do not have: use "
-                "one_shot_all_reduce or two_shot_all_reduce_, or a system with NVLink SHARP (dgx_h100)"
+                f"{name}: requires multicast support, which the switches of {self._simulation.topology.system.name} do not "
+                "have: use one_shot_all_reduce or two_shot_all_reduce_, or a system with NVLink SHARP (dgx_h100)"
             )
 
     def _post(
@@ -333,14 +330,14 @@ class _Operations:
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Meet the other members in a collective; the current stream waits for it."""
-        ctx = self._ctx
-        ctx.settle_stream()
+        simulation = self._simulation
+        simulation.values.settle_stream()
         shape = None if shape_of is None else tuple(shape_of.shape)
         kind = dtype if shape_of is None else shape_of.dtype
         signature = Signature(op, shape, kind, None if reduction is None else reduction.value, None, algorithm)
         channel = self._memory.channel_of(group)
         with torch.no_grad():
-            ctx.wait_on_stream(ctx.distributed.matcher.post(channel, signature, inputs, outputs))
+            simulation.wait_on_stream(simulation.matcher.post(channel, signature, inputs, outputs))
         return result
 
 
