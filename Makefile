@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types suite docs test-triton-matrix test-torch-matrix clean
+.PHONY: help install bench test lint types suite docs house site test-long test-pythons test-triton-matrix test-torch-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,8 +39,35 @@ suite: install
 	mkdir -p $(dir $(KERNELS))
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --kernbench-record $(KERNELS) $(AHEAD) $(ARGS)
 
+# Minutes each: all of torch's own distributed tests, and the pool of resources under many processes that are killed.
+test-long: install  ## the checks that take too long for every change
+	KERNBENCH_TORCH_OWN=1 KERNBENCH_STRESS=full $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 900 \
+	  tests/torch_backend/test_torch_own.py tests/testing/test_pool.py $(ARGS)
+
+# An interpreter of version $(1): on the PATH, where one of pyenv's may be a name that leads nowhere, or in pyenv's folder.
+interpreter = $(shell for python in python$(1) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(1).*/bin/python$(1); do \
+  $$python -c "" 2>/dev/null && echo $$python && break; done)
+PYTHON_VERSIONS ?= 3.10 3.11 3.12 3.13
+
+test-pythons: $(PYTHON_VERSIONS:%=test-python-%)  ## the whole test suite on every supported Python that is on this machine
+
+test-python-%:
+	$(if $(call interpreter,$*),$(MAKE) suite PYTHON=$(call interpreter,$*) VENV=.venv-$*,@echo "Python $* is not on this machine: not tested")
+
 docs: install  ## run the examples of README and docs, and rewrite the output that they show
 	KERNBENCH_UPDATE_DOCS=1 $(BIN)/python -m pytest tests/docs
+
+house: install  ## draw the picture of the rooms from their imports
+	$(BIN)/python docs/tools/house.py
+
+# Its tools join the environment that the tests have: the reference is made from what Python imports.
+site: $(VENV)/.installed-site  ## build the documentation site into build/site; a warning is an error
+	$(BIN)/python docs/tools/adr_index.py --check
+	$(BIN)/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet -c docs/site . build/site
+
+$(VENV)/.installed-site: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,site]'
+	touch $@
 
 # torch pins one Triton; the other supported versions are installed over it. pip says that torch wants its own: the
 # engine needs only torch's CPU operators, which do not know Triton.

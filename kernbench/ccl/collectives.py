@@ -69,6 +69,7 @@ class Request:
 
     @cached_property
     def schedule(self) -> Schedule:
+        """Who sends which chunk to whom, made when it is first asked for."""
         return self.build()
 
     @cached_property

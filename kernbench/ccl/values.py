@@ -1,6 +1,6 @@
 """What a schedule does to values.
 
-Ways to the same bits, chosen by shape and size (a test holds them against the schedule run round by round):
+Ways to the same bits, chosen by shape and size (tests hold them against the schedule run round by round):
 
 - *expressions*, whatever the shape (trees, halving and doubling): each partial sum that somebody computes is computed once;
 - *chains in blocks*, when the schedule folds members one after the other into each chunk (a ring does): a block that
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kernbench.ccl.expressions import WIDE_DTYPES, Expressions, Step, combine_steps, expressions
+from kernbench.ccl.expressions import Expressions, Step, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.ccl.schedule import IntArray, Schedule, Way
+from kernbench.ccl.schedule import IntArray, Schedule
 
 BLOCK_BYTES = 1024 * 1024
 """Size of the accumulator that is folded at a time; it should stay in the last private cache."""
@@ -61,45 +60,6 @@ def run_all_reduce(
         run_stacked(schedule, inputs, outputs, op)
     else:
         run_blocks(schedule, chains, inputs, outputs, op)
-
-
-def run_rounds(
-    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
-) -> None:
-    """Every transfer of every round, one by one: what the other ways are held against."""
-    for target, result in zip(outputs, literal_run(schedule, inputs, op), strict=True):
-        target.copy_(torch.cat(result[: schedule.chunks]))
-        op.finish(target, schedule.members)
-
-
-def literal_run(schedule: Schedule, inputs: Sequence[torch.Tensor], op: ReduceOp) -> list[list[torch.Tensor]]:
-    """``[members][slots]`` what each chunk holds after the last round, rounded to the inputs' dtype."""
-    bounds = schedule.chunk_bounds(inputs[0].numel()).tolist()
-    narrow = inputs[0].dtype
-    nothing = torch.empty(0, dtype=narrow)
-    held = [
-        [*(source[begin:end].clone() for begin, end in pairwise(bounds)), *([nothing] * len(schedule.scratch))]
-        for source in inputs
-    ]
-    columns = list(
-        zip(
-            schedule.src.tolist(), schedule.dst.tolist(), schedule.chunk.tolist(), schedule.to_chunk.tolist(),
-            schedule.reduces.tolist(), (schedule.way == Way.LOCAL).tolist(), strict=True,
-        )
-    )  # fmt: skip
-    for begin, end in pairwise(schedule.rounds.tolist()):
-        rows = columns[begin:end]
-        # everything that a round sends is read before anything is written; what leaves a member is rounded
-        sent = [held[src][chunk] if local else held[src][chunk].to(narrow) for src, _, chunk, _, _, local in rows]
-        for arriving, (_, dst, _, chunk, reduces, local) in zip(sent, rows, strict=True):
-            if not reduces:
-                held[dst][chunk] = arriving
-                continue
-            kept = WIDE_DTYPES.get(narrow, narrow) if local else narrow
-            out = torch.empty(arriving.shape, dtype=kept)
-            op.combine(arriving.to(kept), held[dst][chunk].to(kept), out)
-            held[dst][chunk] = out
-    return [[chunk.to(narrow) for chunk in member] for member in held]
 
 
 def run_expressions(

@@ -122,7 +122,7 @@ def _write_autotune_report(report: AutotuneReport) -> None:
 
 
 def print_summary(ctx: RuntimeContext) -> None:
-    """Print modelled time per rank and bytes by collective, and what the log has not kept."""
+    """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept."""
     from kernbench.trace.rank_times import rank_times, traffic
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
@@ -139,7 +139,8 @@ def print_summary(ctx: RuntimeContext) -> None:
         shares = (line.compute, line.communication, line.idle, line.host)
         cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
         click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
-    report = report_of(Timeline.of(ctx, max_steps=0).spans)
+    timeline = Timeline.of(ctx, max_steps=0)
+    report = report_of(timeline.spans)
     path = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
     click.echo(
         f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
@@ -147,5 +148,6 @@ def print_summary(ctx: RuntimeContext) -> None:
     )
     for item in traffic(ctx.simulation):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
-    if ctx.engine.op_log.note:
-        click.echo(ctx.engine.op_log.note)
+    for note in (*timeline.unmodelled, ctx.engine.op_log.note):
+        if note:
+            click.echo(note)

@@ -55,7 +55,7 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
     if world.nodes > 1:
         intra = max(intra, table.RANK_OVERHEAD * (3 if protocol == "simple" else 1))
     bus = ring_bandwidth(world)
-    ll_max = table.RANK_LL_MAX[world.generation_name][scale]
+    ll_max = world.generation.rank_ll_max[scale]
     if algorithm in ("nvls", "nvls_tree"):
         return _rank_nvls(world, size)
     if algorithm == "ring":
@@ -74,7 +74,7 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
         # search finds between nodes, for a tree the next lower speed of its list.
         inside = world.link * world.generation.ring_share if world.local > 1 else np.inf
         bus = min(2 * world.net, inside) if world.nodes == 2 else 0.75 * world.net
-    bus = min(0.92 * bus, channels * table.RANK_TREE_CHANNEL[world.generation_name][scale])
+    bus = min(0.92 * bus, channels * world.generation.rank_tree_channel[scale])
     if protocol == "ll":
         bus = min(bus / 3.8, ll_max * (table.RANK_LL_TREE if world.nodes > 2 else 1.0))
     elif protocol == "ll128":

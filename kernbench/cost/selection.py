@@ -26,7 +26,6 @@ from kernbench.errors import ConfigError
 # one of them worth while.
 _THREADS = {"ll": 512, "ll128": 640, "simple": 512}
 _THREAD_BYTES = {"ll": 8, "ll128": 8, "simple": 64}
-_NVLS_CHANNELS = {"hopper": 16, "blackwell": 32}
 # Data bytes of one of the eight slots of a channel's buffer, by protocol (buffers of 512 KiB, 4800 KiB and 4 MiB); a ring
 # of the Simple protocol fills four at once.
 _SLOT = {"ll": 32 * 1024, "ll128": 600 * 1024 * 120 // 128, "simple": 512 * 1024, "direct": 0}
@@ -110,7 +109,7 @@ def channel_count(world: World, candidate: Candidate, nbytes: float, environ: Ma
     """Channels for one size: as many as have enough bytes for each of their threads."""
     algorithm, protocol = candidate
     if algorithm in ("nvls", "nvls_tree"):
-        return _NVLS_CHANNELS.get(world.generation_name, 16)
+        return world.generation.nvls_channels
     most = max(1, round(world.net_channels)) if world.nodes > 1 else world.channels
     least = 1
     for name in ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):

@@ -102,6 +102,13 @@ def kernbench_algorithms() -> Mapping[str, str | Mapping[str, Any]] | None:
     Merged; a name that is taken is an error. ``ccl.yaml`` may change their parameters."""
 
 
+@_rule("merged")
+def kernbench_operator_costs() -> Mapping[str, Any] | None:
+    """Costs of operators that torch does not bring, by qualified name (``"mylib::flash"``): a function of operands and
+    results, or the torch operator that it is priced like, as ``kernbench.cost.register`` takes them. Asked when a simulation
+    opens. Merged; a name that is taken is an error."""
+
+
 @_rule("first")
 def kernbench_cost_model(topology: Any) -> CostModel | None:
     """A model of durations on ``topology`` (a ``kernbench.topology.Topology``). Asked when a simulation opens; the first

@@ -47,14 +47,10 @@ def compiling_for(target: str) -> Iterator[None]:
 
     The environment is left as it is: Triton writes some of its variables into the cache key.
     """
-    from triton.runtime import driver
+    from kernbench.triton_engine.driver.activation import driving
 
-    before = driver._active
-    driver.set_active(_target_driver(normalise(target)))
-    try:
+    with driving(_target_driver(normalise(target))):
         yield
-    finally:
-        driver._active = before
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
+from kernbench.cost.op_estimates import OpCosts
 from kernbench.errors import KernbenchError
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
@@ -150,6 +151,11 @@ class RuntimeContext:
     def scheduler(self) -> RankScheduler:
         """Of the ranks."""
         return self.simulation.scheduler
+
+    @property
+    def op_costs(self) -> OpCosts:
+        """What torch's operations cost, and which of them no model knows."""
+        return self.simulation.op_costs
 
     @property
     def ccl_config(self) -> CclConfig:

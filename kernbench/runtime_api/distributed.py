@@ -136,8 +136,7 @@ class Distributed:
             )
         mine = self._rank()
         number = self._made[mine] = self._made.get(mine, 0) + 1
-        name = f"{number}" if mine in members else "others"
-        return self._make(name, members, members.index(mine) if mine in members else -1, timeout, backend)
+        return self._make(f"{number}", members, members.index(mine) if mine in members else -1, timeout, backend)
 
     def _make(
         self,

@@ -19,7 +19,7 @@ import torch.multiprocessing
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state.output import rank_streams
+from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
 
 
@@ -122,7 +122,7 @@ def run_ranks(
 
     ctx.multiprocessing.configure = configure
     try:
-        with _as_started(program), rank_streams(ctx.simulation, prefix):
+        with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
             ctx.multiprocessing.spawn(body, (), world, per_rank_modules=(*own_modules(program), *per_rank_modules))
     finally:
         ctx.multiprocessing.configure = None
@@ -141,7 +141,7 @@ def run_once(
     patches.set(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
     main = program.fresh_main()
     try:
-        with _as_started(program), rank_streams(ctx.simulation, prefix):
+        with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
             sys.modules["__main__"] = main
             try:
                 exec(program.code, vars(main))

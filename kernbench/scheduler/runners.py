@@ -6,9 +6,9 @@ know nothing of how ranks live and fail; what they share with who does is :class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from greenlet import getcurrent, greenlet
 
@@ -39,18 +39,20 @@ class Turns:
         self.interrupted = False
 
 
-class Runner(Protocol):
+class Runner:
     """Runs the ranks of one world."""
 
     threads: bool
     """Whether they have threads of their own."""
-    waitable: Callable[[], Any]
-    """Returns the greenlet to resume when whoever runs now is to go on. (Attributes, as a switch should cost no more calls.)"""
-    suspend: Callable[[], Any]
-    """Goes to main, or to whom main would resume; returns when whoever runs now is resumed. In a raw greenlet too."""
+
+    def waitable(self) -> Any:
+        """The greenlet to resume when whoever runs now is to go on."""
+
+    def suspend(self) -> Any:
+        """Go to main, or to whom main would resume; return when whoever runs now is resumed. In a raw greenlet too."""
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
-        """Give ``rank`` what runs ``body``, which must not raise; ``before_run`` is called in main's thread or a rank's."""
+        """Give ``rank`` what runs ``body``, which must not raise."""
 
     def run(self) -> None:
         """In main: resume greenlets until none is ready, or a rank has failed."""
@@ -58,19 +60,20 @@ class Runner(Protocol):
     def settle(self) -> None:
         """In main, when all ranks have been unwound: let what fronts them end, too."""
 
-    def watched(self) -> Any:
+    def watched(self) -> AbstractContextManager[None]:
         """A block in which ranks run: what is to look after them."""
+        return nullcontext()
 
 
-class GreenletRunner:
+class GreenletRunner(Runner):
     """Ranks are greenlets: a switch is one of greenlets, and they share a thread and what torch keeps per thread."""
 
     threads = False
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self.waitable: Callable[[], Any] = getcurrent
-        self.suspend: Callable[[], Any] = turns.main.switch
+        self.waitable = getcurrent  # type: ignore[method-assign]  # no methods: a switch should cost no call more
+        self.suspend = turns.main.switch  # type: ignore[method-assign]
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """See :class:`Runner`; ``before_run`` is not called, as it would be at each switch."""
@@ -93,16 +96,8 @@ class GreenletRunner:
                 break
         turns.resumed += resumed
 
-    def settle(self) -> None:
-        """Nothing fronts them."""
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Nothing to look after."""
-        yield
-
-
-class CarrierRunner:
+class CarrierRunner(Runner):
     """Ranks are carriers. One that waits hands the baton to the next itself, whom it picks as main would (ADR 0047)."""
 
     threads = True
@@ -187,7 +182,7 @@ class CarrierRunner:
         self._end_fronts()
         self._picked = None
 
-    def watched(self) -> Any:
+    def watched(self) -> AbstractContextManager[None]:
         """A :class:`Watchdog` looks at who has the baton."""
         return Watchdog(self.baton, self._carriers.values(), self._give_up).watching()
 

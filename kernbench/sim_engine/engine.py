@@ -60,11 +60,6 @@ class GraphEngine:
         heapq.heappush(self._events, (max(time, self.now), next(self._serial), callback))
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self._events
-
-    @property
     def events_in_flight(self) -> int:
         """Number of events that are still to come."""
         return len(self._events)

@@ -171,14 +171,6 @@ class OpLog:
     def __len__(self) -> int:
         return len(self.operations) + sum(len(trace.run.plan) for trace in self.collectives)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.operations.clear()
-        self.collectives.clear()
-        self.waits.clear()
-        self.dropped, self.begin = 0, 0.0
-        self.memory.clear()
-
     def records(self, *, steps: bool = True) -> Iterator[OpRecord]:
         """Yield the log: operations in the order of enqueueing, then (``steps``) the chunk steps of collectives.
 

@@ -1,6 +1,6 @@
 """Kernels written as Python functions: ``kernel(program_id, *args)`` is called once per program, with the tensors themselves. Such a
 kernel is a stand-in for one that is not written yet, or the simplest way to test a schedule; its time is that of reading
-and writing its tensors once, unless it has an attribute ``work(grid, *args) -> kernbench.cost.work.Work``.
+and writing its tensors once, unless it has an attribute ``work(grid, *args) -> kernbench.cost.work.StatedWork``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernbench.cost.work import Work
+from kernbench.cost.work import StatedWork
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished
@@ -102,14 +102,14 @@ class FunctionLauncher:
         return op
 
 
-def function_work(kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...]) -> Work:
+def function_work(kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...]) -> StatedWork:
     """What a launch of a Python function does: its own ``work``, or one read and one write of every tensor."""
     own = getattr(kernel, "work", None)
     if own is not None:
         result = own(grid, *args)
-        if not isinstance(result, Work):
-            raise KernbenchError(f"{kernel!r}.work returned {result!r}: expected a kernbench.cost.work.Work")
+        if not isinstance(result, StatedWork):
+            raise KernbenchError(f"{kernel!r}.work returned {result!r}: expected a kernbench.cost.work.StatedWork")
         return result
     tensors = list(tensors_in(args))
     dtype = short_dtype(tensors[0].dtype) if tensors else "fp32"
-    return Work(nbytes=2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors), dtype=dtype)
+    return StatedWork(nbytes=2 * sum(tensor.numel() * tensor.element_size() for tensor in tensors), dtype=dtype)

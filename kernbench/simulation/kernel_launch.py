@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernbench.cost.peer_access import peer_share
-from kernbench.cost.work import Cost, Work, over_links
+from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
@@ -234,7 +234,7 @@ class SampledLaunch(TritonLaunch):
                 counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
                 counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
                 return _cost_of(self, counts)
-        return Work(nbytes).cost(device)
+        return StatedWork(nbytes).cost(device)
 
 
 def _stand_in(arg: Any) -> Any:

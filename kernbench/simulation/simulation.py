@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.registry import brought
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager
 from kernbench.scheduler import RankScheduler
@@ -20,6 +21,7 @@ from kernbench.simulation.hooks import open_hooks
 from kernbench.simulation.host_reads import HostReads
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.kernel_launch import KernelLauncher
+from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.signal_timing import SignalTiming
@@ -92,7 +94,7 @@ class Simulation:
         self._plugins = plugins
         self._ccl = ccl
         device = self.topology.device
-        self.op_costs = OpCosts(device)
+        self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()))
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
         self.storages = StorageTable(engine.memory, sips, device.hbm.size, self._note_memory)

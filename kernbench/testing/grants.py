@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kernbench.errors import ConfigError
-from kernbench.testing.pool import Capacity, Grant, Request, ResourceError, port_is_free, workers_that_fit
+from kernbench.testing.pool import Capacity, Grant, ResourceError, ResourceRequest, port_is_free, workers_that_fit
 from kernbench.testing.sizes import parse_size
 from kernbench.testing.table import ROW
 
@@ -67,7 +67,7 @@ def _cuda_count(mark: pytest.Mark) -> int:
     return int(mark.args[0] if mark.args else mark.kwargs.get("n", 1))
 
 
-def request_of(item: pytest.Item) -> Request:
+def request_of(item: pytest.Item) -> ResourceRequest:
     """What a test's marks ask for."""
     devices, ports = 0, 0
     memory: int | str | None = None
@@ -86,7 +86,7 @@ def request_of(item: pytest.Item) -> Request:
         devices = max(devices, _cuda_count(cuda))
     if memory is None:
         memory = item.config.getoption("--kernbench-memory") if devices else 0
-    return Request(devices, parse_size(memory), ports)
+    return ResourceRequest(devices, parse_size(memory), ports)
 
 
 def grant_for(item: pytest.Item, session: Any) -> Iterator[Grant]:

@@ -35,6 +35,7 @@ _TABLE_ROWS = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """See pytest."""
     group = parser.getgroup("kernbench", "kernbench: simulated ranks, resources")
     option = group.addoption
     option(
@@ -58,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Marks, the session's plugin, and simulated ranks for torch's test cases before the first of them is imported."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
     config.pluginmanager.register(_Session(config), "kernbench-session")
@@ -82,6 +84,7 @@ class _Session:
         self._pool: ResourcePool | None = None
         self.rows: list[tuple[str, dict[str, Any]]] = []
         self._kernels: KernelWatch | None = None
+        self._ordered = False
 
     # -- where the processes of this run meet ------------------------------------------------------------------------
 
@@ -145,6 +148,7 @@ class _Session:
             from kernbench.testing.order import order_items
 
             order_items(items)
+            self._ordered = True
         return (yield)
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ class _Session:
             row: dict[str, Any] = {"seconds": time.perf_counter() - begin, "host": resident_bytes() - before}
             added: dict[str, Any] = item.stash.setdefault(ROW, {})
             report.user_properties.append(("kernbench", row | added))
-        if getattr(item, "_kernbench_is_dependency", False):
+        if self._ordered:
             from kernbench.testing.order import note_outcome
 
             note_outcome(item, report, self.directory)

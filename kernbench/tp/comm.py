@@ -29,9 +29,11 @@ class SoloGroup:
     """The group of a process that is alone."""
 
     def size(self) -> int:
+        """One."""
         return 1
 
     def rank(self) -> int:
+        """Zero."""
         return 0
 
     def __repr__(self) -> str:

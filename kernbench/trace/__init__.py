@@ -11,12 +11,12 @@ from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.chrome import write_chrome_trace
 from kernbench.trace.picture import plot_timeline
 from kernbench.trace.summary import CollectiveSummary, RankSummary, Summary, summary
-from kernbench.trace.timeline import MAX_STEPS, HasEngine, Message, Span, Timeline
+from kernbench.trace.timeline import MAX_STEPS, ChunkStep, HasEngine, Span, Timeline
 
 __all__ = [
     "MAX_STEPS",
+    "ChunkStep",
     "CollectiveSummary",
-    "Message",
     "RankSummary",
     "Span",
     "Summary",

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kernbench import __version__
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
-from kernbench.trace.timeline import HOST, MAX_STEPS, HasEngine, Message, Span, Timeline, pack
+from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, HasEngine, Span, Timeline, pack
+from kernbench.version import __version__
 
 _TRACK_ORDER = (HOST, "compute", "stream", "comm", "copy")
 _SEND, _RECEIVE = "send to", "receive from"
@@ -217,12 +217,12 @@ def _message_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, s
 
 
 def _lanes(
-    messages: Iterable[Message],
-    key: Callable[[Message], tuple[int, int]],
-    interval: Callable[[Message], tuple[int, int]],
+    messages: Iterable[ChunkStep],
+    key: Callable[[ChunkStep], tuple[int, int]],
+    interval: Callable[[ChunkStep], tuple[int, int]],
 ) -> dict[int, int]:
     """Lane of each message (by identity) among those with its key, so that none overlap. Messages sorted by begin."""
-    groups: dict[tuple[int, int], list[Message]] = {}
+    groups: dict[tuple[int, int], list[ChunkStep]] = {}
     for message in messages:
         groups.setdefault(key(message), []).append(message)
     return {

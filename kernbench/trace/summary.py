@@ -56,11 +56,15 @@ class CollectiveSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one simulation; ``str()`` of it is a table. Times are virtual seconds."""
+    """The figures of one simulation; ``str()`` of it is a table. Times are virtual seconds.
+
+    ``unmodelled``: operators that were counted by their bytes because no model knows them, each in a sentence.
+    """
 
     length: float
     ranks: tuple[RankSummary, ...]
     collectives: tuple[CollectiveSummary, ...]
+    unmodelled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
@@ -75,10 +79,10 @@ def summary(source: HasEngine | GraphEngine, window: Interval | None = None) -> 
             counted over the whole simulation.
     """
     engine = engine_of(source)
-    timeline = Timeline.of(engine, max_steps=0)
+    timeline = Timeline.of(source, max_steps=0)
     first, last = window or (0.0, timeline.end)
     ranks = tuple(rank_summaries(timeline.spans, (first, last)))
-    return Summary(last - first, ranks, _collectives(engine.op_log.collectives))
+    return Summary(last - first, ranks, _collectives(engine.op_log.collectives), timeline.unmodelled)
 
 
 def rank_summaries(spans: Iterable[Span], window: Interval) -> Iterator[RankSummary]:
@@ -172,6 +176,8 @@ def _table(figures: Summary) -> list[str]:
         lines += ["", f"{'collective':<20}{'calls':>8}{'payload (B)':>16}{'moved (B)':>16}{'time (us)':>14}"]
         for call in figures.collectives:
             lines.append(f"{call.name:<20}{call.calls:>8}{call.payload:>16}{call.moved:>16}{call.seconds * 1e6:>14.3f}")
+    if figures.unmodelled:
+        lines += ["", *figures.unmodelled]
     return lines
 
 

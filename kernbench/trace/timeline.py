@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, MemoryChange
 from kernbench.sim_engine.operation import Operation
@@ -49,12 +50,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One step of a collective: a chunk goes from a rank to another.
+class ChunkStep:
+    """One chunk step of a collective: a chunk goes from a rank to another.
 
     Attributes:
         name: the collective.
@@ -94,17 +96,19 @@ class Timeline:
         unfinished: operations that have not ended.
         dropped: what the log has not kept, in a sentence.
         memory: SIP, moment, and bytes allocated on it from then on.
+        unmodelled: operators that no model knows, each in a sentence.
     """
 
     topology: Topology
     title: str
     spans: tuple[Span, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[ChunkStep, ...]
     steps_left_out: int
     collectives_left_out: int
     unfinished: int
     dropped: str = ""
     memory: tuple[MemoryChange, ...] = ()
+    unmodelled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, source: HasEngine | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
@@ -116,7 +120,7 @@ class Timeline:
         """
         engine = engine_of(source)
         log = engine.op_log
-        messages: list[Message] = []
+        messages: list[ChunkStep] = []
         left_out = collectives_left_out = 0
         for trace in log.collectives:
             if max_steps is not None and len(messages) + len(trace.run.plan) > max_steps:
@@ -134,6 +138,7 @@ class Timeline:
             unfinished=sum(op.end is None for op in log.operations),
             dropped=log.note,
             memory=tuple(log.memory),
+            unmodelled=() if isinstance(source, GraphEngine) else tuple(map(str, source.op_costs.unmodelled.operators)),
         )
 
     @property
@@ -149,8 +154,8 @@ class Timeline:
 
     @property
     def note(self) -> str:
-        """What is missing from it, in a sentence; empty if nothing is."""
-        parts = [self.dropped] if self.dropped else []
+        """What is missing from it or not modelled, in a sentence; empty if nothing is."""
+        parts = [*([self.dropped] if self.dropped else []), *self.unmodelled]
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
@@ -162,9 +167,13 @@ class Timeline:
 
 
 class HasEngine(Protocol):
-    """A context, or what has an engine as a context does."""
+    """A context, as far as a timeline is made of it."""
 
     engine: GraphEngine
+
+    @property
+    def op_costs(self) -> OpCosts:
+        """What torch's operations cost, and which of them nobody knows."""
 
 
 def engine_of(source: HasEngine | GraphEngine) -> GraphEngine:
@@ -210,11 +219,11 @@ def _begun_at(span: Span, begin: float) -> Span:
     return Span(span.rank, span.sip, span.track, span.name, span.kind, begin, span.end, span.nbytes, span.detail)
 
 
-def _messages(trace: CollectiveTrace) -> Iterator[Message]:
+def _messages(trace: CollectiveTrace) -> Iterator[ChunkStep]:
     """The chunk steps that have arrived."""
     plan, times = trace.run.plan, trace.run.times
     for i in np.flatnonzero(~np.isnan(times.arrived)).tolist():
-        yield Message(
+        yield ChunkStep(
             trace.name,
             trace.ranks[plan.src[i]],
             trace.ranks[plan.dst[i]],

@@ -15,9 +15,10 @@ from kernbench.ccl.placement import Placement
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import CannotServeError, Schedule, ScheduleBuilder, Way
-from kernbench.ccl.values import literal_run, run_all_reduce
+from kernbench.ccl.values import run_all_reduce
 from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
+from tests.ccl.literal import literal_run
 
 CONFIG = load_ccl_config()
 BY_COLLECTIVE: dict[str, list[str]] = {}

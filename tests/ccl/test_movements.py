@@ -11,7 +11,7 @@ from kernbench.ccl.movements import move
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import build_schedule
 from kernbench.ccl.schedule import Schedule
-from kernbench.ccl.values import run_rounds
+from tests.ccl.literal import run_rounds
 
 COUNT = 5
 """Elements per chunk."""

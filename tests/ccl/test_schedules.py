@@ -12,8 +12,9 @@ from kernbench.ccl.algorithms import ring_allreduce, ring_broadcast
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import ScheduleBuilder
-from kernbench.ccl.values import run_all_reduce, run_blocks, run_rounds, run_stacked
+from kernbench.ccl.values import run_all_reduce, run_blocks, run_stacked
 from kernbench.errors import ConfigError
+from tests.ccl.literal import run_rounds
 
 
 @pytest.mark.parametrize(

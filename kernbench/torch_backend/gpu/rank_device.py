@@ -25,6 +25,7 @@ class RankDevice:
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
+        in_custom_operation: how many custom operations it is computing, one inside the other.
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
     """
 
@@ -33,6 +34,7 @@ class RankDevice:
         self.host = host
         self.streams_made = 0
         self.collective_memory: DeviceMemory | None = None
+        self.in_custom_operation = 0
         self.moving = False
         self.generators = DeviceGenerators(host.generator, self.index)
 

@@ -10,7 +10,7 @@ An operation that follows one whose end is known, which is nearly always, needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.op_estimates import is_matrix_operation
+from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
@@ -44,40 +45,45 @@ RELIES_ON = (
     )),
 )  # fmt: skip
 
-SKIP, COLLECTIVE, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(7)
+SKIP, COLLECTIVE, COMPOSITE, CUSTOM, VIEW, TRANSFER, COMPUTE = range(7)
+"""Kinds of operations. Those between SKIP and VIEW are opened; those behind VIEW are recorded."""
 
-_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+_TORCHS_OWN = frozenset({"aten", "prims", "torchvision"})
 _FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})
-_HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
-_SKIPPED = frozenset(
-    {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
-)
-_TRANSFERS = frozenset({"_to_copy", "copy_"})
-_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-"""They take memory and launch nothing."""
+_RUN_ELSEWHERE = frozenset({"c10d", "c10d_functional", "symm_mem", "profiler", "prim"})
+"""Namespaces of what is no kernel, or is put on its stream by whoever carries it out."""
+_WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
+"""Namespaces of what torch composes of other operations, in Python."""
 
 
 def classify(func: Any) -> int:
-    """What kind of operation an ``OpOverload`` is."""
+    """What kind of operation an ``OpOverload`` is: by the table of operators, then by its schema."""
     if not isinstance(func, torch._ops.OpOverload):
         return SKIP
-    namespace, _, name = func.name().partition("::")
-    name = name.partition(".")[0]
+    namespace = func.namespace
     if namespace in _FUNCTIONAL_COLLECTIVES:
         return COLLECTIVE
-    if namespace not in _NAMESPACES or name in _SKIPPED:
-        return SKIP
-    if name in _TRANSFERS:
-        return TRANSFER
-    if is_matrix_operation(name):
-        return GEMM
     schema = func._schema
-    returns_alias = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    if returns_alias:
+    if namespace in _RUN_ELSEWHERE:
+        return SKIP
+    if namespace in _WRITTEN_IN_PYTHON or torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    ):
+        return COMPOSITE
+    row = find(func.name())
+    kind = None if row is None else row.kind
+    if kind is Kind.METADATA:
+        return SKIP
+    if kind is Kind.TRANSFER:
+        return TRANSFER
+    if kind is Kind.VIEW or torch.Tag.inplace_view in func.tags:
         return VIEW
-    if not any("Tensor" in str(argument.type) for argument in schema.arguments):
-        return FACTORY
-    return MATH
+    if namespace not in _TORCHS_OWN:
+        tensors = any("Tensor" in str(argument.type) for argument in (*schema.arguments, *schema.returns))
+        return CUSTOM if tensors else SKIP
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+        return VIEW
+    return COMPUTE
 
 
 class Recorded:
@@ -86,35 +92,102 @@ class Recorded:
     Attributes:
         kind: see :func:`classify`.
         call: computes it; without the frame that ``OpOverload.__call__`` is.
-        name: without namespace and overload.
+        name: without overload, and without namespace if it is torch's own.
         title: with the overload, for traces.
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
-        causal: where its argument ``is_causal`` is, None if it has none.
+        causal: where the argument of an attention is that says whether it is causal, None if it has none.
         draws: it draws random numbers.
+        writes: arguments that it writes and does not return, by place and name.
     """
 
-    __slots__ = ("allocates", "call", "causal", "draws", "host_reads", "kind", "name", "title")
+    __slots__ = (
+        "_func",
+        "allocates",
+        "call",
+        "causal",
+        "causal_name",
+        "draws",
+        "host_reads",
+        "kind",
+        "name",
+        "title",
+        "writes",
+    )
 
     def __init__(self, func: Any) -> None:
+        self._func = func
         self.kind = classify(func)
-        self.call = func._op if isinstance(func, torch._ops.OpOverload) else func
         self.title = str(getattr(func, "__name__", "op"))
-        self.name = getattr(func, "_opname", self.title)
-        self.allocates = self.name in _ALLOCATIONS
-        self.host_reads = self.name in _HOST_READS
         self.draws = draws(func)
         self.causal: int | None = None
-        if self.kind == GEMM:
-            names = [argument.name for argument in func._schema.arguments]
-            self.causal = names.index("is_causal") if "is_causal" in names else None
+        self.causal_name = ""
+        self.writes: list[tuple[int, str]] = []
+        if not isinstance(func, torch._ops.OpOverload):
+            self.call, self.name, self.allocates, self.host_reads = func, self.title, False, False
+            return
+        self.call = func._op
+        self.name = func._opname if func.namespace in _TORCHS_OWN else f"{func.namespace}::{func._opname}"
+        if self.kind == CUSTOM:
+            self.title = self.name
+        row = find(self.name)
+        self.allocates = row is not None and row.kind is Kind.ALLOCATION
+        self.host_reads = row is not None and row.kind is Kind.HOST_READ
+        arguments = func._schema.arguments
+        for at, argument in enumerate(arguments):
+            if argument.name in _CAUSAL and (self.kind == CUSTOM or is_matrix_operation(self.name)):
+                self.causal, self.causal_name = at, argument.name
+        returned = {name for each in func._schema.returns if each.alias_info for name in each.alias_info.before_set}
+        for at, argument in enumerate(arguments):
+            alias = argument.alias_info
+            if alias is not None and alias.is_write and not returned.intersection(alias.before_set):
+                self.writes.append((at, argument.name))
 
     def is_causal(self, args: Any, kwargs: Any) -> bool:
         """Whether an attention was told to skip what comes later."""
         at = self.causal
         if at is None:
             return False
-        return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
+        return bool((kwargs or {}).get(self.causal_name, args[at] if at < len(args) else False))
+
+    def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The arguments that it writes and does not return."""
+        return _tensors_in([args[at] if at < len(args) else (kwargs or {}).get(name) for at, name in self.writes])
+
+    def body(self, args: Any, kwargs: Any, on_gpu: bool) -> Any:
+        """Compute it so that a mode which is on sees what it consists of.
+
+        A custom operation runs as on hardware: the kernel for CUDA, where it has one of its own and its arguments are on a GPU.
+        """
+        func, kwargs = self._func, kwargs or {}
+        if self.kind == COMPOSITE and func._can_decompose():
+            return func.decompose(*args, **kwargs)
+        given = [
+            each
+            for value in (*args, *kwargs.values())
+            for each in (value if isinstance(value, list | tuple) else (value,))
+        ]
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+        for each in given:
+            if isinstance(each, torch.Tensor):
+                keys = keys | torch._C._dispatch_keys(each)
+        if on_gpu and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+        return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+
+_CAUSAL = ("is_causal", "causal")
+
+
+def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Tensors among arguments and in lists of them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += [each for each in value if isinstance(each, torch.Tensor)]
+    return found
 
 
 class _Operations(dict[Any, Recorded]):
@@ -161,8 +234,8 @@ class Recorder(TorchDispatchMode):
         if host.unsettled:
             self._values.settle_stream()
         operation = _operations[func]
-        if operation.kind == COLLECTIVE:
-            return self._collective(device, func, args, kwargs or {})
+        if SKIP < operation.kind < VIEW:
+            return self._opened(device, operation, func, args, kwargs or {})
         if operation.host_reads and not host.unrecorded:
             _before_host_read(device, operation.name, args[0])
         if operation.draws and (kwargs or host.uses_gpu):
@@ -171,6 +244,29 @@ class Recorder(TorchDispatchMode):
             result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
         if operation.kind > VIEW and not host.unrecorded and not operation.host_reads:
             self._record(device, operation, args, kwargs, result)
+        return result
+
+    def _opened(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that consists of others with the mode on, so that it sees them.
+
+        A custom operation stands for one kernel: what it computes with torch is placed and takes no time of its own. Kernels
+        that it launches and collectives that it calls do; where there are any, they are all that it takes.
+        """
+        if operation.kind == COLLECTIVE:
+            return self._collective(device, func, args, kwargs)
+        host = device.host
+        custom, tails = operation.kind == CUSTOM, list(host.tails.values())
+        device.in_custom_operation += custom
+        on_gpu = any(block_of(each) is not None for each in _tensors_in((*args, *kwargs.values())))
+        try:
+            with open_recorder(self):
+                result = operation.body(args, kwargs, on_gpu)
+        finally:
+            device.in_custom_operation -= custom
+        if custom and not host.unrecorded:
+            now = list(host.tails.values())
+            launched = len(now) != len(tails) or any(a is not b for a, b in zip(now, tails, strict=True))
+            self._record(device, operation, args, kwargs, result, launched=launched)
         return result
 
     def _collective(self, device: RankDevice, func: Any, args: Any, kwargs: Any) -> Any:
@@ -202,20 +298,11 @@ class Recorder(TorchDispatchMode):
         with device.generators.drawing(index):
             return operation.call(*args, **kwargs)
 
-    def _record(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(
+        self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
+    ) -> None:
         kind = operation.kind
-        inputs: list[torch.Tensor] = []
-        for value in args:
-            if isinstance(value, torch.Tensor):
-                inputs.append(value)
-            elif type(value) in (list, tuple):
-                inputs += [each for each in value if isinstance(each, torch.Tensor)]
-        if isinstance(result, torch.Tensor):
-            outputs = [result]
-        elif type(result) in (list, tuple):
-            outputs = [each for each in result if isinstance(each, torch.Tensor)]
-        else:
-            outputs = []
+        inputs, outputs = _tensors_in(args), _tensors_in((result,))
         for output in outputs:
             if type(output) not in PLAIN and not tells_of_looks(output):
                 return
@@ -247,6 +334,10 @@ class Recorder(TorchDispatchMode):
                     place(output, memory)
         if operation.allocates or not (outputs or inputs):
             return
+        if launched or (device.in_custom_operation and kind != CUSTOM):
+            return
+        if operation.writes:
+            outputs += operation.written(args, kwargs)
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
         if device.host.uses_gpu and any(block is not None and block.shared for block in blocks):

@@ -62,20 +62,6 @@ class GreenletWorld:
         setattr(self._mine(), name, value)
 
 
-def _is_covered(world: Any) -> bool:
-    """Whether a rank's world has what torch's has."""
-    return {name for name, value in vars(world).items() if isinstance(value, property)} <= {*dir(_Known())}
-
-
-RELIES_ON = (
-    Reliance("torch.distributed.distributed_c10d._world", "each use looks it up", looked_up_by=(
-        "torch.distributed.distributed_c10d.init_process_group",
-    )),
-    Reliance("torch.distributed.distributed_c10d._World", "a rank's world has what it has", has=("pg_config_info",),
-             holds=_is_covered),
-)  # fmt: skip
-
-
 def enter(group: Any, name: str) -> None:
     """Let torch know ``group``, of which the rank that runs is a member, under ``name``; the first one is its default group."""
     world = c10d._world
@@ -88,3 +74,17 @@ def enter(group: Any, name: str) -> None:
     world.tags_to_pg.setdefault(world.pg_to_tag[group], []).append(group)
     if world.default_pg is None:
         world.default_pg = group
+
+
+def _is_covered(world: Any) -> bool:
+    """Whether a rank's world has what torch's has."""
+    return {name for name, value in vars(world).items() if isinstance(value, property)} <= {*dir(RankWorld())}
+
+
+RELIES_ON = (
+    Reliance("torch.distributed.distributed_c10d._world", "each use looks it up", looked_up_by=(
+        "torch.distributed.distributed_c10d.init_process_group",
+    )),
+    Reliance("torch.distributed.distributed_c10d._World", "a rank's world has what it has", has=("pg_config_info",),
+             holds=_is_covered),
+)  # fmt: skip

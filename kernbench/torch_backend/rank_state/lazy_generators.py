@@ -43,11 +43,11 @@ _PLAIN_FUNCTIONS = ("seed", "sample", "ranf")
 RELIES_ON = (
     Reliance(
         "random._inst", "the functions of `random` are methods of one generator",
-        holds=lambda generator: random.random.__self__ is generator,
+        holds=lambda generator: getattr(random.random, "__self__", None) is generator,
     ),
     Reliance(
         "numpy.random.mtrand._rand", "those of `numpy.random` are, but for a few",
-        holds=lambda generator: np.random.rand.__self__ is generator,
+        holds=lambda generator: getattr(np.random.rand, "__self__", None) is generator,
     ),
     Reliance("numpy.random", "these use it without being its methods", has=_PLAIN_FUNCTIONS),
 )  # fmt: skip

@@ -9,13 +9,22 @@ from typing import Any, TextIO
 
 from kernbench.simulation.simulation import Simulation
 
+TORCHRUN_PREFIX = "[rank{}] "
+
 
 class RankStream:
-    """A text stream that tells who writes. Lines come out whole, in the order in which they were finished."""
+    """A text stream that tells who writes. Lines come out whole, in the order in which they were finished.
 
-    def __init__(self, stream: TextIO, simulation: Simulation) -> None:
+    Args:
+        stream: where they go.
+        simulation: whose ranks write.
+        prefix: stands before each line of a rank, with ``{}`` for its number.
+    """
+
+    def __init__(self, stream: TextIO, simulation: Simulation, prefix: str) -> None:
         self._stream = stream
         self._simulation = simulation
+        self._prefix = prefix
         self._partial: dict[int, str] = {}
 
     def write(self, text: str) -> int:
@@ -24,7 +33,7 @@ class RankStream:
             return self._stream.write(text)
         *lines, rest = (self._partial.get(rank, "") + text).split("\n")
         if lines:
-            self._stream.write("".join(f"[rank{rank}] {line}\n" for line in lines))
+            self._stream.write("".join(f"{self._prefix.format(rank)}{line}\n" for line in lines))
         self._partial[rank] = rest
         return len(text)
 
@@ -39,7 +48,7 @@ class RankStream:
         """Write the lines that their ranks have not ended."""
         for rank, text in sorted(self._partial.items()):
             if text:
-                self._stream.write(f"[rank{rank}] {text}\n")
+                self._stream.write(f"{self._prefix.format(rank)}{text}\n")
         self._partial.clear()
 
     def __getattr__(self, name: str) -> Any:
@@ -47,13 +56,13 @@ class RankStream:
 
 
 @contextmanager
-def rank_streams(simulation: Simulation, prefix: bool) -> Iterator[None]:
-    """``sys.stdout`` and ``sys.stderr`` with ranks in front of lines, for the length of a block."""
+def rank_streams(simulation: Simulation, prefix: str) -> Iterator[None]:
+    """In a block, ``sys.stdout`` and ``sys.stderr`` are :class:`RankStream`; without a ``prefix`` they stay as they are."""
     if not prefix:
         yield
         return
     stdout, stderr = sys.stdout, sys.stderr
-    streams = RankStream(stdout, simulation), RankStream(stderr, simulation)
+    streams = RankStream(stdout, simulation, prefix), RankStream(stderr, simulation, prefix)
     sys.stdout, sys.stderr = streams
     try:
         yield

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -108,6 +110,18 @@ def deactivate() -> None:
         assembly.uninstall()
         if _fp_fusion is None:
             os.environ.pop("TRITON_DEFAULT_FP_FUSION", None)
+
+
+@contextmanager
+def driving(driver: Any) -> Iterator[None]:
+    """In a block, ``driver`` is Triton's active one; its compilers stay as they are."""
+    config = _triton().runtime.driver
+    before = config._active
+    config.set_active(driver)
+    try:
+        yield
+    finally:
+        config._active = before
 
 
 def _backends() -> dict[str, Any]:
