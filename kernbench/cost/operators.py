@@ -39,10 +39,12 @@ class Operand(NamedTuple):
 
     @property
     def nbytes(self) -> float:
+        """Bytes."""
         return prod(self.shape) * self.values * ITEM_BYTES[self.format]
 
     @property
     def complex(self) -> bool:
+        """Whether its elements are pairs of real and imaginary parts."""
         return self.values == 2 and self.format != "fp4"
 
     @classmethod
@@ -147,6 +149,7 @@ class Operator:
 
 
 def nbytes_of(operands: Operands) -> float:
+    """Bytes of all operands."""
     return sum(operand.nbytes for operand in operands)
 
 

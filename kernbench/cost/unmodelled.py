@@ -46,4 +46,5 @@ class Unmodelled:
 
     @property
     def operators(self) -> tuple[UnmodelledOperator, ...]:
+        """Those that were met, in the order of their first calls."""
         return tuple(UnmodelledOperator(name, calls, self._first[name]) for name, calls in self._calls.items())

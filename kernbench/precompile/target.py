@@ -56,7 +56,7 @@ def compiling_for(target: str) -> Iterator[None]:
 @contextmanager
 def compiling_values_for(target: str) -> Iterator[None]:
     """Inside the block, Triton compiles what kernbench's own engine runs: as far as TTIR, a tenth of the work."""
-    from kernbench.triton_engine.driver.activation import activate, deactivate, get_target, set_target
+    from kernbench.triton_engine import activate, deactivate, get_target, set_target
     from kernbench.triton_engine.driver.pipeline import compile_for
 
     before = get_target()

@@ -1,7 +1,7 @@
 """The context of one simulation: what a rank program calls ``torch``.
 
-A :class:`RuntimeContext` is the way into a :class:`~kernbench.simulation.simulation.Simulation`, whose owners do the work. It is
-shaped like the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
+A :class:`RuntimeContext` is the way into a :class:`~kernbench.simulation.simulation.Simulation`, whose owners do the work. It
+is shaped like the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
 """
 
 from __future__ import annotations

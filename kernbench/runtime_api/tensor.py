@@ -1,8 +1,9 @@
 """Tensors of a context.
 
-A :class:`Tensor` is a ``torch.Tensor`` in a SIP's memory, as one made with ``device="cuda"`` in a rank is: the same recorder sees
-what is computed with it, at the same cost. What is added is that it *tells of looks*. Launches that write it may be kept until
-somebody looks, so that one drain runs the same kernel of many ranks; looking at a value first drains what the value depends on.
+A :class:`Tensor` is a ``torch.Tensor`` in a SIP's memory, as one made with ``device="cuda"`` in a rank is: the same recorder
+sees what is computed with it, at the same cost. What is added is that it *tells of looks*. Launches that write it may be kept
+until somebody looks, so that one drain runs the same kernel of many ranks; looking at a value first drains what the value
+depends on.
 
 Looking is a closed list, :data:`_HOST_READ_BARRIERS`. Everything else that torch can do with a tensor either reads its
 metadata, makes a view, or is an operation of the device.

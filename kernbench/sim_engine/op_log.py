@@ -88,7 +88,7 @@ MemoryChange = tuple[int, float, int]
 """SIP, when (s), and bytes that are allocated in its HBM from then on."""
 
 HostWait = tuple[int | None, float, float, "Operation | Condition", int]
-"""A host that waited: rank (None: main), from and until when (s), for what, and the SIP that it drove. A plain tuple: waits are many."""
+"""A host that waited: rank (None: main), from and until when (s), for what, and its SIP. A plain tuple: waits are many."""
 
 
 DEFAULT_LIMIT = 1_000_000

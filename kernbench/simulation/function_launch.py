@@ -1,6 +1,8 @@
-"""Kernels written as Python functions: ``kernel(program_id, *args)`` is called once per program, with the tensors themselves. Such a
-kernel is a stand-in for one that is not written yet, or the simplest way to test a schedule; its time is that of reading
-and writing its tensors once, unless it has an attribute ``work(grid, *args) -> kernbench.cost.work.StatedWork``.
+"""Kernels written as Python functions.
+
+``kernel(program_id, *args)`` is called once per program, with the tensors themselves. Such a kernel is a stand-in for one that
+is not written yet, or the simplest way to test a schedule; its time is that of reading and writing its tensors once, unless
+it has an attribute ``work(grid, *args) -> kernbench.cost.StatedWork``.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ class Communicator:
 
     @property
     def size(self) -> int:
+        """Number of members."""
         return len(self.ranks)
 
     def rank(self, world_rank: int) -> int:

@@ -24,7 +24,7 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import ConfigError, DeadlockError
 from kernbench.triton_engine.launching import set_launch_sink
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import Allocation, AllocationMap, write_epoch
+from kernbench.triton_engine.memory import AllocationMap, HostAllocation, write_epoch
 
 EPOCHS = 2
 """How much ``epoch`` grows from call to call: a kernel may meet its peers that often."""
@@ -191,14 +191,14 @@ class _Buffers:
         signals: Sequence[torch.Tensor],
         tables: Sequence[torch.Tensor],
     ) -> None:
-        named: list[Allocation] = []
+        named: list[HostAllocation] = []
         for what, buffers in (("input", sent), ("output", received), ("signals", signals)):
-            named += [Allocation(buffer, what, rank) for rank, buffer in zip(ranks, buffers, strict=True)]
-        named += [Allocation(table, "table of addresses") for table in tables]
+            named += [HostAllocation(buffer, what, rank) for rank, buffer in zip(ranks, buffers, strict=True)]
+        named += [HostAllocation(table, "table of addresses") for table in tables]
         self._all = sorted((found for found in named if found.nbytes), key=lambda found: found.base)
         self._bases = [found.base for found in self._all]
 
-    def find(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> HostAllocation | None:
         """The buffer that contains ``address``, if any."""
         at = bisect.bisect_right(self._bases, address) - 1
         if at < 0:

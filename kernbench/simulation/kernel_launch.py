@@ -1,7 +1,8 @@
-"""Triton kernels inside a context: ``kernel[grid](...)`` and ``ctx.launch`` become launches of the rank.
+"""Triton kernels inside a simulation: ``kernel[grid](...)`` and ``ctx.launch`` become launches of the rank.
 
-While a simulation is active, :mod:`kernbench.triton_engine` hands every launch to it. The launch is enqueued on the rank's stream and kept, so that the same kernel of several ranks runs as one batch. Its duration is known once it has
-been executed, from what it did.
+While a simulation is active, :mod:`kernbench.triton_engine` hands every launch to it. The launch is enqueued on the rank's
+stream and kept, so that the same kernel of several ranks runs as one batch. Its duration is known once it has been executed,
+from what it did.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kernbench.simulation.waits import Waits
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import Allocation, MulticastRanges, write_epoch
+from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
 from kernbench.triton_engine.reuse import look_at_wave
 from kernbench.triton_engine.signals import Party, Words
 
@@ -58,12 +59,12 @@ class KernelMemory:
         self.multicast = MulticastRanges()
         self.signals = False
 
-    def find(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> HostAllocation | None:
         """The live allocation that contains ``address``, if any."""
         found = self._memory.find_host(address)
         if found is None or found.backing is None:
             return None
-        allocation = Allocation(torch.from_numpy(found.backing), found.name, found.rank)
+        allocation = HostAllocation(torch.from_numpy(found.backing), found.name, found.rank)
         allocation.words = self._words_of(found)
         return allocation
 
@@ -205,15 +206,17 @@ class SampledLaunch(TritonLaunch):
     """
 
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:  # type: ignore[override]
+        """Count what a few programs do, for each launch."""
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
         for launch in launches:
-            cost = launch._cost()
+            cost = launch.cost()
             _note_cost(launch, cost)
             launch.launcher.engine.set_duration(launch.op, cost.seconds)
             launch.attempt.fulfil()
         return Finished([None] * len(launches))
 
-    def _cost(self) -> Cost:
+    def cost(self) -> Cost:
+        """What it occupies its stream for, from the counts of a few programs."""
         launch, known = self.launch, self.launcher.sampled
         key = (id(launch.program), launch.grid, tuple(map(_shape_key, launch.args)))
         if key not in known:

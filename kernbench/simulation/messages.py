@@ -46,6 +46,7 @@ class Message:
 
     @property
     def signature(self) -> Signature:
+        """What the other side must agree in."""
         return Signature(
             "send" if self.sends else "recv", tuple(self.tensor.shape), self.tensor.dtype, None, None, "direct_send"
         )

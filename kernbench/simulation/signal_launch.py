@@ -79,6 +79,7 @@ class SignalLaunch:
         self._at = at
 
     def start_batch(self, batch: Sequence[Deferred]) -> SignalLaunch:
+        """Swap what can be swapped now."""
         self.run()
         return self
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.topology.dtypes import canonical_dtype
 
@@ -30,7 +31,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The storage of a tensor, without looking at its values."""
     if type(tensor) in _PLAIN:
         return tensor.untyped_storage()
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return tensor.untyped_storage()
 
 

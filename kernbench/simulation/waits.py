@@ -100,7 +100,7 @@ class Waits:
             host.clock = end
 
     def resume_done(self) -> bool:
-        """In main: resume every greenlet whose handle is done, in the order in which they began to wait (or as the policy says).
+        """In main: resume every greenlet whose handle is done, in the order in which they began to wait, or as the policy says.
 
         One that waits for something that failed resumes with its error: should a sibling fail first, it still raises its own.
         """

@@ -22,7 +22,7 @@ def seconds(costs: OpCosts, name: str = "mylib::op") -> float:
 def test_a_function_states_seconds_or_work() -> None:
     seen: list[tuple[Operand, ...]] = []
 
-    def work(given: tuple[Operand, ...], made: tuple[Operand, ...]) -> Work:
+    def work(given: tuple[Operand, ...], made: tuple[Operand, ...]) -> StatedWork:
         seen.append((*given, *made))
         return StatedWork(nbytes=0, flops=2 * 4096**3, matrix=True, dtype=given[0].format)
 

@@ -230,7 +230,7 @@ class SymmetricMemory:
         parts = part.meetings.get(group.communicator)
         if parts is None:
             return self._meet(part, group, offset)
-        return Handle(self, group, parts, offset)
+        return Handle(self.simulation, group, parts, offset)
 
     def _meet(self, part: Part, group: SimProcessGroup, offset: int) -> Handle:
         communicator = group.communicator
@@ -252,7 +252,7 @@ class SymmetricMemory:
                     f"brings {sizes[other]}: symmetric memory has the same size everywhere"
                 )
         part.meetings[communicator] = parts
-        handle = Handle(self, group, parts, offset)
+        handle = Handle(self.simulation, group, parts, offset)
         meeting.left += 1
         if meeting.left == group.size():
             del self._meetings[communicator, number]
@@ -280,12 +280,6 @@ class SymmetricMemory:
                 name, communicator.ranks, f"{communicator.stream} symm_mem"
             )
         return found
-
-    def table(self, addresses: Sequence[int]) -> torch.Tensor:
-        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
-        made = torch.tensor(list(addresses), dtype=torch.int64)
-        self.simulation.storages.adopt(made, self.simulation.hosts.current(), "table of addresses")
-        return made
 
     def _place(self, flat: torch.Tensor, where: torch.device) -> None:
         place_shared(flat, self.devices.memory_at(where))

@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.groups import Communicator
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.signal_launch import Swap, submit_signals
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
-
-if TYPE_CHECKING:
-    from kernbench.simulation.groups import Communicator
-    from kernbench.torch_backend.process_groups.group import SimProcessGroup
-    from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
-
 
 RELIES_ON = (
     Reliance("torch._C._distributed_c10d._SymmetricMemory", "words are written by these", has=(
@@ -77,9 +74,8 @@ class Handle:
         offset: bytes from the start of the allocation to the tensor that was brought.
     """
 
-    def __init__(self, memory: SymmetricMemory, group: SimProcessGroup, parts: list[Part], offset: int) -> None:
-        self._memory = memory
-        self._simulation = memory.simulation
+    def __init__(self, simulation: Simulation, group: SimProcessGroup, parts: list[Part], offset: int) -> None:
+        self._simulation = simulation
         self._group = group
         self._parts = parts
         self._storages = [part.storage() for part in parts]
@@ -90,6 +86,12 @@ class Handle:
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.world_size}, {self.buffer_size} bytes"
         return f"<symmetric memory of {self._group.communicator.name}: {where}>"
+
+    def _readable(self, addresses: Sequence[int]) -> torch.Tensor:
+        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
+        made = torch.tensor(list(addresses), dtype=torch.int64)
+        self._simulation.storages.adopt(made, self._simulation.hosts.current(), "table of addresses")
+        return made
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -136,7 +138,7 @@ class Handle:
         part = self._parts[self.rank]
         key = (self._group.communicator, what)
         if key not in part.tables:
-            part.tables[key] = self._memory.table(addresses)
+            part.tables[key] = self._readable(addresses)
         return part.tables[key].data_ptr()
 
     def has_multicast_support(self) -> bool:

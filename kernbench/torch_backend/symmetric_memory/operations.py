@@ -11,22 +11,38 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
-from kernbench.simulation.groups import Signature
+from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.devices import Devices
 from kernbench.torch_backend.gpu.recording import open_recorder
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
-if TYPE_CHECKING:
-    from kernbench.torch_backend.process_groups.group import SimProcessGroup
-    from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
+
+class Meetings(Protocol):
+    """The symmetric memory of the ranks that run, as far as operations need it."""
+
+    devices: Devices
+
+    @property
+    def simulation(self) -> Simulation:
+        """Theirs."""
+
+    def rendezvous(self, tensor: torch.Tensor, group_name: str) -> Any:
+        """Meet the others of a group over a tensor; None if it is not in symmetric memory."""
+
+    def channel_of(self, group: SimProcessGroup) -> Communicator:
+        """What the members of a group post these operations to."""
+
 
 NAMESPACE = "symm_mem"
 
@@ -72,7 +88,7 @@ def operations(imported: bool) -> list[str]:
     return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
 
 
-def register(current: Callable[[], SymmetricMemory | None]) -> None:
+def register(current: Callable[[], Meetings | None]) -> None:
     """Give the operations that nothing on this machine computes kernels for the simulated GPUs of the ``current`` ranks."""
     names = operations(MODULE in sys.modules)
     if len(names) == len(_known):
@@ -86,7 +102,7 @@ def register(current: Callable[[], SymmetricMemory | None]) -> None:
         _known.add(name)
 
 
-def _kernel(current: Callable[[], SymmetricMemory | None], name: str) -> Callable[..., Any]:
+def _kernel(current: Callable[[], Meetings | None], name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         memory = current()
         if memory is None:
@@ -115,7 +131,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 class StreamWrites:
     """Words that a stream writes: what ``cuStreamWriteValue32`` and ``cuMemsetD32Async`` do."""
 
-    def __init__(self, memory: SymmetricMemory) -> None:
+    def __init__(self, memory: Meetings) -> None:
         self._devices = memory.devices
 
     def stream_write_value32(self, input: torch.Tensor, offset: int, val: int) -> torch.Tensor:
@@ -152,7 +168,7 @@ class StreamWrites:
 class _Operations:
     """A method per operation that C++ writes on hardware; names without the underscores at their ends."""
 
-    def __init__(self, memory: SymmetricMemory) -> None:
+    def __init__(self, memory: Meetings) -> None:
         self._memory = memory
         self._simulation = memory.simulation
         self._writes = StreamWrites(memory)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NP_UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-NP_SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+#: By bits.
+UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 
 
 def trunc_div(a: int, b: int) -> int:
@@ -40,7 +41,7 @@ def np_unsigned(f: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarra
 
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         signed = a.dtype
-        unsigned = NP_UNSIGNED[signed.itemsize * 8]
+        unsigned = UNSIGNED[signed.itemsize * 8]
         return f(a.view(unsigned), b.view(unsigned)).astype(unsigned, copy=False).view(signed)
 
     return run
@@ -65,7 +66,7 @@ def np_shift(f: Callable[[Any, Any], Any], saturate: bool = False) -> Callable[[
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         width = a.dtype.itemsize * 8
         big = (b < 0) | (b >= width) if b.dtype.kind == "i" else b >= width
-        shift = np.where(big, width - 1 if saturate else 0, b).astype(b.dtype)
+        shift = np.where(big, width - 1 if saturate else 0, b).astype(a.dtype)
         out = f(a, shift)
         return out if saturate else np.where(big, a.dtype.type(0), out)
 
@@ -76,10 +77,10 @@ def np_mulhi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The upper half of the product of unsigned numbers."""
     bits = a.dtype.itemsize * 8
     if bits < 64:
-        product = np.multiply(a, b, dtype=NP_UNSIGNED[bits * 2])
+        product = np.multiply(a, b, dtype=UNSIGNED[bits * 2])
         if product.ndim:  # little-endian: the upper half is every other element
             return np.ascontiguousarray(product).view(a.dtype)[..., 1::2]
-        return (product >> NP_UNSIGNED[bits * 2](bits)).astype(a.dtype)
+        return (product >> UNSIGNED[bits * 2](bits)).astype(a.dtype)
     low = np.uint64(0xFFFFFFFF)
     s = np.uint64(32)
     a0, a1, b0, b1 = a & low, a >> s, b & low, b >> s
@@ -92,7 +93,7 @@ def through_numpy(
     f: Callable[[np.ndarray, np.ndarray], np.ndarray], dtype: torch.dtype
 ) -> Callable[[Any, Any], Tensor]:
     """A numpy form as a function of tensors of ``dtype`` and ints; a scalar result keeps the number of dimensions."""
-    np_type = NP_SIGNED[dtype.itemsize * 8]
+    np_type = SIGNED[dtype.itemsize * 8]
 
     def as_array(v: Tensor | int) -> np.ndarray:
         return v.numpy() if isinstance(v, Tensor) else np.array(v, dtype=np_type)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from kernbench.triton_engine.lift.literals import decode_number
-from kernbench.triton_engine.lift.lower import lift
-from kernbench.triton_engine.lift.parse import parse_module
-from kernbench.triton_engine.lift.types import Ty, parse_type
+from kernbench.triton_engine.frontend.literals import decode_number
+from kernbench.triton_engine.frontend.lower import lower_ttir
+from kernbench.triton_engine.frontend.parse import parse_module
+from kernbench.triton_engine.frontend.types import Ty, parse_type
 from kernbench.triton_engine.ops.registry import UnsupportedOpError
 
 TTIR = """
@@ -69,7 +69,7 @@ def test_structure_and_source_lines():
 
 
 def test_index_arithmetic_is_taken_out():
-    program = lift(TTIR.replace("BODY", ""))
+    program = lower_ttir(TTIR.replace("BODY", ""))
     assert [i.info.name for i in program.blocks[0].instrs] == ["tt.store"]
     assert program.invariant[-1].info.name == "tt.addptr"
     assert not program.waits
@@ -77,4 +77,4 @@ def test_index_arithmetic_is_taken_out():
 
 def test_unknown_operation_names_itself_and_its_line():
     with pytest.raises(UnsupportedOpError, match=r"tt\.teleport is not supported\s+at kernel\.py:5"):
-        lift(TTIR.replace("BODY", "%z = tt.teleport %n : i32 loc(#loc2)"))
+        lower_ttir(TTIR.replace("BODY", "%z = tt.teleport %n : i32 loc(#loc2)"))

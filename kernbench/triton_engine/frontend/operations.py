@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from kernbench.triton_engine.ops.registry import lookup
+
 from .brackets import STRING, ParseError, balanced, split_list, top_level
 from .literals import decode_constant, take_attrs
 from .tree import Op
@@ -39,7 +41,7 @@ def parse_op(body: str, tail: str) -> Op:
     if name == "scf.for":
         return _parse_for(op, rest, tail)
     if name == "scf.while":
-        return _parse_while(op, rest, tail)
+        return _parse_while(op, rest)
     signature = ""
     if tail.startswith(":"):
         signature, tail = tail[1:].strip(), ""
@@ -110,14 +112,10 @@ def _with_prefix(text: str) -> str:
 
 def _implied_results(op: Op) -> list[Ty]:
     """Result types where the printed form names operand types only."""
-    types = op.operand_types
-    if op.name in ("arith.cmpi", "arith.cmpf"):
-        return [Ty("i1", types[0].shape)]
-    if op.name == "tt.load":
-        return [Ty(types[0].pointee, types[0].shape) if types[0].pointee != "ptr" else Ty("ptr", types[0].shape, "i8")]
-    if op.name in ("arith.select", "tt.make_tensor_descriptor"):
-        return [types[-1]]
-    return [types[0]] * len(op.results)
+    row = lookup(op.name)
+    if row is not None and row.result_type is not None:
+        return [row.result_type(op.operand_types)]
+    return [op.operand_types[0]] * len(op.results)
 
 
 def _parse_for(op: Op, rest: str, tail: str) -> Op:
@@ -154,7 +152,7 @@ def _parse_for(op: Op, rest: str, tail: str) -> Op:
     return op
 
 
-def _parse_while(op: Op, rest: str, tail: str) -> Op:
+def _parse_while(op: Op, rest: str) -> Op:
     """``(%a = %x, ...) : (types) -> types``; the ``do`` region's arguments are its first block's."""
     names: list[str] = []
     if rest.startswith("("):

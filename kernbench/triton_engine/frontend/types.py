@@ -30,6 +30,12 @@ TORCH_DTYPE: dict[str, torch.dtype] = {
     "f8E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 
+
+def memory_dtype(elem: str) -> torch.dtype:
+    """How an element type lies in memory: addresses take 64 bits, booleans a byte."""
+    return {"ptr": torch.int64, "i1": torch.int8}.get(elem) or TORCH_DTYPE[elem]
+
+
 #: The floats of one byte, which much of torch and numpy cannot compute with: they are moved as bytes.
 FLOAT8: frozenset[torch.dtype] = frozenset(
     d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.is_floating_point and d.itemsize == 1

@@ -13,7 +13,7 @@ import re
 from .brackets import ParseError, balanced, split_list
 from .locations import Locations, strip_locs
 from .operations import parse_op, type_list
-from .tree import Block, Function, Op, Region
+from .tree import Function, Op, Region, RegionBlock
 from .types import Ty, parse_type
 
 _BLOCK = re.compile(r"^(\^\w+)(?:\((.*)\))?:")
@@ -47,12 +47,10 @@ class Parser:
         if match is None:
             raise ParseError(f"function header: {header}")
         close = balanced(header, match.end() - 1, "(", ")")
-        args, arg_attrs = [], []
+        args = []
         for part in split_list(header[match.end() : close - 1]):
             name, _, rest = part.partition(":")
-            type_text, _, attr = rest.strip().partition(" {")
-            args.append((name.strip(), parse_type(type_text)))
-            arg_attrs.append(attr)
+            args.append((name.strip(), parse_type(rest.strip().partition(" {")[0])))
         results: list[Ty] = []
         rest = header[close:].strip()
         if rest.startswith("->"):
@@ -60,13 +58,11 @@ class Parser:
             results = [parse_type(t) for t in type_list(rest)]
         region, tail = self.region(entry_args=args)
         _, loc = strip_locs(tail)
-        return Function(
-            match[2].strip('"'), args, results, region, match[1] != "private", self.locs.get(loc), arg_attrs
-        )
+        return Function(match[2].strip('"'), args, results, region, match[1] != "private", self.locs.get(loc))
 
     def region(self, entry_args: list[tuple[str, Ty]] | None = None) -> tuple[Region, str]:
         """Parse up to the line that closes the region; returns it too (it may open the next region)."""
-        block = Block("^entry", list(entry_args or []))
+        block = RegionBlock("^entry", list(entry_args or []))
         region = Region([block])
         while True:
             line = self.lines[self.at]
@@ -82,7 +78,7 @@ class Parser:
                 if not block.ops and len(region.blocks) == 1 and not block.args:
                     block.label, block.args = match[1], args
                 else:
-                    block = Block(match[1], args)
+                    block = RegionBlock(match[1], args)
                     region.blocks.append(block)
                 self.at += 1
                 continue

@@ -29,7 +29,7 @@ class Op:
 
 
 @dataclass
-class Block:
+class RegionBlock:
     """Operations in order, with the arguments that branches to ``label`` pass."""
 
     label: str
@@ -41,7 +41,7 @@ class Block:
 class Region:
     """Blocks; the first is where it is entered."""
 
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[RegionBlock] = field(default_factory=list)
 
 
 @dataclass
@@ -54,4 +54,3 @@ class Function:
     body: Region
     public: bool
     loc: Loc
-    arg_attrs: list[str] = field(default_factory=list)

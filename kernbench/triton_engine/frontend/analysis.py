@@ -10,84 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
+from kernbench.triton_engine.ops.registry import UnsupportedOpError
 from kernbench.triton_engine.values import Late
 
-from .program import Branch, Code, ForBack, ForHead, Instr, Jump, Program, Return, SubProgram
+from .program import BasicBlock, Branch, ForBack, ForHead, Instr, Jump, Program
 from .types import Ty
 
-#: Tile operations worth evaluating once per launch: index arithmetic stays symbolic there.
-_INVARIANT_TILE_OPS = frozenset(
-    [
-        "tt.splat",
-        "tt.broadcast",
-        "tt.expand_dims",
-        "tt.make_range",
-        "tt.reshape",
-        "tt.trans",
-        "tt.addptr",
-        "tt.unsplat",
-        "tt.bitcast",
-        "arith.addi",
-        "arith.subi",
-        "arith.muli",
-        "arith.extsi",
-        "arith.extui",
-        "arith.trunci",
-        "arith.divsi",
-        "arith.divui",
-        "arith.remsi",
-        "arith.remui",
-        "arith.cmpi",
-        "arith.andi",
-        "arith.ori",
-        "arith.xori",
-        "arith.minsi",
-        "arith.maxsi",
-        "arith.minui",
-        "arith.maxui",
-        "arith.select",
-        "arith.index_cast",
-    ]
-)
-#: Operations whose integer, pointer and mask operands make it worth it.
-_ADDRESSING = frozenset(
-    [
-        "tt.addptr",
-        "tt.load",
-        "tt.store",
-        "tt.atomic_rmw",
-        "tt.atomic_cas",
-        "tt.descriptor_load",
-        "tt.descriptor_store",
-        "tt.descriptor_reduce",
-        "tt.descriptor_gather",
-        "tt.descriptor_scatter",
-        "tt.make_tensor_descriptor",
-        "arith.cmpi",
-        "arith.select",
-        "arith.addi",
-        "arith.subi",
-        "arith.muli",
-        "arith.andi",
-        "arith.ori",
-        "tt.splat",
-        "tt.broadcast",
-        "tt.expand_dims",
-        "arith.extsi",
-    ]
-)
-#: Consumers that turn per-program scalars into addresses: the lanes are laid out so that these scalars are affine.
-_FRONTIER = frozenset(
-    ["tt.splat", "tt.addptr", "tt.load", "tt.store", "tt.atomic_rmw", "tt.descriptor_load", "tt.descriptor_store"]
-)
 
-
-#: Operations that store one of their operands, and which.
-_STORES = {"tt.store": 1, "tt.descriptor_store": -1}
-
-
-def term_uses(code: Code) -> list[int]:
+def term_uses(code: BasicBlock) -> list[int]:
     """Slots that the terminator of a block reads."""
     match code.term:
         case Jump(moves=moves):
@@ -101,7 +31,7 @@ def term_uses(code: Code) -> list[int]:
     return []
 
 
-def edges(code: Code) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+def edges(code: BasicBlock) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
     """Successors and the moves on each edge."""
     match code.term:
         case Jump(target=target, moves=moves):
@@ -179,38 +109,21 @@ def liveness(program: Program) -> tuple[list[int], list[int]]:
     return live_in, at_end
 
 
-def _definition(instr: Instr) -> OpDef:
-    found = lookup(instr.info.name)
-    assert found is not None
-    return found
-
-
-def _tells_addresses(instr: Instr) -> bool:
-    """The result depends on where a pointer points, so it holds for one launch only: the next one has other tensors."""
-    info = instr.info
-    if info.name == "tt.ptr_to_int":
-        return True
-    return info.name in ("arith.select", "arith.cmpi", "tt.reshape") and info.operand_types[-1].is_ptr
-
-
-def _invariants(program: Program, types: list[Ty | None]) -> tuple[list[Instr], set[int]]:
+def _invariants(program: Program) -> tuple[list[Instr], set[int]]:
     """Pure integer and pointer instructions that depend only on the grid and on integer or pointer arguments."""
     known = set(program.constants)
     known.update(slot for slot, ty in program.args if ty.is_int or ty.is_ptr)
     candidates: list[Instr] = []
     for code in program.blocks:
         for instr in code.instrs:
-            info = instr.info
-            if (
-                not _definition(instr).pure
-                or info.regions
-                or _tells_addresses(instr)
-                or not all(a in known for a in instr.args)
-            ):
+            info, row = instr.info, instr.info.row
+            if not row.pure or info.regions or not all(a in known for a in instr.args):
+                continue
+            if row.tells_addresses and info.operand_types[-1].is_ptr:
                 continue
             if not all(t.is_int or t.is_ptr for t in info.result_types):
                 continue
-            if any(t.shape for t in (*info.operand_types, *info.result_types)) and info.name not in _INVARIANT_TILE_OPS:
+            if not row.symbolic and any(t.shape for t in (*info.operand_types, *info.result_types)):
                 continue
             candidates.append(instr)
             known.update(instr.results)
@@ -219,7 +132,7 @@ def _invariants(program: Program, types: list[Ty | None]) -> tuple[list[Instr], 
     for code in program.blocks:
         wanted.update(term_uses(code))
         for instr in code.instrs:
-            if id(instr) not in inside and instr.info.name in _ADDRESSING:
+            if id(instr) not in inside and instr.info.row.addressing:
                 wanted.update(instr.args)
     kept: list[Instr] = []
     for instr in reversed(candidates):
@@ -234,7 +147,7 @@ def _frontier(program: Program, invariant: set[int], types: list[Ty | None]) -> 
     found: dict[int, None] = {}
     for code in program.blocks:
         for instr in code.instrs:
-            if instr.info.name in _FRONTIER:
+            if instr.info.row.frontier:
                 for a in instr.args:
                     ty = types[a]
                     if a in invariant and ty is not None and not ty.shape and ty.is_int:
@@ -255,7 +168,7 @@ def _loops(program: Program) -> bool:
         if not isinstance(jump, Jump) or jump.loop is None:
             continue
         body = program.blocks[jump.target : code.index + 1]
-        reads = any(_definition(i).reads for c in body for i in c.instrs)
+        reads = any(i.info.row.reads for c in body for i in c.instrs)
         # A loop over branches that its own lane's arithmetic ends is no wait, but reading memory in a `while` may be.
         jump.loop.reads_memory = reads
         waits |= reads
@@ -266,36 +179,33 @@ def _views(program: Program, use_sites: dict[int, list[tuple[int, int]]]) -> Non
     """Loads whose result may be a view of memory: it dies before anything writes."""
     for code in program.blocks:
         for at, instr in enumerate(code.instrs):
-            definition = _definition(instr)
-            if not definition.reads or definition.writes or not instr.results:
+            if not instr.info.row.loads or not instr.results:
                 continue
             limit = len(code.instrs)
             for j in range(at + 1, len(code.instrs)):
-                if _definition(code.instrs[j]).writes:
+                if code.instrs[j].info.row.writes:
                     limit = j
                     break
             names = set(instr.results)
             for j in range(at + 1, limit):
                 other = code.instrs[j]
-                if _definition(other).alias and any(a in names for a in other.args):
+                if other.info.row.alias and any(a in names for a in other.args):
                     names.update(other.results)
-            last_ok = limit if limit < len(code.instrs) and code.instrs[limit].info.name == "tt.store" else limit - 1
+            stored = limit < len(code.instrs) and code.instrs[limit].info.row.stores is not None
+            last_ok = limit if stored else limit - 1
             instr.info.view_ok = all(b == code.index and j <= last_ok for s in names for b, j in use_sites[s])
 
 
-def _ownership(
-    program: Program, types: list[Ty | None], live_in: list[int], use_sites: dict[int, list[tuple[int, int]]]
-) -> set[int]:
+def _ownership(program: Program, types: list[Ty | None], live_in: list[int]) -> set[int]:
     """Slots whose tensor nobody else can see: their memory may be reused by the operation that uses them last."""
     aliased: set[int] = set()
     fresh: set[int] = set()
     sources: dict[int, list[tuple[int, bool]]] = defaultdict(list)
     for code in program.blocks:
         for instr in code.instrs:
-            definition = _definition(instr)
-            if definition.alias:
+            if instr.info.row.alias:
                 aliased.update(instr.args)
-            if definition.inplace:
+            if instr.info.row.inplace:
                 fresh.update(instr.results)
         for target, moves in edges(code):
             counts: dict[int, int] = defaultdict(int)
@@ -333,14 +243,14 @@ def _sink_stored(program: Program) -> None:
         made = {r: i for i in code.instrs for r in i.results}
         order = list(code.instrs)
         for instr in code.instrs:
-            if instr.info.name not in _STORES:
+            if instr.info.row.stores is None:
                 continue
-            value = instr.args[_STORES[instr.info.name]]
+            value = instr.args[instr.info.row.stores]
             source = made.get(value)
-            if source is None or counts[value] != 1 or _definition(source).into is None or not source.info.ty.is_float:
+            if source is None or counts[value] != 1 or source.info.row.into is None or not source.info.ty.is_float:
                 continue
             begin, end = order.index(source), order.index(instr)
-            if any(_definition(i).writes for i in order[begin + 1 : end]):
+            if any(i.info.row.writes for i in order[begin + 1 : end]):
                 continue
             order.remove(source)
             order.insert(end - 1, source)
@@ -350,10 +260,8 @@ def _sink_stored(program: Program) -> None:
 
 def finish(program: Program, types: list[Ty | None]) -> Program:
     """Fill in lifetimes and properties, then build every instruction."""
-    invariant, invariant_slots = _invariants(program, types)
+    invariant, invariant_slots = _invariants(program)
     hoisted = {id(i) for i in invariant}
-    for instr in invariant:
-        instr.info.hoisted = True
     program.frontier = _frontier(program, invariant_slots, types)
     program.key_args = _key_args(program, invariant)
     program.invariant = invariant
@@ -372,11 +280,10 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     _views(program, use_sites)
 
     live_in, at_end = liveness(program)
-    owned = _ownership(program, types, live_in, use_sites)
+    owned = _ownership(program, types, live_in)
     program.owned = frozenset(owned)
     program.types = list(types)
     lasting = bits(program.constants) | bits(s for s, _ in program.args) | bits(invariant_slots)
-    program.lasting = frozenset(members(lasting))
     preds: dict[int, int] = defaultdict(int)
     for code in program.blocks:
         live = at_end[code.index]
@@ -388,7 +295,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
             dead = (used | bits(instr.results)) & ~live & ~lasting
             instr.kills = tuple(members(dead))
             instr.info.result_used = any((live >> r) & 1 for r in instr.results)
-            if _definition(instr).inplace and len(instr.results) == 1:
+            if instr.info.row.inplace and len(instr.results) == 1:
                 ty = instr.info.ty
                 instr.info.reusable = tuple(
                     k
@@ -404,21 +311,20 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     return program
 
 
-def _late(fn: Callable[..., Any], into: Callable[..., bool], b: Any, *args: Any) -> Late:
-    return Late(fn, into, b, args)
+def _late(fn: Callable[..., Any], into: Callable[..., bool], batch: Any, *args: Any) -> Late:
+    return Late(fn, into, batch, args)
 
 
 def _build(program: Program, invariant: list[Instr]) -> None:
     def build(code: list[Instr]) -> None:
         for instr in code:
             for sub in instr.info.regions:
-                build_sub(sub)
+                build(sub.code)
             info = instr.info
             try:
-                definition = _definition(instr)
-                instr.fn = definition.build(info)
-                if info.late and definition.into is not None:
-                    instr.fn = partial(_late, instr.fn, definition.into(info))
+                instr.fn = info.row.build(info)
+                if info.late and info.row.into is not None:
+                    instr.fn = partial(_late, instr.fn, info.row.into(info))
             except (NotImplementedError, KeyError, ValueError) as error:
                 if str(info.loc) in str(error):
                     raise
@@ -427,12 +333,6 @@ def _build(program: Program, invariant: list[Instr]) -> None:
                     f"  at {info.loc}\n  {info.text}"
                 ) from error
 
-    def build_sub(sub: SubProgram) -> None:
-        build(sub.code)
-
     build(invariant)
     for code in program.blocks:
         build(code.instrs)
-
-
-__all__ = ["Return", "finish"]

@@ -1,6 +1,6 @@
 """How the programs of a launch are laid out as lanes, and in which chunks they run.
 
-A plan depends on the program, the grid and the integer arguments, so it is made once and kept. It
+It depends on the program, the grid and the integer arguments, so it is made once and kept. It
 
 - evaluates the launch-invariant scalar integers of every program (program ids and what is computed from them);
 - *factors* the grid: a one-dimensional grid whose programs decode their id into ``(pid_m, pid_n)`` becomes a
@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .lift.program import Instr, Program
-from .values import Aff, Ptr, Value, from_lane_array, lane_array
+from .binding import Binding
+from .frontend.program import Instr, Program
+from .lanes import Lanes, varies
+from .values import Affine, Ptr, Value, from_lane_array, index_array, lane_array
 
 #: Elements of the widest tile value of a chunk. Measured: 0.5-4 MiB per value is flat, more leaves the cache.
 CHUNK_ELEMENTS = 1 << 19
@@ -40,7 +42,9 @@ class Chunk:
 
 
 @dataclass
-class Plan:
+class LaneGrid:
+    """The lanes of a launch, and what is known of them before it runs."""
+
     #: Sizes of the lane axes; the first is the rank axis if several ranks run together.
     shape: tuple[int, ...]
     #: Linear program id of each lane.
@@ -53,22 +57,18 @@ class Plan:
     keep: bool = True
 
 
-class _Grid:
+@dataclass(slots=True, eq=False)
+class _WholeGrid(Lanes):
     """A stand-in for a batch while scalars are evaluated over the whole grid."""
 
-    def __init__(self, x: Any, shape: tuple[int, ...], axes: tuple[int | None, ...]) -> None:
-        self.x = x
-        self.lanes = shape
-        self.axes = axes
-        self.rank_index = None
-        self.rank = 0
+    execution: Binding
+    axes: tuple[int | None, ...]
 
-    def program_id(self, axis: int) -> int | Aff:
-        n = len(self.lanes)
+    def program_id(self, axis: int) -> int | Affine:
         if axis not in self.axes:
             return 0
-        k = self.axes.index(axis)
-        return Aff(0, tuple(int(i == k) for i in range(n)), (), 0, self.lanes[k] - 1)
+        at = self.axes.index(axis)
+        return Affine(0, tuple([int(k == at) for k in range(len(self.lanes))]), (), 0, self.lanes[at] - 1)
 
 
 def _affine(v: np.ndarray) -> bool:
@@ -77,7 +77,7 @@ def _affine(v: np.ndarray) -> bool:
 
 def _fit_score(vectors: list[np.ndarray], order: np.ndarray) -> int:
     """How many of the vectors are affine over a candidate two-dimensional arrangement."""
-    return sum(not isinstance(a, Aff) or a.arr is None for a in (from_lane_array(v[order]) for v in vectors))
+    return sum(not isinstance(a, Affine) or a.per_lane is None for a in (from_lane_array(v[order]) for v in vectors))
 
 
 def _factor(vectors: list[np.ndarray], index: np.ndarray, depth: int = 0) -> np.ndarray | None:
@@ -125,94 +125,85 @@ def per_rank(values: list[Any], n_axes: int) -> Value:
     return from_lane_array(np.array(values, dtype=np.int64).reshape(shape))
 
 
-def make_plan(program: Program, x: Any, env: list[Value], by_rank: list[tuple[int, list[Any]]]) -> Plan:
+def make_lane_grid(
+    program: Program, binding: Binding, env: list[Value], by_rank: list[tuple[int, list[Any]]]
+) -> LaneGrid:
     """Lay out a launch. ``env`` holds constants and arguments, ``by_rank`` the arguments that differ between ranks."""
-    grid = x.grid
+    grid = binding.grid
     axes: tuple[int | None, ...] = tuple(a for a in (2, 1, 0) if grid[a] > 1)
     shape = tuple(grid[a] for a in axes if a is not None)
-    if x.n_ranks > 1:
-        axes, shape = (None, *axes), (x.n_ranks, *shape)
-    batch = _Grid(x, shape, axes)
+    if binding.n_ranks > 1:
+        axes, shape = (None, *axes), (binding.n_ranks, *shape)
+    weight = {None: 0, 0: 1, 1: grid[0], 2: grid[0] * grid[1]}
+    linear = np.zeros((1,) * len(shape), dtype=np.int64)
+    for k, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+        linear = linear + weight[axis] * index_array(size, k, len(shape))
+    ids = np.broadcast_to(linear, shape)
+    lanes = _WholeGrid(shape, ids, None, 0, binding, axes)
     values = list(env)
     for slot, numbers in by_rank:
         values[slot] = per_rank(numbers, len(shape))
     tiles: list[Instr] = []
-    scalars: list[int] = []
+    scalars: list[tuple[int, Value]] = []
     for instr in program.invariant:
         info = instr.info
         if info.ty.shape or any(t.shape for t in info.operand_types):
             tiles.append(instr)
             continue
-        values[instr.results[0]] = instr.fn(batch, *[values[a] for a in instr.args])
-        scalars.append(instr.results[0])
-    linear = np.zeros((1,) * len(shape), dtype=np.int64)
-    weight = (1, grid[0], grid[0] * grid[1])
-    for k, grid_axis in enumerate(axes):
-        if grid_axis is None:
-            continue
-        size = [1] * len(shape)
-        size[k] = shape[k]
-        linear = linear + weight[grid_axis] * np.arange(shape[k], dtype=np.int64).reshape(size)
-    ids = np.broadcast_to(linear, shape) if shape else linear.reshape(())
-    arrange: list[np.ndarray | None] = []
-    for k, n in enumerate(shape):
-        arrange.append(None if axes[k] is None else _arrange_axis(values, program.frontier, shape, k, n))
-    kept = [(s, values[s]) for s in scalars]
+        slot = instr.results[0]
+        values[slot] = instr.fn(lanes, *[values[a] for a in instr.args])
+        scalars.append((slot, values[slot]))
+    arrange = [
+        None if axis is None else _arrange_axis(values, program.frontier, shape, k) for k, axis in enumerate(axes)
+    ]
     if any(a is not None for a in arrange):
-        new_shape: tuple[int, ...] = ()
-        for n, a in zip(shape, arrange, strict=True):
-            new_shape += (n,) if a is None else a.shape
-        ids = _rearrange(np.ascontiguousarray(ids), arrange, new_shape)
-        kept = [(s, _rearranged(v, shape, arrange, new_shape)) for s, v in kept]
-        shape = new_shape
-    plan = Plan(shape, np.array(ids, dtype=np.int64), kept, tiles)
-    plan.chunks = [Chunk(r) for r in _chunks(program, shape, x.n_ranks)]
-    plan.keep = len(plan.chunks) <= _KEPT_CHUNKS
-    return plan
+        ids = _rearrange(np.ascontiguousarray(ids), arrange)
+        scalars = [(slot, _rearranged(v, shape, arrange)) for slot, v in scalars]
+        shape = ids.shape
+    lane_grid = LaneGrid(shape, np.array(ids, dtype=np.int64), scalars, tiles)
+    lane_grid.chunks = [Chunk(r) for r in _chunks(program, shape, binding.n_ranks)]
+    lane_grid.keep = len(lane_grid.chunks) <= _KEPT_CHUNKS
+    return lane_grid
 
 
 def _arrange_axis(
-    values: list[Value], frontier: tuple[int, ...], shape: tuple[int, ...], k: int, n: int
+    values: list[Value], frontier: tuple[int, ...], shape: tuple[int, ...], axis: int
 ) -> np.ndarray | None:
-    if n < 4 or n > _LONGEST_FACTORED:
+    """The rectangle that lane axis ``axis`` becomes, so that the scalars of the frontier are affine; None: it stays."""
+    if not 4 <= shape[axis] <= _LONGEST_FACTORED:
         return None
     vectors = []
     for slot in frontier:
         v = values[slot]
-        if type(v) is not Aff or (v.arr is None and not v.ls[k]):
-            continue
-        full = lane_array(v, shape)
-        if full.shape[k] == 1:
-            continue
-        vectors.append(full[tuple(slice(None) if i == k else 0 for i in range(len(shape)))])
-    return _factor(vectors, np.arange(n)) if vectors else None
+        if type(v) is Affine and varies(v, axis):
+            full = lane_array(v, shape)
+            vectors.append(full[tuple(slice(None) if k == axis else 0 for k in range(len(shape)))])
+    return _factor(vectors, np.arange(shape[axis])) if vectors else None
 
 
-def _rearrange(arr: np.ndarray, arrange: list[np.ndarray | None], new_shape: tuple[int, ...]) -> np.ndarray:
-    for k, a in enumerate(arrange):
-        if a is not None and arr.shape[k] > 1:
-            arr = np.take(arr, a.reshape(-1), axis=k)
+def _rearrange(arr: np.ndarray, arrange: list[np.ndarray | None]) -> np.ndarray:
+    """An array over the lanes, over the rectangles that its axes become."""
     shape: list[int] = []
-    for k, a in enumerate(arrange):
-        if a is None:
+    for k, rectangle in enumerate(arrange):
+        if rectangle is None:
             shape.append(arr.shape[k])
         elif arr.shape[k] > 1:
-            shape += a.shape
+            arr = np.take(arr, rectangle.reshape(-1), axis=k)
+            shape += rectangle.shape
         else:
-            shape += [1] * a.ndim
+            shape += [1] * rectangle.ndim
     return arr.reshape(shape)
 
 
-def _rearranged(
-    v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None], new_shape: tuple[int, ...]
-) -> Value:
-    if type(v) is Ptr:
-        off = _rearranged(v.off, shape, arrange, new_shape)
-        return Ptr(v.root, off, v.den)  # type: ignore[arg-type]
-    if type(v) is Aff:
-        return from_lane_array(_rearrange(lane_array(v, shape), arrange, new_shape))
-    if hasattr(v, "numpy"):
-        return torch.from_numpy(_rearrange(v.numpy(), arrange, new_shape))  # type: ignore[union-attr]
+def _rearranged(v: Any, shape: tuple[int, ...], arrange: list[np.ndarray | None]) -> Any:
+    """A scalar over the lanes, over the rectangles that their axes become."""
+    match v:
+        case Ptr():
+            return v.map(lambda part: _rearranged(part, shape, arrange))
+        case Affine():
+            return from_lane_array(_rearrange(lane_array(v, shape), arrange))
+        case torch.Tensor():
+            return torch.from_numpy(_rearrange(v.numpy(), arrange))
     return v
 
 
@@ -220,7 +211,7 @@ def _chunks(program: Program, shape: tuple[int, ...], n_ranks: int) -> list[tupl
     """Rectangles covering the lanes, in row-major order."""
     if not shape:
         return [()]
-    has_dot = any(op.name in ("tt.dot", "tt.dot_scaled") for op in program.ops)
+    has_dot = any(op.row.product for op in program.ops)
     budget = CHUNK_ELEMENTS_DOT if has_dot else CHUNK_ELEMENTS
     most = max(n_ranks, budget // max(1, program.widest))
     fixed = 1 if n_ranks > 1 else 0  # the rank axis stays whole

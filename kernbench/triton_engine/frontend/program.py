@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernbench.triton_engine.ops.registry import OpDef
+
 from .locations import Loc
 from .types import Ty
 
@@ -21,18 +23,17 @@ class OpInfo:
 
     index: int
     name: str
+    #: Its row in the table of operations.
+    row: OpDef
     attrs: dict[str, Any]
     words: list[str]
     groups: list[int]
-    symbol: str
     operand_types: list[Ty]
     result_types: list[Ty]
     loc: Loc
     text: str
     kernel: str
     regions: list[SubProgram] = field(default_factory=list)
-    arg_slots: tuple[int, ...] = ()
-    result_slots: tuple[int, ...] = ()
     #: The result of a load may alias memory: nothing writes memory while it lives.
     view_ok: bool = False
     #: Operand positions whose tensor may be overwritten by the result.
@@ -40,7 +41,6 @@ class OpInfo:
     result_used: bool = True
     #: Only the store that follows looks at the result: it is computed there (:class:`..values.Late`).
     late: bool = False
-    hoisted: bool = False
     #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..access.footprint`).
     layouts: dict[Any, Any] = field(default_factory=dict)
     #: The GPU compiled for: ``cuda`` or ``hip``. Where they disagree, values are its.
@@ -89,7 +89,6 @@ class Branch:
     cond: int
     then: Jump
     other: Jump
-    loc: Loc = field(default_factory=Loc)
 
 
 @dataclass(eq=False)
@@ -107,11 +106,10 @@ class ForHead:
 
 @dataclass(eq=False)
 class ForBack:
-    """Advance ``iv`` by ``step`` (``bits`` wide), move the loop-carried values, go to ``head``."""
+    """Advance ``iv`` by ``step``, move the loop-carried values, go to ``head``."""
 
     iv: int
     step: int
-    bits: int
     head: int
     moves: tuple[tuple[int, int], ...]
 
@@ -125,18 +123,15 @@ class Return:
 class LoopInfo:
     """A loop: where it stands, and whether it reads memory (so that its lanes may be waiting for a write)."""
 
-    index: int
     loc: Loc
-    kind: str
     reads_memory: bool = False
-    carried: tuple[int, ...] = ()
 
 
 Terminator = Jump | Branch | ForHead | ForBack | Return
 
 
 @dataclass(eq=False)
-class Code:
+class BasicBlock:
     """A basic block."""
 
     index: int
@@ -150,31 +145,29 @@ class Code:
 
 @dataclass(eq=False)
 class Program:
-    """A lifted kernel."""
+    """A kernel, ready to be run."""
 
     name: str
-    blocks: list[Code]
+    blocks: list[BasicBlock]
     n_slots: int
     args: list[tuple[int, Ty]]
     #: Slots with a value known now (constants).
     constants: dict[int, Any]
     ops: list[OpInfo]
-    loops: list[LoopInfo]
-    loc: Loc
-    #: Launch-invariant instructions, in order: index arithmetic, masks, loop bounds.
-    invariant: list[Instr]
-    #: Slots of scalar integers that tiles, pointers or loop bounds are built from.
-    frontier: tuple[int, ...]
-    #: Kernel arguments (positions) that the invariant instructions depend on.
-    key_args: tuple[int, ...]
-    #: True if a program may wait for another one, so all must be alive at once.
-    waits: bool
     #: Largest tile of the program, in elements.
     widest: int
     ttir: str = ""
     #: The type of each slot.
     types: list[Any] = field(default_factory=list)
-    #: Slots that live as long as the launch: constants, arguments, launch-invariant values.
-    lasting: frozenset[int] = frozenset()
+
+    # What :mod:`.analysis` finds
+    #: Launch-invariant instructions, in order: index arithmetic, masks, loop bounds.
+    invariant: list[Instr] = field(default_factory=list)
+    #: Slots of scalar integers that tiles, pointers or loop bounds are built from.
+    frontier: tuple[int, ...] = ()
+    #: Kernel arguments (positions) that the invariant instructions depend on.
+    key_args: tuple[int, ...] = ()
+    #: True if a program may wait for another one, so all must be alive at once.
+    waits: bool = False
     #: Slots whose tensors nobody else can see.
     owned: frozenset[int] = frozenset()

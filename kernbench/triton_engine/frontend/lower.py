@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernbench.triton_engine.ops.registry import UnsupportedOpError, lookup
+from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
 
 from . import analysis
-from .locations import Loc
 from .parse import parse_module
 from .program import (
+    BasicBlock,
     Branch,
-    Code,
     ForBack,
     ForHead,
     Instr,
@@ -25,26 +24,21 @@ from .program import (
     Return,
     SubProgram,
 )
-from .tree import Block, Function, Op, Region
+from .tree import Function, Op, Region, RegionBlock
 from .types import Ty
-
-#: Operations that mean nothing here: lanes of a batch move in step.
-_NO_EFFECT = {"ttg.barrier", "gpu.barrier", "llvm.intr.assume", "ttg.local_barrier", "nvvm.barrier0"}
 
 
 class _Lowering:
     def __init__(self, functions: dict[str, Function], ttir: str, backend: str) -> None:
         self.functions = functions
         self.kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
-        self.blocks: list[Code] = []
+        self.blocks: list[BasicBlock] = []
         self.types: list[Ty | None] = []
         self.constants: dict[int, Any] = {}
         self.ops: list[OpInfo] = []
-        self.loops: list[LoopInfo] = []
         self.names: dict[str, int] = {}
         self.ttir = ttir
         self.backend = backend
-        self.depth = 0
 
     # Slots and blocks
 
@@ -59,8 +53,8 @@ class _Lowering:
     def use(self, name: str) -> int:
         return self.names[name]
 
-    def block(self) -> Code:
-        code = Code(len(self.blocks))
+    def block(self) -> BasicBlock:
+        code = BasicBlock(len(self.blocks))
         self.blocks.append(code)
         return code
 
@@ -79,24 +73,20 @@ class _Lowering:
                 args=args,
                 constants=self.constants,
                 ops=self.ops,
-                loops=self.loops,
-                loc=self.kernel.loc,
-                invariant=[],
-                frontier=(),
-                key_args=(),
-                waits=False,
                 widest=max((t.numel for t in self.types if t is not None), default=1),
                 ttir=self.ttir,
             ),
             self.types,
         )
 
-    def region_blocks(self, region: Region, code: Code, on_return: list[tuple[Jump, list[int]]] | None) -> Code:
+    def region_blocks(
+        self, region: Region, code: BasicBlock, on_return: list[tuple[Jump, list[int]]] | None
+    ) -> BasicBlock:
         """Lower the blocks of a region into ``code`` and after; returns the block where control ends.
 
         ``on_return`` collects the jumps of ``tt.return`` in an inlined function; None means the kernel itself.
         """
-        entries: dict[str, Code] = {}
+        entries: dict[str, BasicBlock] = {}
         pending: list[tuple[str, Jump]] = []
         arg_slots = {}
         for block in region.blocks[1:]:
@@ -112,41 +102,37 @@ class _Lowering:
         return last
 
     def block_ops(
-        self, block: Block, code: Code, on_return: Any, pending: list[tuple[str, Jump]], arg_slots: dict[str, list[int]]
-    ) -> Code:
+        self,
+        block: RegionBlock,
+        code: BasicBlock,
+        on_return: Any,
+        pending: list[tuple[str, Jump]],
+        arg_slots: dict[str, list[int]],
+    ) -> BasicBlock:
         for op in block.ops:
-            name = op.name
-            if name == "arith.constant":
-                self.constant(op)
-            elif name in _NO_EFFECT:
-                continue
-            elif name == "scf.for":
-                code = self.scf_for(op, code, on_return)
-            elif name == "scf.if":
-                code = self.scf_if(op, code, on_return)
-            elif name == "scf.while":
-                code = self.scf_while(op, code, on_return)
-            elif name == "tt.call":
-                code = self.call(op, code)
-            elif name == "cf.br":
-                code.term = self.branch_to(op.successors[0], pending, arg_slots)
-            elif name == "cf.cond_br":
-                then, other = (self.branch_to(s, pending, arg_slots) for s in op.successors)
-                code.term = Branch(self.use(op.operands[0]), then, other, op.loc)
-            elif name == "tt.return":
-                if on_return is None:
+            match op.name:
+                case "arith.constant" | "ub.poison":
+                    self.constant(op)
+                case "scf.for":
+                    code = self.scf_for(op, code, on_return)
+                case "scf.if":
+                    code = self.scf_if(op, code, on_return)
+                case "scf.while":
+                    code = self.scf_while(op, code, on_return)
+                case "tt.call":
+                    code = self.call(op, code)
+                case "cf.br":
+                    code.term = self.branch_to(op.successors[0], pending, arg_slots)
+                case "cf.cond_br":
+                    then, other = (self.branch_to(s, pending, arg_slots) for s in op.successors)
+                    code.term = Branch(self.use(op.operands[0]), then, other)
+                case "tt.return" if on_return is None:
                     code.term = Return()
-                else:
-                    jump = Jump(-1)
+                case "tt.return":
+                    code.term = jump = Jump(-1)
                     on_return.append((jump, [self.use(o) for o in op.operands]))
-                    code.term = jump
-            elif name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"):
-                continue  # read by whoever lowers the region
-            elif name == "ub.poison":
-                for r, ty in zip(op.results, op.result_types, strict=True):
-                    self.constants[self.define(r, ty)] = 0
-            else:
-                code.instrs.append(self.instr(op))
+                case _ if not _ends_region(op):  # what ends a region is read by whoever lowers the region
+                    self.instr(op, code.instrs)
         return code
 
     def branch_to(
@@ -159,7 +145,7 @@ class _Lowering:
 
     def constant(self, op: Op) -> None:
         ty = op.result_types[0]
-        value = op.attrs["value"]
+        value = op.attrs.get("value", 0)  # ub.poison may be anything
         if isinstance(value, np.ndarray):
             value = torch.tensor(value.tolist()).to(ty.dtype)
         elif ty.is_float and not isinstance(value, torch.Tensor):
@@ -168,14 +154,14 @@ class _Lowering:
             value = bool(value)
         self.constants[self.define(op.results[0], ty)] = value
 
-    def info(self, op: Op) -> OpInfo:
+    def info(self, op: Op, row: OpDef) -> OpInfo:
         info = OpInfo(
             index=len(self.ops),
             name=op.name,
+            row=row,
             attrs=op.attrs,
             words=op.words,
             groups=[len(g) for g in op.groups],
-            symbol=op.symbol,
             operand_types=[t for t in (self.types[self.use(o)] for o in op.operands) if t is not None],
             result_types=op.result_types,
             loc=op.loc,
@@ -186,18 +172,28 @@ class _Lowering:
         self.ops.append(info)
         return info
 
-    def instr(self, op: Op) -> Instr:
-        definition = lookup(op.name)
-        if definition is None:
+    def row(self, op: Op) -> OpDef:
+        row = lookup(op.name)
+        if row is None:
             raise UnsupportedOpError(
                 f"kernel {self.kernel.name}: operation {op.name} is not supported\n  at {op.loc}\n  {op.text}"
             )
-        info = self.info(op)
+        return row
+
+    def instr(self, op: Op, code: list[Instr]) -> None:
+        """Append an operation without control flow."""
+        row = self.row(op)
+        if row.no_effect:
+            return
+        info = self.info(op, row)
         info.regions = [self.sub_program(r) for r in op.regions]
+        code.append(self.made(info, op))
+
+    def made(self, info: OpInfo, op: Op) -> Instr:
+        """The instruction of an operation, its results defined."""
         args = tuple(self.use(o) for o in op.operands)
         results = tuple(self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True))
-        info.arg_slots, info.result_slots = args, results
-        return Instr(info, definition.build, args, results)
+        return Instr(info, info.row.build, args, results)
 
     def sub_program(self, region: Region) -> SubProgram:
         if len(region.blocks) != 1:
@@ -205,7 +201,7 @@ class _Lowering:
         block = region.blocks[0]
         return self.straight_program(block, tuple(self.define(name, ty) for name, ty in block.args))
 
-    def straight_program(self, block: Block, args: tuple[int, ...]) -> SubProgram:
+    def straight_program(self, block: RegionBlock, args: tuple[int, ...]) -> SubProgram:
         code: list[Instr] = []
         results: tuple[int, ...] = ()
         first = len(self.ops)
@@ -217,8 +213,7 @@ class _Lowering:
 
     def loop_in_region(self, op: Op) -> Instr:
         """A loop inside a combine function: one instruction whose regions are its parts (see ``ops/region_loops.py``)."""
-        info = self.info(op)
-        args = tuple(self.use(o) for o in op.operands)
+        info = self.info(op, self.row(op))
         if op.name == "scf.for":
             names = [op.attrs["iv"], *op.attrs["iter_args"]]
             slots = tuple(self.define(n, t) for n, t in zip(names, op.operand_types[2:], strict=True))
@@ -226,18 +221,14 @@ class _Lowering:
         else:
             before = tuple(self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True))
             info.regions = [self.straight_program(op.regions[0].blocks[0], before), self.sub_program(op.regions[1])]
-        results = tuple(self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True))
-        info.arg_slots, info.result_slots = args, results
-        definition = lookup(op.name)
-        assert definition is not None
-        return Instr(info, definition.build, args, results)
+        return self.made(info, op)
 
-    def straight_line(self, block: Block, code: list[Instr]) -> None:
+    def straight_line(self, block: RegionBlock, code: list[Instr]) -> None:
         """Lower a block that must not jump: ``scf.if`` becomes both sides and a select, calls are inlined."""
         for op in block.ops:
-            if op.name == "arith.constant":
+            if op.name in ("arith.constant", "ub.poison"):
                 self.constant(op)
-            elif op.name in _NO_EFFECT or _ends_region(op):
+            elif _ends_region(op):
                 continue
             elif op.name in ("scf.for", "scf.while"):
                 code.append(self.loop_in_region(op))
@@ -250,7 +241,7 @@ class _Lowering:
                     select = Op(
                         "arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc
                     )
-                    code.append(self.instr(select))
+                    self.instr(select, code)
             elif op.name == "tt.call":
                 callee = self.functions[op.symbol]
                 if len(callee.body.blocks) != 1:
@@ -266,35 +257,33 @@ class _Lowering:
                 for name, slot in zip(op.results, returned, strict=True):
                     self.names[name] = slot
             else:
-                code.append(self.instr(op))
+                self.instr(op, code)
 
     # Control flow
 
-    def scf_for(self, op: Op, code: Code, on_return: Any) -> Code:
-        loop = LoopInfo(len(self.loops), op.loc, "for")
-        self.loops.append(loop)
+    def scf_for(self, op: Op, code: BasicBlock, on_return: Any) -> BasicBlock:
+        loop = LoopInfo(op.loc)
         lower, upper, step = (self.use(o) for o in op.operands[:3])
         inits = [self.use(o) for o in op.operands[3:]]
         iv_ty = op.operand_types[0]
         iv = self.define(op.attrs["iv"], iv_ty)
         carried = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.result_types, strict=True)]
-        loop.carried = tuple(carried)
         head = self.block()
         code.term = Jump(head.index, ((iv, lower), *zip(carried, inits, strict=True)))
         body = self.block()
         last = self.region_blocks(op.regions[0], body, on_return)
         yields = [self.use(o) for o in op.regions[0].blocks[-1].ops[-1].operands] if carried else []
-        last.term = ForBack(iv, step, iv_ty.bits, head.index, tuple(zip(carried, yields, strict=True)))
+        last.term = ForBack(iv, step, head.index, tuple(zip(carried, yields, strict=True)))
         after = self.block()
         head.term = ForHead(iv, upper, step, body.index, after.index, bool(op.attrs.get("unsigned")), loop)
         for name, slot in zip(op.results, carried, strict=True):
             self.names[name] = slot
         return after
 
-    def scf_if(self, op: Op, code: Code, on_return: Any) -> Code:
+    def scf_if(self, op: Op, code: BasicBlock, on_return: Any) -> BasicBlock:
         results = [self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True)]
         ends: list[Jump] = []
-        entries: list[Code] = []
+        entries: list[BasicBlock] = []
         for region in op.regions:
             entry = self.block()
             entries.append(entry)
@@ -307,15 +296,13 @@ class _Lowering:
         for jump in ends:
             jump.target = join.index
         other = entries[1].index if len(entries) > 1 else join.index
-        code.term = Branch(self.use(op.operands[0]), Jump(entries[0].index), Jump(other), op.loc)
+        code.term = Branch(self.use(op.operands[0]), Jump(entries[0].index), Jump(other))
         return join
 
-    def scf_while(self, op: Op, code: Code, on_return: Any) -> Code:
-        loop = LoopInfo(len(self.loops), op.loc, "while")
-        self.loops.append(loop)
+    def scf_while(self, op: Op, code: BasicBlock, on_return: Any) -> BasicBlock:
+        loop = LoopInfo(op.loc)
         inits = [self.use(o) for o in op.operands]
         before_args = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True)]
-        loop.carried = tuple(before_args)
         before = self.block()
         code.term = Jump(before.index, tuple(zip(before_args, inits, strict=True)))
         last = self.region_blocks(op.regions[0], before, on_return)
@@ -332,11 +319,10 @@ class _Lowering:
             cond,
             Jump(body.index, tuple(zip(after_args, passed, strict=True))),
             Jump(exit_.index, tuple(zip(results, passed, strict=True))),
-            op.loc,
         )
         return exit_
 
-    def call(self, op: Op, code: Code) -> Code:
+    def call(self, op: Op, code: BasicBlock) -> BasicBlock:
         """Inline a call: Triton functions do not recurse."""
         callee = self.functions.get(op.symbol)
         if callee is None:
@@ -378,7 +364,7 @@ def _rounded(value: float, ty: Ty) -> float:
     return float(torch.tensor(value, dtype=ty.dtype).to(torch.float64))
 
 
-def lift(ttir: str, backend: str = "cuda") -> Program:
+def lower_ttir(ttir: str, backend: str = "cuda") -> Program:
     """Lift printed TTIR to a program. ``backend``: the target's, ``cuda`` or ``hip``.
 
     Raises:
@@ -386,6 +372,3 @@ def lift(ttir: str, backend: str = "cuda") -> Program:
     """
     functions = parse_module(ttir)
     return _Lowering(functions, ttir, backend).run()
-
-
-__all__ = ["Loc", "lift"]
