@@ -41,6 +41,10 @@ RELIES_ON = (
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
     Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C", "a custom operator goes on below autograd, to the kernel of the GPU where it has one", has=(
+        "DispatchKey", "DispatchKeySet", "_dispatch_keys", "_after_ADInplaceOrView_keyset",
+        "_dispatch_has_kernel_for_dispatch_key",
+    )),
     Reliance("torch._C._dynamo.eval_frame", "Dynamo is told by these to step over a function", has=(
         "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy",
     )),

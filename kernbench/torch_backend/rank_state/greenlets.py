@@ -80,6 +80,7 @@ RELIES_ON = (
         "_set_grad_enabled", "_InferenceMode", "_len_torch_function_stack", "_get_function_stack_at",
         "_len_torch_dispatch_stack", "_get_dispatch_stack_at", "_current_graph_task_id",
     )),
+    Reliance("torch.distributed.distributed_c10d._world", "each use looks it up"),
     Reliance("torch._C._autograd", "so do hooks on saved tensors and profilers", has=(
         "_push_saved_tensors_default_hooks", "_top_saved_tensors_default_hooks", "_enable_profiler", "_profiler_enabled",
     )),
