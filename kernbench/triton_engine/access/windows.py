@@ -55,13 +55,17 @@ class _Windows:
 def load_windows(access: Access, dtype: torch.dtype, other: Any) -> Tensor | None:
     """Load where the tile is affine and the lanes are not: every lane's tile is a window on memory, and the windows lie
     a whole number of steps apart, so that one indexed copy fetches them. None if that is not so."""
-    batch = access.batch
-    if batch.rank_index is not None or access.dense is not None:
+    batch, offset = access.batch, access.pointer.offset
+    if (
+        type(offset) is not Affine
+        or offset.per_lane is None
+        or batch.rank_index is not None
+        or access.dense is not None
+    ):
         return None
     lanes: tuple[int, ...] = batch.lanes
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
-    if per_lane is None:
-        return None
+    assert per_lane is not None
     bounds, varying = access.mask_bounds(access.box)
     if varying:
         return None
