@@ -100,29 +100,33 @@ class PipeEnd:
     """One end of a pipe between a test case and a rank."""
 
     def __init__(self) -> None:
-        self._arrived: deque[Any] = deque()
-        self._other = self
+        self.arrived: deque[Any] = deque()
+        self.other = self
         self.closed = False
 
     @classmethod
     def pair(cls) -> tuple[PipeEnd, PipeEnd]:
         """Two ends."""
         one, other = cls(), cls()
-        one._other, other._other = other, one
+        one.other, other.other = other, one
         return one, other
 
     def send(self, value: Any) -> None:
-        self._other._arrived.append(value)
+        """To the other end."""
+        self.other.arrived.append(value)
 
     def recv(self) -> Any:
-        if not self._arrived:
+        """The next value. Raises :class:`EOFError` if there is none."""
+        if not self.arrived:
             raise EOFError
-        return self._arrived.popleft()
+        return self.arrived.popleft()
 
     def poll(self, timeout: float = 0.0) -> bool:
-        return bool(self._arrived)
+        """Whether there is one."""
+        return bool(self.arrived)
 
     def close(self) -> None:
+        """Nobody sends or receives any more."""
         self.closed = True
 
 

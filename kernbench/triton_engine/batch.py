@@ -57,6 +57,7 @@ class Batch(Lanes):
         return self.rank_index is not None and self.rank_index.shape[0] == self.rank_index.size
 
     def program_id(self, axis: int) -> int | Affine:
+        """``tl.program_id(axis)`` of every lane."""
         gx, gy, _ = self.execution.grid
         linear = self.ids
         part = linear % gx if axis == 0 else linear // gx % gy if axis == 1 else linear // (gx * gy)

@@ -170,6 +170,7 @@ class Binding:
         return found[1]
 
     def find(self, address: int) -> HostAllocation | None:
+        """The allocation that an address is in."""
         for allocation in self._known.values():
             if allocation.base <= address < allocation.base + allocation.nbytes:
                 return allocation
@@ -291,12 +292,15 @@ class Binding:
         return self.traffic
 
     def snapshot_counts(self) -> tuple[dict[int, int], dict[int, TensorTraffic]]:
+        """What has been counted so far, for :meth:`restore_counts`."""
         return dict(self.bytes), {base: copy(traffic) for base, traffic in self.settled_traffic().items()}
 
     def restore_counts(self, saved: tuple[dict[int, int], dict[int, TensorTraffic]]) -> None:
+        """Count from there again."""
         self._alike.clear()
         self.bytes, self.traffic = saved
 
     def program_of(self, linear: int) -> tuple[int, int, int]:
+        """Program id of the program with this number."""
         gx, gy, _ = self.grid
         return linear % gx, linear // gx % gy, linear // (gx * gy)

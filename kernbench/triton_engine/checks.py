@@ -59,6 +59,7 @@ class MemoryChecks:
     # Affine accesses
 
     def read_piece(self, access: Access, piece: Piece) -> None:
+        """Refuse to read elements of a piece that nobody has written."""
         written = registry.written(piece.allocation.base)
         if written is not None:
             known = _bytes(written, piece, access.item).all(-1)
@@ -66,6 +67,7 @@ class MemoryChecks:
                 self._unwritten(access, piece.allocation, int(_positions(piece)[~known][0]))
 
     def write_piece(self, access: Access, piece: Piece) -> None:
+        """Note who writes a piece; refuse two programs that write one element."""
         written = registry.written(piece.allocation.base)
         if written is not None:
             _bytes(written, piece, access.item).fill_(True)
@@ -93,6 +95,7 @@ class MemoryChecks:
     # Gathered accesses
 
     def read_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
+        """As :meth:`read_piece`, of the elements ``index``."""
         written = registry.written(allocation.base)
         if written is None:
             return
@@ -103,6 +106,7 @@ class MemoryChecks:
                 self._unwritten(access, allocation, int(flat[~known][0]))
 
     def write_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
+        """As :meth:`write_piece`, of the elements ``index``."""
         batch, item = access.batch, access.item
         nl = len(batch.lanes)
         shape = batch.lanes + tuple(index.shape[nl:])

@@ -25,10 +25,12 @@ class TensorTraffic:
 
     @property
     def unique_read(self) -> int:
+        """Bytes between the lowest and the highest address read, at most ``read``."""
         return min(self.read, max(0, self.read_high - self.read_low))
 
     @property
     def unique_written(self) -> int:
+        """Bytes between the lowest and the highest address written, at most ``written``."""
         return min(self.written, max(0, self.write_high - self.write_low))
 
 

@@ -25,7 +25,8 @@ from .reuse import look_at_wave
 class LaunchSink(Protocol):
     """Receives launches instead of their being run at once."""
 
-    def submit(self, launch: Launch) -> None: ...
+    def submit(self, launch: Launch) -> None:
+        """Take a launch."""
 
 
 _sink: LaunchSink | None = None

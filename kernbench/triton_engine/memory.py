@@ -43,6 +43,7 @@ class HostAllocation:
         return view
 
     def describe(self) -> str:
+        """Name, owner, shape and size, for messages."""
         owner = "" if self.rank is None else f" of rank {self.rank}"
         return f"{self.name or 'tensor'}{owner} (shape {self.shape}, {self.nbytes} bytes)"
 
@@ -113,6 +114,7 @@ class RegisteredAllocations:
         return entry is not None and entry[0]() is not None and entry[1] == tensor.untyped_storage().nbytes()
 
     def unregister(self, tensor: torch.Tensor) -> None:
+        """Forget the allocation under a tensor."""
         self._drop(tensor.untyped_storage().data_ptr())
 
     def _drop(self, base: int) -> None:
@@ -121,6 +123,7 @@ class RegisteredAllocations:
         self._written.pop(base, None)
 
     def find(self, address: int) -> HostAllocation | None:
+        """The live allocation that an address is in."""
         at = bisect.bisect_right(self._bases, address) - 1
         while at >= 0:
             base = self._bases[at]
@@ -143,6 +146,7 @@ class RegisteredAllocations:
         """None: there is no switch."""
 
     def clear(self) -> None:
+        """Forget all."""
         self._bases.clear()
         self._written.clear()
         self._entries.clear()
@@ -208,6 +212,7 @@ class WriteEpoch:
         self.count = 0
 
     def bump(self) -> None:
+        """Memory has been written."""
         self.count += 1
 
 

@@ -218,6 +218,7 @@ def dense_int(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...], dtype: to
 
 
 def bound_tensor(bound: Bound, nt: int) -> torch.Tensor | int:
+    """A bound as a tensor to compare ``nt`` tile axes with."""
     if isinstance(bound, np.ndarray):
         return torch.from_numpy(np.array(bound)).reshape(tuple(bound.shape) + (1,) * nt)
     return bound

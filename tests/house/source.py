@@ -78,22 +78,20 @@ class Package:
 
     @cached_property
     def private_attributes(self) -> dict[str, set[str]]:
-        """Private name (one underscore) to the rooms whose classes define it, as an attribute or a method."""
+        """Private name (one underscore) to the modules whose classes define it, as an attribute or a method."""
         found: dict[str, set[str]] = {}
         for module, nodes in self.nodes.items():
             for name in filter(_private, _attributes(nodes)):
-                found.setdefault(name, set()).add(self.room(module))
+                found.setdefault(name, set()).add(module)
         return found
 
     def foreign_accesses(self) -> Iterator[Access]:
-        """Private names of other rooms' classes and modules. One that the own room defines too is taken for its own."""
+        """Private names of other modules, and of their classes. One that a class of the module has too is taken for its own."""
         for module, nodes in self.nodes.items():
-            room = self.room(module)
             for node in nodes:
                 if isinstance(node, ast.Attribute) and not _own(node.value):
-                    homes = self.private_attributes.get(node.attr, {room})
-                    names = [] if room in homes else [node.attr]
-                elif isinstance(node, ast.ImportFrom) and self.room(self._source(module, node)) in self.rooms - {room}:
+                    names = [] if module in self.private_attributes.get(node.attr, {module}) else [node.attr]
+                elif isinstance(node, ast.ImportFrom) and self._source(module, node) in self.nodes:
                     names = [alias.name for alias in node.names]
                 else:
                     continue

@@ -197,7 +197,7 @@ def test_objects_travel_in_both_isolations():
         seen: dict[int, Any] = {}
         with kernbench.simulate("dgx_h100") as ctx:
 
-            def worker(rank: int) -> None:
+            def worker(rank: int, seen: dict[int, Any] = seen) -> None:
                 everybody: list[Any] = [None] * WORLD
                 ctx.distributed.all_gather_object(everybody, {"rank": rank})
                 given = [f"from {rank}", rank]

@@ -56,9 +56,11 @@ class profile(profiler_legacy.profile):  # torch's name
     def key_averages(
         self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, *later: Any, **named_later: Any
     ) -> Any:
+        """Rows of what was recorded."""
         return super().key_averages(group_by_input_shape, group_by_stack_n)
 
     def export_chrome_trace(self, path: str, metadata: dict[str, str] | None = None) -> None:
+        """Write it as a trace."""
         super().export_chrome_trace(path)
 
     def _start_trace(self) -> None:
@@ -98,6 +100,7 @@ class profile(profiler_legacy.profile):  # torch's name
 
     @property
     def self_cpu_time_total(self) -> float:
+        """Microseconds."""
         return sum(event.self_cpu_time_total for event in self.function_events or EventList())
 
 

@@ -23,6 +23,7 @@ _stock_deepcopy: Any = torch.Tensor.__deepcopy__
 
 
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``Tensor.to``."""
     target = kwargs.get("device", args[0] if args else None)
     if isinstance(target, torch.Tensor):
         kind = "cuda" if block_of(target) is not None else "cpu"
@@ -74,10 +75,12 @@ def _to_peer(
 def cuda(
     tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
 ) -> torch.Tensor:
+    """``Tensor.cuda``."""
     return to(tensor, torch.device("cuda", bound_devices().number(device)))
 
 
 def cpu(tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+    """``Tensor.cpu``."""
     return to(tensor, torch.device("cpu"))
 
 
@@ -93,10 +96,12 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 
 
 def is_cuda(tensor: torch.Tensor) -> bool:
+    """``Tensor.is_cuda``."""
     return _stock_is_cuda.__get__(tensor) or (current_device() is not None and block_of(tensor) is not None)
 
 
 def get_device(tensor: torch.Tensor) -> int:
+    """``Tensor.get_device``."""
     block = block_of(tensor)
     return -1 if block is None else _index_of(block)
 
@@ -119,6 +124,7 @@ def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: 
 
 
 def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """``Tensor.__deepcopy__``."""
     copied: torch.Tensor = _stock_deepcopy(tensor, memo)
     block = block_of(tensor) if current_device() is not None else None
     if block is not None and copied is not tensor:

@@ -72,7 +72,7 @@ class SimProcessGroup(PostingGroup):
         total = torch.sparse_coo_tensor(torch.cat(all_indices).t(), torch.cat(all_values), tensor.shape).coalesce()
         with torch.no_grad():
             tensor.copy_(total)
-        return Work(self._simulation, self._futures, work._operations, (tensor,))
+        return Work(self.simulation, self._futures, work.operations, (tensor,))
 
     def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors)
@@ -104,7 +104,7 @@ class SimProcessGroup(PostingGroup):
             )
         cells = output.view(-1).split(input.numel()) if input.numel() else [output] * self.size()
         work = self._post("all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype)
-        work._tensors = (output,)
+        work.tensors = (output,)
         return work
 
     _allgather_base = all_gather_single
@@ -189,7 +189,7 @@ class SimProcessGroup(PostingGroup):
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
         work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype, given=(input,))
-        work._tensors = (output,)
+        work.tensors = (output,)
         return work
 
     alltoall_base = all_to_all_single
@@ -246,7 +246,7 @@ class SimProcessGroup(PostingGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensor = one_tensor(tensors)
-        operation = self._post_to.mailbox.post(
+        operation = self.matcher.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[dst], tag=tag, sends=True
         )
         self._limit(operation, None)
@@ -254,7 +254,7 @@ class SimProcessGroup(PostingGroup):
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensor = one_tensor(tensors)
-        operation = self._post_to.mailbox.post(
+        operation = self.matcher.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[src], tag=tag, sends=False
         )
         self._limit(operation, None)
@@ -262,11 +262,11 @@ class SimProcessGroup(PostingGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensor = one_tensor(tensors)
-        operation = self._post_to.mailbox.post(self.communicator, tensor, peer=None, tag=tag, sends=False)
+        operation = self.matcher.mailbox.post(self.communicator, tensor, peer=None, tag=tag, sends=False)
         self._limit(operation, None)
 
         def source() -> int:
-            self._simulation.waits.wait(operation)
+            self.simulation.waits.wait(operation)
             return self.communicator.index[(operation.detail or {})["source"]]
 
         return self._work(operation, (tensor,), source)

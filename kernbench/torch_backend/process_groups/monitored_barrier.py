@@ -16,7 +16,7 @@ def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -
         RuntimeError: not all have come in time. Rank 0 names the first that has not (``wait_all_ranks``: all of them), the
             others say that rank 0 failed.
     """
-    simulation, matcher, members = group._simulation, group._post_to, group.communicator
+    simulation, matcher, members = group.simulation, group.matcher, group.communicator
     limit = group.timeout if timeout is None else timeout
     signature = Signature("monitored_barrier", None, None, None, None, simulation.ccl_config.algorithm)
     operation = matcher.post(members, signature, (), ())
@@ -33,7 +33,7 @@ def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -
             text = said if number == 0 else f"{_without_rank_0(number)} ({said})"
             matcher.give_up(arrival.op, RuntimeError(text), at)
 
-    asked_for = group._asked_for or timeout is not None
+    asked_for = group.asked_for or timeout is not None
     simulation.deadlines.add(operation, operation.enqueue + limit.total_seconds(), expire, asked_for=asked_for)
     simulation.waits.wait(operation)
 

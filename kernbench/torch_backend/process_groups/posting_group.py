@@ -46,6 +46,9 @@ class PostingGroup(_ProcessGroup):
         backend: the name that the program asked for.
         timeout: of its operations, virtual time.
         asked_for: whether the program gave that timeout.
+
+    Attributes:
+        matcher: what it posts to.
     """
 
     bound_device_id: Any = None
@@ -65,15 +68,15 @@ class PostingGroup(_ProcessGroup):
         store: Any,
     ) -> None:
         super().__init__(rank, communicator.size)
-        self._simulation = simulation
-        self._post_to = simulation.matcher
+        self.simulation = simulation
+        self.matcher = simulation.matcher
         self._device = device
         self._futures = futures
         self.communicator = communicator
         self._rank = rank
         self.backend_name = backend
         self.timeout = timeout
-        self._asked_for = asked_for
+        self.asked_for = asked_for
         self._name = name
         self._description = description
         self._store = store
@@ -135,7 +138,7 @@ class PostingGroup(_ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
-        self._asked_for = True
+        self.asked_for = True
 
     def _has_hooks(self) -> bool:
         return False
@@ -166,10 +169,10 @@ class PostingGroup(_ProcessGroup):
         members = tuple(self.communicator.ranks[rank] for rank in new_ranks)
         name = group_name or f"{self._name}:split"
         mine = self.communicator.ranks[self._rank]
-        communicator = self._simulation.world.communicators.of(mine, name, members, everybody=False)
+        communicator = self.simulation.world.communicators.of(mine, name, members, everybody=False)
         return type(self)(
-            self._simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
-            timeout or self.timeout, timeout is not None or self._asked_for, name, group_desc or "undefined",
+            self.simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
+            timeout or self.timeout, timeout is not None or self.asked_for, name, group_desc or "undefined",
             dist.PrefixStore(f"{group_name}/", self._store),
         )  # fmt: skip
 
@@ -207,15 +210,15 @@ class PostingGroup(_ProcessGroup):
             dtype,
             None if reduction is None else reduction._value_,
             None if root is None else self.communicator.ranks[root],
-            algorithm or self._simulation.ccl_config.algorithm_for(op),
+            algorithm or self.simulation.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
-        simulation = self._simulation
+        simulation = self.simulation
         if simulation.hosts.current().unsettled:
             simulation.values.settle_stream()
         if reduction is not None and opts is not None:
             inputs = premultiplied(opts, inputs)
-        operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
+        operation = self.matcher.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, timeout_of(opts))
         work = self._work(operation, outputs)
         if self._checks_at_once and self._coalescing is None:
@@ -225,15 +228,15 @@ class PostingGroup(_ProcessGroup):
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
         timeout = (own or self.timeout).total_seconds()
-        self._simulation.deadlines.add(
+        self.simulation.deadlines.add(
             operation, operation.enqueue + timeout, partial(self._expire, operation, timeout),
-            self._asked_for or own is not None,
+            self.asked_for or own is not None,
         )  # fmt: skip
 
     def _expire(self, operation: Operation, timeout: float, at: float) -> None:
         """The deadline of an operation has come, ``timeout`` s after it was posted."""
-        situation = "\n".join(self._simulation.drain.report().splitlines()[1:])
-        self._post_to.give_up(
+        situation = "\n".join(self.simulation.drain.report().splitlines()[1:])
+        self.matcher.give_up(
             operation,
             dist.DistBackendError(
                 f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
@@ -252,16 +255,16 @@ class PostingGroup(_ProcessGroup):
             if block_of(tensor) is not None:
                 on_stream = True
                 break
-        work = Work(self._simulation, self._futures, (operation,), tensors, source, on_stream)
+        work = Work(self.simulation, self._futures, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
     def _joined(self, works: Sequence[Work]) -> Work:
-        operations = [operation for work in works for operation in work._operations]
-        tensors = [tensor for work in works for tensor in work._tensors]
+        operations = [operation for work in works for operation in work.operations]
+        tensors = [tensor for work in works for tensor in work.tensors]
         return Work(
-            self._simulation, self._futures, operations, tensors, on_stream=any(work.on_stream for work in works)
+            self.simulation, self._futures, operations, tensors, on_stream=any(work.on_stream for work in works)
         )
 
     def _start_coalescing(self, device: Any) -> None:

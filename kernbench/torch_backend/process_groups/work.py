@@ -45,8 +45,8 @@ class Work(dist.Work):
         super().__init__()
         self._simulation = simulation
         self._futures = futures
-        self._operations = operations
-        self._tensors = tensors
+        self.operations = operations
+        self.tensors = tensors
         self._source = source
         self.on_stream = on_stream
 
@@ -57,7 +57,7 @@ class Work(dist.Work):
         """
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
-        for op in self._operations:
+        for op in self.operations:
             wait(op)
         if self._futures is not None and self._futures.outstanding:
             self._futures.settle(self._future)
@@ -67,7 +67,7 @@ class Work(dist.Work):
     @property
     def operation(self) -> Operation:
         """This rank's part of the collective."""
-        return self._operations[0]
+        return self.operations[0]
 
     def synchronize(self) -> None:
         """As :meth:`wait`."""
@@ -75,23 +75,23 @@ class Work(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return at once. Asking lets the others go on, so a loop of this ends."""
-        for op in self._operations:
+        for op in self.operations:
             if not op.done:
                 self._simulation.polls.look(op)
-        return all(op.done for op in self._operations)
+        return all(op.done for op in self.operations)
 
     def is_success(self) -> bool:
         """Whether it is done and did not fail."""
-        return all(op.done and op.error is None for op in self._operations)
+        return all(op.done and op.error is None for op in self.operations)
 
     def exception(self) -> BaseException | None:
         """What made it fail, if anything did."""
-        return next((op.error for op in self._operations if op.error is not None), None)
+        return next((op.error for op in self.operations if op.error is not None), None)
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that it wrote; waits for them."""
         self.wait()
-        return list(self._tensors)
+        return list(self.tensors)
 
     def source_rank(self) -> int:
         """Number in the group of the rank that a received message came from."""
@@ -106,7 +106,7 @@ class Work(dist.Work):
                 self.wait()
             if self._futures is None:
                 raise KernbenchError("futures of collectives need ranks with threads: spawn with isolation='carrier'")
-            self._future = self._futures.make(self._operations, self._tensors, awaited=self._awaited)
+            self._future = self._futures.make(self.operations, self.tensors, awaited=self._awaited)
         return self._future
 
     def get_future_result(self) -> Any:

@@ -73,6 +73,7 @@ class StockImports:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Asked by ``import``."""
         per_rank = self._modules.matches(name)
         if not per_rank and not name.startswith(PREFIXES):
             return None

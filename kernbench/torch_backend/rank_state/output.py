@@ -28,6 +28,7 @@ class RankStream:
         self._partial: dict[int, str] = {}
 
     def write(self, text: str) -> int:
+        """Hand on whole lines."""
         rank = self._simulation.scheduler.current_rank()
         if rank is None:
             return self._stream.write(text)
@@ -38,10 +39,12 @@ class RankStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
+        """Write one after the other."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
+        """Hand on what there is."""
         self._stream.flush()
 
     def finish(self) -> None:

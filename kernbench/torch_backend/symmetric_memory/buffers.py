@@ -166,6 +166,7 @@ class SymmetricMemory:
         self._backend = name
 
     def get_backend(self, device: Any) -> str | None:
+        """The one that was set."""
         return self._backend if torch.device(device).type == "cuda" else None
 
     def has_multicast_support(self, device_type: Any, device_index: int) -> bool:
@@ -208,6 +209,7 @@ class SymmetricMemory:
         return _view(storage, dtype, size, stride)
 
     def is_symm_mem_tensor(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in a buffer."""
         return part_of(tensor) is not None
 
     def rendezvous(self, tensor: torch.Tensor, group_name: str | None = None) -> Handle | None:

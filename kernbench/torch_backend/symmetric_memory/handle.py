@@ -97,6 +97,7 @@ class Handle:
 
     @property
     def group_name(self) -> str:
+        """Of the group that met."""
         return self._group.group_name
 
     @property
@@ -142,6 +143,7 @@ class Handle:
         return part.tables[key].data_ptr()
 
     def has_multicast_support(self) -> bool:
+        """Whether there is a switch."""
         return self._simulation.topology.system.sips.reduces_in_switch
 
     @property
@@ -243,9 +245,11 @@ class Handle:
     # -- the class's own static methods, also on a handle ------------------------------------------------------------
 
     def stream_write_value32(self, tensor: torch.Tensor, offset: int, val: int) -> torch.Tensor:
+        """Write a word when the stream comes to it."""
         return torch._C._distributed_c10d._SymmetricMemory.stream_write_value32(tensor, offset, val)
 
     def memset32(self, tensor: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
+        """Write ``count`` words when the stream comes to it."""
         return torch._C._distributed_c10d._SymmetricMemory.memset32(tensor, offset, val, count)
 
 

@@ -113,10 +113,12 @@ class Piece:
 
     @property
     def sizes(self) -> list[int]:
+        """Elements along each dimension."""
         return self.foot.sizes
 
     @property
     def strides(self) -> list[int]:
+        """Elements from one to the next, along each dimension."""
         return self.foot.strides
 
     def view(self, dtype: Dtype) -> tuple[Tensor, list[int]]:
@@ -132,4 +134,5 @@ class Piece:
 
     @property
     def where(self) -> tuple[slice, ...]:
+        """The part of the tile that it holds."""
         return tuple([slice(None) if a is None else a for a in self.at])

@@ -42,6 +42,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
+    """Undo :func:`install`."""
     from triton.compiler.compiler import CompiledKernel
 
     if hasattr(CompiledKernel, _KEPT):

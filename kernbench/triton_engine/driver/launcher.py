@@ -134,6 +134,7 @@ class Launcher:
         exit_hook: Any,
         *bound: Any,
     ) -> None:
+        """Launch: Triton calls this, with the arguments in the order of the signature."""
         if len(bound) != self.n_bound:
             bound = self._spread(bound)
         args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)

@@ -50,6 +50,7 @@ def _source(slot: int, made: dict[int, Instr]) -> tuple[int, Instr | None]:
 
 
 def compiled_in_full(metadata: Any) -> bool:
+    """Whether a kernel was compiled beyond TTIR."""
     return not hasattr(metadata, "kernbench_ttir")
 
 

@@ -16,6 +16,7 @@ from .target import get_target
 
 
 def current_device() -> DeviceSpec:
+    """The device that kernels are compiled for."""
     target = get_target()
     return device_of(target.backend, str(target.arch))
 

@@ -1,0 +1,1 @@
+"""From TTIR to the flat program that the machine runs."""

@@ -58,10 +58,12 @@ def region_uses(instr: Instr) -> list[int]:
 
 
 def uses(instr: Instr) -> list[int]:
+    """Slots that an instruction reads."""
     return [*instr.args, *region_uses(instr)] if instr.info.regions else list(instr.args)
 
 
 def bits(slots: object) -> int:
+    """A set of slots as a bit mask."""
     out = 0
     for s in slots:  # type: ignore[attr-defined]
         out |= 1 << s
@@ -69,6 +71,7 @@ def bits(slots: object) -> int:
 
 
 def members(mask: int) -> list[int]:
+    """The slots of a bit mask."""
     out = []
     while mask:
         low = mask & -mask

@@ -43,6 +43,7 @@ class Locations:
         self.cache: dict[str, Loc] = {}
 
     def get(self, text: str) -> Loc:
+        """The location that a reference in TTIR stands for."""
         if text in self.cache:
             return self.cache[text]
         self.cache[text] = Loc()  # breaks cycles, which MLIR never prints

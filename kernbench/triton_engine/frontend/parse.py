@@ -29,6 +29,7 @@ class Parser:
         self.at = 0
 
     def module(self) -> dict[str, Function]:
+        """All functions, by name."""
         functions: dict[str, Function] = {}
         while self.at < len(self.lines):
             line = self.lines[self.at]
@@ -40,6 +41,7 @@ class Parser:
         return functions
 
     def function(self) -> Function:
+        """The next function."""
         line = self.lines[self.at]
         self.at += 1
         header, _ = strip_locs(line)
@@ -85,6 +87,7 @@ class Parser:
             block.ops.append(self.op())
 
     def op(self) -> Op:
+        """The next operation."""
         line = self.lines[self.at]
         self.at += 1
         body, loc_text = strip_locs(line)

@@ -55,22 +55,27 @@ class Ty:
 
     @property
     def is_int(self) -> bool:
+        """Whether elements are integers."""
         return self.elem in INT_BITS
 
     @property
     def is_ptr(self) -> bool:
+        """Whether they are pointers."""
         return self.elem == "ptr"
 
     @property
     def is_float(self) -> bool:
+        """Whether they are floating-point numbers."""
         return self.elem in TORCH_DTYPE and self.elem not in INT_BITS
 
     @property
     def bits(self) -> int:
+        """Width of an integer, bits."""
         return INT_BITS[self.elem]
 
     @property
     def dtype(self) -> torch.dtype:
+        """As torch says it."""
         return TORCH_DTYPE[self.elem]
 
     @property
@@ -80,6 +85,7 @@ class Ty:
 
     @property
     def numel(self) -> int:
+        """Elements."""
         return prod(self.shape)
 
     def __str__(self) -> str:

@@ -97,7 +97,7 @@ def update(
     return result if want_old else None
 
 
-def _flat_elements(
+def flat_elements(
     batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
 ) -> list[tuple[HostAllocation, np.ndarray, np.ndarray | None]]:
     """Element indices of every lane and element, row-major, per allocation, with the selection of active ones."""
@@ -111,7 +111,8 @@ def _flat_elements(
     return out
 
 
-def _operand(batch: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
+def raw_operand(batch: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
+    """An operand of every lane and element, row-major, as numbers of the type ``raw``."""
     full = materialise(v, batch, ty).expand(batch.lanes + ty.shape).reshape(-1)
     if full.dtype is torch.bool:
         full = full.to(torch.int8)
@@ -145,8 +146,8 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
         if mask is False or (type(mask) is int and not mask):
             return 0 if ty.is_int else 0.0
         old = np.zeros(count, dtype=torch.empty(0, dtype=raw).numpy().dtype)
-        values = _operand(batch, value, ty, raw)
-        for allocation, index, keep in _flat_elements(batch, info, p, tile, dtype, mask):
+        values = raw_operand(batch, value, ty, raw)
+        for allocation, index, keep in flat_elements(batch, info, p, tile, dtype, mask):
             flat = allocation.flat(raw).numpy()
             mine = values if keep is None else values[keep]
             batch.execution.atomics += len(index)
@@ -180,9 +181,9 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
     tile = ty.shape
 
     def run(batch: Any, p: Ptr, compare: Any, value: Any) -> Value:
-        wanted, new = _operand(batch, compare, ty, raw), _operand(batch, value, ty, raw)
+        wanted, new = raw_operand(batch, compare, ty, raw), raw_operand(batch, value, ty, raw)
         old = np.empty_like(wanted)
-        for allocation, index, keep in _flat_elements(batch, info, p, tile, dtype, True):
+        for allocation, index, keep in flat_elements(batch, info, p, tile, dtype, True):
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
             batch.execution.atomics += len(index)

@@ -28,7 +28,7 @@ from kernbench.triton_engine.values import (
     wrap,
 )
 
-from .atomics import _flat_elements, _operand, update
+from .atomics import flat_elements, raw_operand, update
 from .masks import mask_and
 from .registry import op
 from .shape import materialise, spread
@@ -266,8 +266,8 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
         if batch.execution.dry:
             access.visit(batch, info, p, inner, dtype, mask)
             return None
-        values = _operand(batch, value, value_ty, raw)
-        for allocation, at, keep in _flat_elements(batch, info, p, inner, dtype, mask):
+        values = raw_operand(batch, value, value_ty, raw)
+        for allocation, at, keep in flat_elements(batch, info, p, inner, dtype, mask):
             flat = allocation.flat(raw).numpy()
             update(kind, flat, at, values if keep is None else values[keep], False, dtype is torch.bfloat16)
             batch.execution.atomics += len(at)

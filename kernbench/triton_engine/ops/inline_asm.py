@@ -85,6 +85,7 @@ class BatchMemory:
             self.batch.execution.signal(allocation, offsets.tolist(), wrote)
 
     def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
+        """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
         out = np.zeros(len(address), dtype=np.uint64)
         for allocation, here, index in self._places(address, nbytes):
             flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
@@ -93,6 +94,7 @@ class BatchMemory:
         return out
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
+        """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
         if self.batch.execution.dry:
             return
         for allocation, here, index in self._places(address, nbytes):

@@ -33,6 +33,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Assembly:
+    """What is run: instructions, and whether they write and read memory."""
+
     instructions: tuple[Instruction, ...]
     writes: bool
     reads: bool

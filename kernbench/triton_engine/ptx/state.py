@@ -16,9 +16,11 @@ from .parse import AssemblyError
 class GlobalMemory(Protocol):
     """Loads, stores and updates by absolute address; addresses are uint64 arrays."""
 
-    def load(self, address: np.ndarray, nbytes: int) -> np.ndarray: ...
+    def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
+        """Values of ``nbytes`` bytes, as uint64."""
 
-    def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None: ...
+    def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
+        """Write the low ``nbytes`` bytes of each value."""
 
     def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
         """The addresses that multicast addresses stand for, one array per buffer. Their traffic is one buffer's."""
@@ -34,6 +36,7 @@ class Frame:
     specials: dict[str, np.ndarray | int] = field(default_factory=dict)
 
     def select(self, keep: np.ndarray) -> Frame:
+        """The invocations that ``keep`` (a mask) says."""
         return Frame(
             int(keep.sum()),
             {k: v[keep] for k, v in self.registers.items()},
@@ -57,6 +60,7 @@ class State:
 
     @property
     def count(self) -> int:
+        """Invocations that execute the instruction."""
         return int(self.mask.sum()) if isinstance(self.mask, np.ndarray) else self.frame.size
 
     def raw(self, name: str) -> np.ndarray:
