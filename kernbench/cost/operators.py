@@ -189,11 +189,6 @@ def _read_as_written(given: Operands, made: Operands) -> float:
     return 2 * nbytes_of(made or given)
 
 
-def _statistics_first(given: Operands, made: Operands) -> float:
-    """The input is read once for its statistics and once more."""
-    return nbytes_of(given[:1]) + everything(given, made)
-
-
 def _in_rows(operand: Operand, longest: int) -> bool:
     return bool(operand.shape) and operand.shape[-1] <= longest
 

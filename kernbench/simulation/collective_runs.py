@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -24,6 +25,7 @@ from kernbench.simulation.tensors import plain, short_dtype
 from kernbench.simulation.waits import Awaited
 
 
+@dataclass(eq=False, repr=False)
 class CollectiveRuns:
     """Starts the collectives of one simulation.
 
@@ -36,21 +38,14 @@ class CollectiveRuns:
         hooks: are told what has been matched.
     """
 
-    def __init__(
-        self,
-        engine: GraphEngine,
-        hosts: Hosts,
-        storages: StorageTable,
-        config: Callable[[], CclConfig],
-        paused: Callable[[], AbstractContextManager[None]],
-        hooks: RunHooks | None,
-    ) -> None:
-        self._engine = engine
-        self._hosts = hosts
-        self._storages = storages
-        self._config = config
-        self._paused = paused
-        self._hooks = hooks
+    engine: GraphEngine
+    hosts: Hosts
+    storages: StorageTable
+    config: Callable[[], CclConfig]
+    paused: Callable[[], AbstractContextManager[None]]
+    hooks: RunHooks | None
+
+    def __post_init__(self) -> None:
         self._kernels = KernelCollectives()
         self._awaited: dict[Operation, Condition] = {}
         self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
@@ -75,7 +70,7 @@ class CollectiveRuns:
             splits: elements per cell, where they are not all alike.
         """
         request = self._prepare(collective, arrivals, count, root, splits)
-        engine = self._engine
+        engine = self.engine
         parts = [arrival.op for arrival in arrivals]
         payload = max([op.nbytes for op in parts], default=0)
         detail = {
@@ -95,8 +90,8 @@ class CollectiveRuns:
             there = self._awaited.pop(op, None)
             if there is not None:
                 there.fulfil()
-        if self._hooks is not None:
-            self._hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
+        if self.hooks is not None:
+            self.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = engine.submit_collective(request.plan, parts, [arrival.after for arrival in arrivals])
         collective.run = run
         for arrival in arrivals:
@@ -122,11 +117,11 @@ class CollectiveRuns:
             signature.op, signature.algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
         )  # fmt: skip
-        if self._engine.enable_data or self._on_hosts(arrivals):
+        if self.engine.enable_data or self._on_hosts(arrivals):
             inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
             reduction = ReduceOp(signature.reduction) if signature.reduction else None
             module = algorithm_module(request.config.module)
-            with self._paused():
+            with self.paused():
                 if hasattr(module, "run"):
                     ranks = tuple(arrival.rank for arrival in arrivals)
                     self._kernels.run(module, ranks, inputs, outputs, reduction, root)
@@ -146,8 +141,8 @@ class CollectiveRuns:
         environ: Environ,
         reduction: str | None,
     ) -> Request:
-        config = self._config()
-        return shared_runner(self._engine.topology, config).request(
+        config = self.config()
+        return shared_runner(self.engine.topology, config).request(
             op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
             dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
         )  # fmt: skip
@@ -156,9 +151,9 @@ class CollectiveRuns:
         self, op: str, count: int, dtype: torch.dtype, group: Communicator, root: int | None = None
     ) -> Request:
         """What a collective of ``group`` would be, with the algorithm that is set for it."""
-        sips = tuple(self._hosts.of_rank[rank].sip for rank in group.ranks)
+        sips = tuple(self.hosts.of_rank[rank].sip for rank in group.ranks)
         return self._request(
-            op, self._config().algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
+            op, self.config().algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
         )
 
     def values_of(self, op: Operation) -> Condition:
@@ -179,7 +174,7 @@ class CollectiveRuns:
     def _on_hosts(self, arrivals: Sequence[Arrival]) -> bool:
         """Whether all tensors are the hosts': those have values also where only time is modelled."""
         tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
-        return not any(tensor.is_meta or isinstance(self._storages.of(tensor), Block) for tensor in tensors)
+        return not any(tensor.is_meta or isinstance(self.storages.of(tensor), Block) for tensor in tensors)
 
 
 def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

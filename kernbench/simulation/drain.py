@@ -7,6 +7,8 @@ deadlock.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from greenlet import getcurrent
 
 from kernbench.errors import DeadlockError, KernbenchError
@@ -21,6 +23,7 @@ from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.waits import Awaited, Waits
 
 
+@dataclass(eq=False, repr=False)
 class Drain:
     """Drives one simulation, in main.
 
@@ -28,32 +31,21 @@ class Drain:
         title: of the run, in reports.
     """
 
-    def __init__(
-        self,
-        title: str,
-        engine: GraphEngine,
-        scheduler: RankScheduler,
-        executor: DataExecutor,
-        waits: Waits,
-        matcher: Matcher,
-        signal_timing: SignalTiming,
-        polls: Polls,
-        deadlines: Deadlines,
-        hooks: RunHooks | None,
-    ) -> None:
-        self._title = title
-        self._engine = engine
-        self._scheduler = scheduler
-        self._executor = executor
-        self._waits = waits
-        self._matcher = matcher
-        self._signal_timing = signal_timing
-        self._polls = polls
-        self._deadlines = deadlines
-        self._hooks = hooks
-        waits.drive_until = self.until
-        polls.drain = self.pending
-        polls.report_deadlock = self.tell_deadlock
+    title: str
+    engine: GraphEngine
+    scheduler: RankScheduler
+    executor: DataExecutor
+    waits: Waits
+    matcher: Matcher
+    signal_timing: SignalTiming
+    polls: Polls
+    deadlines: Deadlines
+    hooks: RunHooks | None
+
+    def __post_init__(self) -> None:
+        self.waits.drive_until = self.until
+        self.polls.drain = self.pending
+        self.polls.report_deadlock = self.tell_deadlock
 
     def pending(self) -> None:
         """Drain worker waits, then collectives, in one barrier, until both queues are empty. Idempotent.
@@ -62,7 +54,7 @@ class Drain:
             DeadlockError: something is left that nobody can complete, and no greenlet waits for it that could be told.
         """
         self._require_main()
-        while self._waits.pending or self._matcher.pending or self._scheduler.ready:
+        while self.waits.pending or self.matcher.pending or self.scheduler.ready:
             if not self.once():
                 self.deadlock()
 
@@ -74,60 +66,69 @@ class Drain:
                 raise DeadlockError(self.tell_deadlock(f"main waits for {awaited!r}, which nobody can complete."))
 
     def _require_main(self) -> None:
-        if getcurrent() is not self._scheduler.main:
+        if getcurrent() is not self.scheduler.main:
             raise KernbenchError("only main drains: call this from the main greenlet, not from a rank or a kernel")
 
     def once(self) -> bool:
         """Do the next thing that can be done; False if nothing can."""
-        ran = self._executor.flush(self._engine.now)
-        if self._waits.resume_done() or self._matcher.start_matched() or ran or self._signal_timing.settle():
+        ran = self.executor.flush(self.engine.now)
+        if self.waits.resume_done() or self.matcher.start_matched() or ran or self.signal_timing.settle():
             return True
-        self._polls.schedule()
-        upcoming = self._engine.next_event
-        if upcoming is not None and self._deadlines.expire_before(upcoming):
+        self.polls.schedule()
+        upcoming = self.engine.next_event
+        if upcoming is not None and self.deadlines.expire_before(upcoming):
             return True
-        return self._engine.advance() or self._deadlines.expire_asked_for()
+        return self.engine.advance() or self.deadlines.expire_asked_for()
+
+    def clear(self) -> None:
+        """Forget everything that waits or is kept."""
+        self.waits.clear()
+        self.matcher.pending.clear()
+        self.deadlines.clear()
+        self.polls.clear()
+        self.signal_timing.clear()
+        self.executor.clear()
 
     def anything_left(self) -> bool:
         """Whether something is pending, ready or kept."""
-        return bool(self._waits.pending or self._matcher.pending or self._scheduler.ready or len(self._executor))
+        return bool(self.waits.pending or self.matcher.pending or self.scheduler.ready or len(self.executor))
 
     def settle_time(self) -> float:
         """Run the engine until nothing is in flight; the time (s) when all has ended."""
-        self._engine.run()
-        while self._signal_timing.settle():
-            self._engine.run()
-        return max(self._engine.now, self._engine.latest_end)
+        self.engine.run()
+        while self.signal_timing.settle():
+            self.engine.run()
+        return max(self.engine.now, self.engine.latest_end)
 
     def report(self) -> str:
         """Why nobody can go on."""
-        return deadlock_report(self._title, self._scheduler, self._waits, self._matcher, self._executor)
+        return deadlock_report(self.title, self.scheduler, self.waits, self.matcher, self.executor)
 
     def tell_deadlock(self, first: str = "") -> str:
         """The report, after a ``first`` sentence; plugins are told."""
         report = "\n".join(filter(None, (first, self.report())))
-        if self._hooks is not None:
-            self._hooks.deadlock(report)
+        if self.hooks is not None:
+            self.hooks.deadlock(report)
         return report
 
     def deadlock(self) -> None:
         """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work."""
         report = self.tell_deadlock()
-        blocked = [target for _, target in self._waits.pending]
-        self._waits.clear()
-        self._matcher.forget_unmatched()
-        self._executor.abandon(DeadlockError(report), self._engine.now)
+        blocked = [target for _, target in self.waits.pending]
+        self.waits.clear()
+        self.matcher.forget_unmatched()
+        self.executor.abandon(DeadlockError(report), self.engine.now)
         if not blocked:
             raise DeadlockError(report)
         for target in blocked:
-            self._scheduler.make_ready(target, DeadlockError(report))
-        self._scheduler.deliver_errors()
+            self.scheduler.make_ready(target, DeadlockError(report))
+        self.scheduler.deliver_errors()
 
     def fail_leftovers(self) -> None:
         """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
         report = self.tell_deadlock()
-        scheduler = self._scheduler
-        for index in sorted(self._matcher.unmatched_ranks() | self._executor.suspended_ranks()):
+        scheduler = self.scheduler
+        for index in sorted(self.matcher.unmatched_ranks() | self.executor.suspended_ranks()):
             scheduler.fail(scheduler.ranks[index], DeadlockError(report))
         if not scheduler.failed:
             raise DeadlockError(report)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,17 +71,15 @@ class FunctionLaunch:
         return Finished([None])
 
 
+@dataclass(eq=False, repr=False)
 class FunctionLauncher:
     """Launches Python functions in one simulation."""
 
-    def __init__(
-        self, engine: GraphEngine, hosts: Hosts, streams: Streams, executor: DataExecutor, values: Values
-    ) -> None:
-        self._engine = engine
-        self._hosts = hosts
-        self._streams = streams
-        self._executor = executor
-        self._values = values
+    engine: GraphEngine
+    hosts: Hosts
+    streams: Streams
+    executor: DataExecutor
+    values: Values
 
     def launch(self, kernel: Callable[..., Any], grid: Any, args: tuple[Any, ...], name: str | None) -> Operation:
         """Enqueue ``kernel`` over ``grid`` on the current stream of the rank that runs.
@@ -89,18 +88,18 @@ class FunctionLauncher:
             KernbenchError: ``grid`` is none.
         """
         sizes = as_grid(grid)
-        host, has_data = self._hosts.current(), self._engine.enable_data
+        host, has_data = self.hosts.current(), self.engine.enable_data
         label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
         awaited = host.awaiting_values()
-        op = self._streams.enqueue(
-            host, label, function_work(kernel, sizes, args).cost(self._engine.topology.device), tensors=args,
+        op = self.streams.enqueue(
+            host, label, function_work(kernel, sizes, args).cost(self.engine.topology.device), tensors=args,
             deferred=has_data, detail={"grid": list(sizes)},
         )  # fmt: skip
         if not has_data:
             return op
-        self._executor.submit(FunctionLaunch(self._hosts, kernel, sizes, args, op, awaited))
+        self.executor.submit(FunctionLaunch(self.hosts, kernel, sizes, args, op, awaited))
         if any(not tells_of_looks(tensor) for tensor in tensors_in(args)):
-            self._values.flush()  # nobody tells us when the host looks at a plain tensor
+            self.values.flush()  # nobody tells us when the host looks at a plain tensor
         return op
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ def open_hooks(
     return hooks
 
 
+@dataclass(eq=False, repr=False)
 class RunHooks:
     """The observing hooks of one simulation.
 
@@ -67,37 +69,30 @@ class RunHooks:
         engine, scheduler, hosts: of the simulation.
     """
 
-    def __init__(
-        self,
-        tellers: dict[str, Tell],
-        context: Any,
-        describe: Callable[[], ContextEvent],
-        engine: GraphEngine,
-        scheduler: RankScheduler,
-        hosts: Hosts,
-    ) -> None:
-        self._tellers = tellers
-        self._context = context
-        self._describe = describe
-        self._engine = engine
-        self._scheduler = scheduler
-        self._hosts = hosts
+    tellers: dict[str, Tell]
+    context: Any
+    describe: Callable[[], ContextEvent]
+    engine: GraphEngine
+    scheduler: RankScheduler
+    hosts: Hosts
+
+    def __post_init__(self) -> None:
         self._launches = 0
         self._closed = False
         self._running: dict[Operation, int] = {}
         self._started: set[int] = set()
-        self._follows_kernels = any(f"kernbench_kernel_{what}" in tellers for what in ("launched", "completed"))
+        self._follows_kernels = any(f"kernbench_kernel_{what}" in self.tellers for what in ("launched", "completed"))
 
     def _listened(self, what: str) -> Tell | None:
-        return self._tellers.get(f"kernbench_{what}")
+        return self.tellers.get(f"kernbench_{what}")
 
     def _tell(self, tell: Tell, event: Any) -> None:
         with self._beside_the_program():
-            tell(ctx=self._context, event=event)
+            tell(ctx=self.context, event=event)
 
     @contextmanager
     def _beside_the_program(self) -> Iterator[None]:
-        hosts = self._hosts
+        hosts = self.hosts
         before = hosts.observing, hosts.inside_kernel
         hosts.observing = hosts.inside_kernel = True
         try:
@@ -111,20 +106,20 @@ class RunHooks:
     def opened(self) -> None:
         """The context has been made."""
         if tell := self._listened("context_opened"):
-            self._tell(tell, self._describe())
+            self._tell(tell, self.describe())
 
     def closed(self) -> None:
         """The context is closed: the timeline first, then the end. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        log = self._engine.op_log
+        log = self.engine.op_log
         if tell := self._listened("timeline_finished"):
             self._tell(tell, TimelineEvent(
-                time=self._engine.latest_end, operations=len(log.operations), collectives=len(log.collectives)
+                time=self.engine.latest_end, operations=len(log.operations), collectives=len(log.collectives)
             ))  # fmt: skip
         if tell := self._listened("context_closed"):
-            self._tell(tell, self._describe())
+            self._tell(tell, self.describe())
 
     # -- ranks (what the scheduler calls) ------------------------------------------------------------------------------
 
@@ -149,7 +144,7 @@ class RunHooks:
 
     def _rank(self, rank: Rank, outcome: str) -> RankEvent:
         return RankEvent(
-            rank=rank.index, world_size=len(self._scheduler.ranks), time=self._hosts.of_rank[rank.index].clock,
+            rank=rank.index, world_size=len(self.scheduler.ranks), time=self.hosts.of_rank[rank.index].clock,
             outcome=outcome, error=_text(rank.error), traceback=rank.traceback,
         )  # fmt: skip
 
@@ -231,7 +226,7 @@ class RunHooks:
     def host_read(self, tensor: torch.Tensor, name: str) -> None:
         """The program looks at a value."""
         if tell := self._listened("host_read"):
-            me = self._hosts.current()
+            me = self.hosts.current()
             self._tell(tell, HostReadEvent(
                 rank=me.rank, name=name, time=me.clock, shape=tuple(tensor.shape), dtype=_dtype(tensor.dtype),
                 nbytes=tensor.numel() * tensor.element_size(),
@@ -240,8 +235,8 @@ class RunHooks:
     def deadlock(self, report: str) -> None:
         """Nobody can go on."""
         if tell := self._listened("deadlock_detected"):
-            ranks = tuple(rank.index for rank in self._scheduler.ranks if rank.live)
-            self._tell(tell, DeadlockEvent(ranks=ranks, time=self._engine.now, report=report))
+            ranks = tuple(rank.index for rank in self.scheduler.ranks if rank.live)
+            self._tell(tell, DeadlockEvent(ranks=ranks, time=self.engine.now, report=report))
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -9,6 +9,7 @@ arrived, which a rank that stopped here could prevent (ADR 0004).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -38,26 +39,17 @@ _VERDICTS = frozenset({"equal", "allclose", "is_nonzero", "__contains__"})
 """Those of them that bring a verdict, not the tensor."""
 
 
+@dataclass(eq=False, repr=False)
 class HostReads:
     """The looks of one simulation's hosts at values."""
 
-    def __init__(
-        self,
-        engine: GraphEngine,
-        hosts: Hosts,
-        storages: StorageTable,
-        streams: Streams,
-        values: Values,
-        waits: Waits,
-        hooks: RunHooks | None,
-    ) -> None:
-        self._engine = engine
-        self._hosts = hosts
-        self._storages = storages
-        self._streams = streams
-        self._values = values
-        self._waits = waits
-        self._hooks = hooks
+    engine: GraphEngine
+    hosts: Hosts
+    storages: StorageTable
+    streams: Streams
+    values: Values
+    waits: Waits
+    hooks: RunHooks | None
 
     def before(self, tensors: Iterable[torch.Tensor], name: str) -> None:
         """Drain what the values of ``tensors`` depend on; ``name``: the entry point of :data:`ENTRY_POINTS`.
@@ -66,18 +58,18 @@ class HostReads:
             KernbenchError: the values of a tensor on a SIP are wanted, and this simulation computes none.
         """
         for tensor in tensors:
-            stored = self._storages.of(tensor)
+            stored = self.storages.of(tensor)
             if name in COPIES and name != "__repr__":
                 self.require_values(tensor, stored, name)
-            if self._hooks is not None:
-                self._hooks.host_read(tensor, name)
+            if self.hooks is not None:
+                self.hooks.host_read(tensor, name)
             self.await_values(tensor, stored)
             if isinstance(stored, Block) and name in COPIES:
                 self.to_host(stored.memory.sip, 1 if name in _VERDICTS else tensor.nbytes)
 
     def require_values(self, tensor: torch.Tensor, stored: Stored | None, name: str) -> None:
         """Raise if ``tensor`` is on a SIP of a simulation that computes no values."""
-        if tensor.is_meta or (not self._engine.enable_data and isinstance(stored, Block)):
+        if tensor.is_meta or (not self.engine.enable_data and isinstance(stored, Block)):
             raise KernbenchError(
                 f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
                 "a program whose control flow reads data needs enable_data=True"
@@ -85,42 +77,42 @@ class HostReads:
 
     def await_values(self, tensor: torch.Tensor, stored: Stored | None) -> None:
         """Have what launches write into ``tensor`` computed; no virtual time passes. Raises what made one of them fail."""
-        self._values.before_use((tensor,))
+        self.values.before_use((tensor,))
         if stored is not None and stored.last is not None:
             if stored.last.kind != "collective":
-                self._waits.wait_for_values(stored.last)
-            self._values.raise_failure_on(stored)
+                self.waits.wait_for_values(stored.last)
+            self.values.raise_failure_on(stored)
 
     def to_host(self, sip: int, nbytes: int) -> Operation:
         """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it."""
-        host = self._hosts.current()
-        cost = copy_cost(self._engine.topology.host_route(sip, "d2h"), nbytes)
-        op = self._streams.enqueue(host, "device to host", cost, sip=sip)
+        host = self.hosts.current()
+        cost = copy_cost(self.engine.topology.host_route(sip, "d2h"), nbytes)
+        op = self.streams.enqueue(host, "device to host", cost, sip=sip)
         self.finish_stream(host.stream)
         return op
 
     def finish_stream(self, name: str) -> None:
         """Wait for one of the streams of this rank, and for what it was told to wait for."""
-        host = self._hosts.current()
+        host = self.hosts.current()
         for op in host.before(name):
-            self._waits.wait(op)
+            self.waits.wait(op)
         host.awaited.pop(name, None)
 
     def before_copy(self, source: object) -> None:
         """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
         rank that this rank has yet to join, and deadlock (ADR 0005)."""
         if isinstance(source, torch.Tensor):
-            self.await_values(source, self._storages.of(source))
+            self.await_values(source, self.storages.of(source))
 
     def synchronize(self, failed: Sequence[Operation]) -> None:
         """Wait for all streams of this rank, those of its groups too, and raise what nobody has seen fail."""
-        host = self._hosts.current()
+        host = self.hosts.current()
         for op in list(host.tails.values()):
-            self._waits.wait(op)
+            self.waits.wait(op)
         host.awaited.clear()
         if failed:
-            self._values.flush()
-            for op in self._values.unobserved_failures(host):
+            self.values.flush()
+            for op in self.values.unobserved_failures(host):
                 op.observed = True
                 assert op.error is not None
                 raise op.error

@@ -10,6 +10,7 @@ Every process group posts here, whoever calls it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -28,6 +29,7 @@ from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import storage_of
 
 
+@dataclass(eq=False, repr=False)
 class Matcher:
     """The calls of one simulation's ranks that wait for other ranks' calls.
 
@@ -38,24 +40,17 @@ class Matcher:
         runs: starts what has been matched.
     """
 
-    def __init__(
-        self,
-        engine: GraphEngine,
-        hosts: Hosts,
-        streams: Streams,
-        executor: DataExecutor,
-        runs: CollectiveRuns,
-        hooks: RunHooks | None,
-    ) -> None:
-        self._engine = engine
-        self._hosts = hosts
-        self._streams = streams
-        self._executor = executor
-        self._hooks = hooks
+    engine: GraphEngine
+    hosts: Hosts
+    streams: Streams
+    executor: DataExecutor
+    runs: CollectiveRuns
+    hooks: RunHooks | None
+
+    def __post_init__(self) -> None:
         self.pending: list[Collective] = []
         self.history = History()
-        self.mailbox = Mailbox(engine, hosts, streams, self.history, hooks)
-        self.runs = runs
+        self.mailbox = Mailbox(self.engine, self.hosts, self.streams, self.history, self.hooks)
 
     def reset(self) -> None:
         """Forget everything that waits."""
@@ -83,7 +78,7 @@ class Matcher:
             KernbenchError: this rank is no member.
             CollectiveMismatchError: another member called something else; the others' operations fail too.
         """
-        me = self._hosts.current()
+        me = self.hosts.current()
         rank = me.rank
         if rank is None:
             raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
@@ -93,7 +88,7 @@ class Matcher:
             )
         if group.environ is None:
             group.environ = library_environ()  # as the library does, when the group is first used
-        op = self._streams.post(me, signature.op, group.stream, inputs or outputs)
+        op = self.streams.post(me, signature.op, group.stream, inputs or outputs)
         after = me.before(me.stream)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
         collective, error = group.arrive(arrival)
@@ -104,21 +99,21 @@ class Matcher:
         if len(tensors) != 1 or tensors[0].shape != signature.shape:
             shapes = tuple([tuple(tensor.shape) for tensor in tensors])
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
-        if self._hooks is not None:
-            self._hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
-        self._engine.progress += 1
+        if self.hooks is not None:
+            self.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
+        self.engine.progress += 1
         if error is not None:
             self._forget(collective)
             for other in collective.arrivals.values():
                 if other.op.error is None:
                     other.op.fail(CollectiveMismatchError(str(error)), me.clock)
-                    self._executor.failed.append(other.op)
+                    self.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
         if len(collective.arrivals) == 1:
             self.pending.append(collective)
         me.tails[group.stream] = op
-        self._streams.touch(me, op, inputs, outputs)
+        self.streams.touch(me, op, inputs, outputs)
         return op
 
     def _forget(self, collective: Collective) -> None:
@@ -169,10 +164,10 @@ class Matcher:
 
     def _values_ready(self, arrivals: Iterable[Arrival]) -> bool:
         """Whether nothing that is still to run, or suspended, may write what these read or write."""
-        executor = self._executor
+        executor = self.executor
         if not len(executor):
             return True
-        executor.flush(self._engine.now)
+        executor.flush(self.engine.now)
         tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
         return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
@@ -182,7 +177,7 @@ class Matcher:
             splits = _splits(collective, arrivals)
         except CollectiveMismatchError as error:
             for arrival in arrivals:
-                arrival.op.fail(CollectiveMismatchError(str(error)), self._engine.now)
+                arrival.op.fail(CollectiveMismatchError(str(error)), self.engine.now)
             collective.error = error
             self._forget(collective)
             return
@@ -206,7 +201,7 @@ class Matcher:
             for arrival in arrivals:
                 own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
                 arrival.op.fail(own, arrival.op.enqueue)
-                self._executor.failed.append(arrival.op)
+                self.executor.failed.append(arrival.op)
             self._forget(collective)
 
     def forget_unmatched(self) -> None:

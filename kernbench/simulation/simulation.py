@@ -123,10 +123,7 @@ class Simulation:
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
             self.deadlines, self.hooks,
         )  # fmt: skip
-        self.world = World(
-            engine, self.hosts, scheduler, self.executor, self.waits, self.values, self.matcher, self.signal_timing,
-            self.polls, self.deadlines, self.drain,
-        )  # fmt: skip
+        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain)
 
     @property
     def ccl_config(self) -> CclConfig:

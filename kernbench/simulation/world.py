@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
-from kernbench.sim_engine import DataExecutor, GraphEngine
-from kernbench.simulation.deadlines import Deadlines
+from kernbench.sim_engine import GraphEngine
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.groups import Communicators
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.matching import Matcher
-from kernbench.simulation.polling import Polls
-from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.values import Values
 from kernbench.simulation.waits import Waits
 
 
+@dataclass(eq=False, repr=False)
 class World:
     """The ranks of the last spawn, and what was opened for them.
 
@@ -28,31 +27,15 @@ class World:
         closers: called when they have ended, last first.
     """
 
-    def __init__(
-        self,
-        engine: GraphEngine,
-        hosts: Hosts,
-        scheduler: RankScheduler,
-        executor: DataExecutor,
-        waits: Waits,
-        values: Values,
-        matcher: Matcher,
-        signal_timing: SignalTiming,
-        polls: Polls,
-        deadlines: Deadlines,
-        drain: Drain,
-    ) -> None:
-        self._engine = engine
-        self._hosts = hosts
-        self._scheduler = scheduler
-        self._executor = executor
-        self._waits = waits
-        self._values = values
-        self._matcher = matcher
-        self._signal_timing = signal_timing
-        self._polls = polls
-        self._deadlines = deadlines
-        self._drain = drain
+    engine: GraphEngine
+    hosts: Hosts
+    scheduler: RankScheduler
+    waits: Waits
+    values: Values
+    matcher: Matcher
+    drain: Drain
+
+    def __post_init__(self) -> None:
         self.size = 0
         self.communicators = Communicators()
         self.closers: list[Callable[[], None]] = []
@@ -60,14 +43,14 @@ class World:
     def open(self, size: int, clock: float) -> None:
         """Make hosts for ``size`` ranks whose clocks are at ``clock`` s, in a world of their own."""
         self._reset()
-        self._matcher.history.clear()
-        self._hosts.open(size, clock)
+        self.matcher.history.clear()
+        self.hosts.open(size, clock)
         self.size = size
 
     def _reset(self) -> None:
         self.size = 0
         self.communicators.clear()
-        self._matcher.reset()
+        self.matcher.reset()
 
     def require(self) -> int:
         """The number of ranks. Raises :class:`KernbenchError` when none run."""
@@ -77,32 +60,23 @@ class World:
             )
         return self.size
 
-    def clear_queues(self) -> None:
-        """Forget everything that waits or is kept."""
-        self._waits.clear()
-        self._matcher.pending.clear()
-        self._deadlines.clear()
-        self._polls.clear()
-        self._signal_timing.clear()
-        self._executor.clear()
-
     def run(self, *, until_one_more: bool = False, deadline: float | None = None) -> bool:
         """Run ranks until all have ended (True), one more has (``until_one_more``), or ``deadline`` (s) has passed.
 
         Raises:
             SpawnException: ranks have failed. The others have been unwound.
         """
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         live_before = scheduler.live_count
         try:
             with scheduler.at_work():
                 while scheduler.live_count and not scheduler.failed:
                     if until_one_more and scheduler.live_count < live_before:
                         return False
-                    if deadline is not None and self._engine.now >= deadline:
+                    if deadline is not None and self.engine.now >= deadline:
                         return False
-                    if not scheduler.run_ready() and not self._drain.once():
-                        self._drain.deadlock()
+                    if not scheduler.run_ready() and not self.drain.once():
+                        self.drain.deadlock()
                 if not scheduler.failed:
                     self._finish()
                 if scheduler.failed:
@@ -118,44 +92,44 @@ class World:
 
     def _finish(self) -> None:
         """All ranks have returned: complete what they left behind; an error that nobody waited for is the rank's own."""
-        while self._drain.anything_left():
-            if not self._drain.once():
-                if self._waits.pending:
-                    self._drain.deadlock()
-                self._drain.fail_leftovers()
+        while self.drain.anything_left():
+            if not self.drain.once():
+                if self.waits.pending:
+                    self.drain.deadlock()
+                self.drain.fail_leftovers()
                 return
-        self._hosts.settle_main(self._drain.settle_time())
-        ranks = self._scheduler.ranks
-        for op in self._values.unobserved_failures():
+        self.hosts.settle_main(self.drain.settle_time())
+        ranks = self.scheduler.ranks
+        for op in self.values.unobserved_failures():
             if op.rank is not None and op.rank < len(ranks) and ranks[op.rank].error is None and op.error is not None:
-                self._scheduler.fail(ranks[op.rank], op.error)
+                self.scheduler.fail(ranks[op.rank], op.error)
 
     def _deliver_root_causes(self) -> None:
         """A rank has failed: the others whose own operation failed too raise that first, before anybody is unwound."""
-        for op, target in self._waits.pending:
+        for op, target in self.waits.pending:
             if op.error is not None:
-                self._scheduler.make_ready(target, op.error)
-        self._scheduler.deliver_errors()
+                self.scheduler.make_ready(target, op.error)
+        self.scheduler.deliver_errors()
 
     def unwind(self) -> None:
         """Unwind what still runs, drop what is still queued. Idempotent."""
         try:
-            self._scheduler.abort([target for _, target in self._waits.pending])
+            self.scheduler.abort([target for _, target in self.waits.pending])
         finally:
-            self.clear_queues()
+            self.drain.clear()
 
     def abort(self) -> None:
         """Unwind the ranks, and close their world."""
         try:
             self.unwind()
         finally:
-            self._hosts.settle_main(self._drain.settle_time())
-            self._engine.forget_unresolved()
+            self.hosts.settle_main(self.drain.settle_time())
+            self.engine.forget_unresolved()
             self.close()
 
     def close(self) -> None:
         """The ranks have ended: main goes on where the last of them stopped."""
-        self._hosts.settle_main(0.0)
+        self.hosts.settle_main(0.0)
         while self.closers:
             self.closers.pop()()
         self._reset()
