@@ -81,7 +81,9 @@ class Factories:
     def arange(self, *bounds: Any, dtype: Any = None, device: Any = None, name: str = "", **kwargs: Any) -> Tensor:
         """``torch.arange``."""
         kind = None if dtype is None else as_dtype(dtype)
-        return self._make(lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False, "arange")
+        return self._make(
+            lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False, "arange"
+        )
 
     def randn(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
