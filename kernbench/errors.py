@@ -9,7 +9,13 @@ from __future__ import annotations
 
 
 class KernbenchError(RuntimeError):
-    """Base class of every error that kernbench raises on its own account."""
+    """Base class of every error that kernbench raises on its own account.
+
+    Attributes:
+        ranks: of a kernel's error, those whose programs it concerns; empty: nobody says.
+    """
+
+    ranks: tuple[int | None, ...] = ()
 
 
 class ConfigError(KernbenchError, ValueError):

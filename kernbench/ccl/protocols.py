@@ -19,7 +19,7 @@ import numpy as np
 
 from kernbench.collective_kinds import KINDS
 from kernbench.cost import collective_models as models
-from kernbench.cost.collective_world import World
+from kernbench.cost.collective_world import CollectiveWorld
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ProtocolCosts:
 
     @classmethod
     def of(
-        cls, world: World, algorithm: str, protocol: str, collective: str, nbytes: float, chunks: int = 1
+        cls, world: CollectiveWorld, algorithm: str, protocol: str, collective: str, nbytes: float, chunks: int = 1
     ) -> ProtocolCosts:
         """The costs of what :func:`kernbench.cost.selection.choose` names, for a collective of ``nbytes`` that a pipeline
         cuts into ``chunks``."""

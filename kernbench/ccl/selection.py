@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kernbench.ccl.placement import Placement
 from kernbench.collective_kinds import KINDS, CollectiveKind
-from kernbench.cost.collective_world import World, build_world
+from kernbench.cost.collective_world import CollectiveWorld, build_world
 from kernbench.cost.collectives import collective_time
 from kernbench.cost.selection import Choice, choose
 from kernbench.errors import ConfigError
@@ -46,7 +46,7 @@ class Selection:
 
     entry: str
     choice: Choice
-    world: World
+    world: CollectiveWorld
     chunks: int
     seconds: float | None
     note: str = ""
@@ -105,7 +105,7 @@ def select(
     return Selection(entry, choice, world, _chunks(choice, kind, nbytes, world), seconds, "; ".join(notes))
 
 
-def _chunks(choice: Choice, kind: CollectiveKind, nbytes: int, world: World) -> int:
+def _chunks(choice: Choice, kind: CollectiveKind, nbytes: int, world: CollectiveWorld) -> int:
     """Parts of the buffer that follow each other: how often all channels send a chunk, all of them counted as one."""
     algorithm, protocol = choice.algorithm, choice.protocol
     pieces, least = 1, 1

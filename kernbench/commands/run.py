@@ -71,7 +71,7 @@ def command(
 
         _require_folder("--autotune-report", autotune_report)
         report = AutotuneReport(autotune_report)
-    compiled = (launcher.Program.module if module else launcher.Program.script)(program, args)
+    compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
     code = 0
     plugins = [] if report is None else [report]
     with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed, plugins=plugins) as ctx:

@@ -12,13 +12,13 @@ import numpy as np
 from kernbench.collective_kinds import TIMED
 from kernbench.cost import collective_constants as table
 from kernbench.cost.collective_models import nvls_bandwidth, ring_bandwidth, time_of
-from kernbench.cost.collective_world import World
+from kernbench.cost.collective_world import CollectiveWorld
 from kernbench.cost.estimate import Floats
 
 Candidate = tuple[str, str]
 
 
-def candidates(world: World, collective: str) -> list[Candidate]:
+def candidates(world: CollectiveWorld, collective: str) -> list[Candidate]:
     """What the library could run here."""
     if not TIMED[collective].laps:
         return [("p2p", "simple")]
@@ -37,14 +37,14 @@ def candidates(world: World, collective: str) -> list[Candidate]:
     return found
 
 
-def direct_candidates(world: World, collective: str) -> list[Candidate]:
+def direct_candidates(world: CollectiveWorld, collective: str) -> list[Candidate]:
     """Kernels of serving frameworks that read the peers' buffers; only for who asks, the library has none of them."""
     if collective != "all_reduce" or world.nodes > 1 or world.local < 2:
         return []
     return [("one_shot", "direct"), ("two_shot", "direct")]
 
 
-def rank_value(world: World, collective: str, candidate: Candidate, size: Floats) -> Floats:
+def rank_value(world: CollectiveWorld, collective: str, candidate: Candidate, size: Floats) -> Floats:
     """NCCL's value of a candidate, in seconds."""
     algorithm, protocol = candidate
     if protocol == "direct" or world.generation.ranks_by_time or (world.nodes > 1 and world.transport.tuned):
@@ -89,7 +89,7 @@ def tree_correction(protocol: str, size: Floats) -> Floats:
     return np.asarray((*table.RANK_TREE_CORRECTION[protocol], 1.0))[np.minimum(index, 24)]
 
 
-def _rank_nvls(world: World, size: Floats) -> Floats:
+def _rank_nvls(world: CollectiveWorld, size: Floats) -> Floats:
     algbw = nvls_bandwidth(world) / world.generation.nvls_margin
     if world.nodes == 1:
         return table.RANK_NVLS + size / algbw

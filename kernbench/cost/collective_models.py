@@ -13,7 +13,7 @@ import numpy as np
 
 from kernbench.collective_kinds import TIMED
 from kernbench.cost.collective_constants import KIB, LIBRARY, MIB, Library
-from kernbench.cost.collective_world import World
+from kernbench.cost.collective_world import CollectiveWorld
 from kernbench.cost.estimate import Floats
 
 _SLOT = 512 * KIB  # of a channel's buffer: 4 MiB in eight steps
@@ -30,13 +30,13 @@ def library() -> Library:
     return LIBRARY["library"]
 
 
-def slow_start(world: World, size: Floats, kind: str) -> Floats:
+def slow_start(world: CollectiveWorld, size: Floats, kind: str) -> Floats:
     """Factor by which transfers of ``size`` fall behind the bandwidth of very large ones."""
     loss, half = world.generation.slow_start[kind]
     return 1.0 + loss / (1.0 + size / half)
 
 
-def inside_bandwidth(world: World) -> float:
+def inside_bandwidth(world: CollectiveWorld) -> float:
     """Bus bandwidth that the joints of a node give to rings with the Simple protocol; infinite for one rank a node."""
     if world.local == 1:
         return np.inf
@@ -50,12 +50,12 @@ def inside_bandwidth(world: World) -> float:
     return inside
 
 
-def ring_bandwidth(world: World) -> float:
+def ring_bandwidth(world: CollectiveWorld) -> float:
     """Bus bandwidth of rings with the Simple protocol: the joints of a node, or the NICs that all rings cross."""
     return min(inside_bandwidth(world), world.net) if world.nodes > 1 else inside_bandwidth(world)
 
 
-def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
+def ring(world: CollectiveWorld, collective: str, protocol: str, size: Floats) -> Floats:
     """Rings over all channels: every rank passes chunks on to its neighbour."""
     generation, kind = world.generation, TIMED[collective]
     laps = kind.laps
@@ -81,7 +81,7 @@ def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
     return generation.base[protocol] + latency + moved
 
 
-def bulk_step(world: World, message: Floats) -> Floats:
+def bulk_step(world: CollectiveWorld, message: Floats) -> Floats:
     """Least time of one step of a ring between nodes whose channels send messages of that size."""
     least = np.zeros_like(message)
     for size, seconds in world.transport.bulk:
@@ -89,7 +89,7 @@ def bulk_step(world: World, message: Floats) -> Floats:
     return least
 
 
-def tree(world: World, protocol: str, size: Floats) -> Floats:
+def tree(world: CollectiveWorld, protocol: str, size: Floats) -> Floats:
     """Double binary tree of all-reduce: chains inside nodes, binary trees between them, reduce up, broadcast down."""
     generation, transport = world.generation, world.transport
     inner = 2 * (world.local - 1)
@@ -129,7 +129,7 @@ def tree(world: World, protocol: str, size: Floats) -> Floats:
     return latency + outer * (hop + ask) + fill + waiting + size / algbw
 
 
-def tree_chunk(world: World, size: Floats, *, channels: float) -> Floats:
+def tree_chunk(world: CollectiveWorld, size: Floats, *, channels: float) -> Floats:
     """Bytes of one chunk of a Simple tree: halved until the pipeline is several times as long as the tree is deep."""
     depth = world.local - 1 + np.log2(world.nodes)
     share = size / channels
@@ -140,37 +140,37 @@ def tree_chunk(world: World, size: Floats, *, channels: float) -> Floats:
     return chunk
 
 
-def nvls_bandwidth(world: World) -> float:
+def nvls_bandwidth(world: CollectiveWorld) -> float:
     """Algorithm bandwidth of an all-reduce in the switch of one node; large domains keep less."""
     n = world.local
     large = (8 / max(n, 8)) ** 0.08
     return world.link * world.generation.nvls_share * large * (n - 0.5) / n
 
 
-def nvls(world: World, size: Floats) -> Floats:
+def nvls(world: CollectiveWorld, size: Floats) -> Floats:
     """All-reduce in the switch: each GPU sends its data once and receives the sum once."""
     generation = world.generation
     algbw = nvls_bandwidth(world)
     return generation.nvls_base + size / algbw * slow_start(world, size, "nvls")
 
 
-def one_shot(world: World, size: Floats) -> Floats:
+def one_shot(world: CollectiveWorld, size: Floats) -> Floats:
     """All-reduce in which every rank reads all of every peer's buffer."""
     return _direct_start(world) + size * (world.local - 1) / (world.link * world.generation.direct_share)
 
 
-def two_shot(world: World, size: Floats) -> Floats:
+def two_shot(world: CollectiveWorld, size: Floats) -> Floats:
     """All-reduce in which every rank sums its part of all buffers, and then reads the other parts."""
     moved = size * 2 * (world.local - 1) / world.local
     return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
 
 
-def _direct_start(world: World) -> float:
+def _direct_start(world: CollectiveWorld) -> float:
     base, peer = world.generation.direct_base
     return base + peer * (world.local - 1)
 
 
-def nvls_tree(world: World, size: Floats) -> Floats:
+def nvls_tree(world: CollectiveWorld, size: Floats) -> Floats:
     """All-reduce in each node's switch, trees between the nodes over all NICs."""
     generation = world.generation
     inside = nvls_bandwidth(world)
@@ -181,7 +181,7 @@ def nvls_tree(world: World, size: Floats) -> Floats:
     return latency + size / min(library().nvls_relay * inside, net) * slow_start(world, size, "net")
 
 
-def all_to_all(world: World, size: Floats) -> Floats:
+def all_to_all(world: CollectiveWorld, size: Floats) -> Floats:
     """Every rank sends ``S / n`` to each of the others; direct, all peers at once."""
     generation, n = world.generation, world.ranks
     latency = generation.base["simple"] + 2 * world.hop("simple") + (world.local - 1) * library().peer
@@ -201,7 +201,7 @@ _P2P_PART = 16 * MIB  # bytes of one channel's part beyond which more channels a
 _P2P_CHANNELS = 32
 
 
-def send_recv(world: World, size: Floats) -> Floats:
+def send_recv(world: CollectiveWorld, size: Floats) -> Floats:
     """Every rank sends ``S`` to the next one and receives ``S`` from the one before."""
     generation, n = world.generation, world.ranks
     least = max(1, 2 ** int(np.log2(_P2P_CHANNELS / n))) if n <= _P2P_CHANNELS else 1
@@ -219,7 +219,7 @@ def send_recv(world: World, size: Floats) -> Floats:
     return latency + world.net_hop("ring", "simple") + np.maximum(inside if world.local > 1 else 0.0, size / across)
 
 
-def time_of(world: World, collective: str, algorithm: str, protocol: str, size: Floats) -> Floats:
+def time_of(world: CollectiveWorld, collective: str, algorithm: str, protocol: str, size: Floats) -> Floats:
     """Device time of one algorithm and protocol, by their names."""
     if algorithm == "ring":
         return ring(world, collective, protocol, size)
@@ -228,7 +228,7 @@ def time_of(world: World, collective: str, algorithm: str, protocol: str, size: 
     return _OTHER[collective if algorithm == "p2p" else algorithm](world, size)
 
 
-_OTHER: dict[str, Callable[[World, Floats], Floats]] = {
+_OTHER: dict[str, Callable[[CollectiveWorld, Floats], Floats]] = {
     "one_shot": one_shot,
     "two_shot": two_shot,
     "nvls": nvls,

@@ -18,7 +18,7 @@ _CHANNELS_PER_NIC = 2  # rings and trees that the library opens over one NIC
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class CollectiveWorld:
     """``ranks`` GPUs, ``local`` of them on each of ``nodes`` nodes.
 
     Attributes:
@@ -90,7 +90,7 @@ def _read(path: str, _modified: int) -> SystemSpec:
     return read_system(Path(path)).validated()
 
 
-def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
+def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> CollectiveWorld:
     """The world of ``ranks`` ranks spread evenly over ``nodes`` nodes. Raises ConfigError when they do not fit."""
     sips = system.sips
     if min(ranks, nodes) < 1 or ranks % nodes:
@@ -122,7 +122,7 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
         nics = float(min(system.nics.count, max(1, -(-system.nics.count * local // sips.count))))
         net = nics * fabric.payload_bandwidth(nodes)
         latency = fabric.latency * (1 + TRANSPORTS[fabric.transport].spread * math.log2(nodes / 2))
-    return World(
+    return CollectiveWorld(
         ranks=ranks,
         nodes=nodes,
         generation=generation_of(sips.device).collectives,

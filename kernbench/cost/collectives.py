@@ -9,7 +9,7 @@ import numpy as np
 from kernbench.collective_kinds import TIMED, timed_name
 from kernbench.cost import collective_models as models
 from kernbench.cost.collective_choice import Candidate, rank_value
-from kernbench.cost.collective_world import World, build_world, resolve_system
+from kernbench.cost.collective_world import CollectiveWorld, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.selection import eligible
 from kernbench.cost.uncertainty import band_interval, collective_group
@@ -92,7 +92,7 @@ def collective_time(
 
 
 def _kernel_time(
-    world: World, collective: str, size: Floats, algorithm: str | None
+    world: CollectiveWorld, collective: str, size: Floats, algorithm: str | None
 ) -> tuple[Floats, tuple[list[Candidate], Any]]:
     """Device time, and the candidates with the index of the chosen one for each size."""
     if world.ranks == 1:
@@ -109,14 +109,14 @@ def _kernel_time(
     return seconds, (options, index)
 
 
-def misjudged(world: World, collective: str) -> float:
+def misjudged(world: CollectiveWorld, collective: str) -> float:
     """Most that the library's choice costs, as a factor of the best algorithm's time."""
     if world.nodes == 1:
         return _MISJUDGED_INSIDE
     return world.transport.misjudged if collective == "all_reduce" else min(world.transport.misjudged, 4.0)
 
 
-def host_time(world: World, kernel: Floats, gpus_per_process: int) -> Floats:
+def host_time(world: CollectiveWorld, kernel: Floats, gpus_per_process: int) -> Floats:
     """Time of one call in a loop: the device's and the gap between two kernels; the first of several GPUs that one
     process launches on, one after the other, waits for the last."""
     launching = (gpus_per_process - 1) * world.launch_overhead

@@ -423,13 +423,13 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),
     ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied)),
     (
-        """embedding index_select gather index take _unsafe_index _unsafe_masked_index getitem _embedding_bag
+        """embedding index_select gather index take _unsafe_index _unsafe_masked_index _embedding_bag
         _embedding_bag_forward_only""",
         _moves("copy", _gathered),
     ),
     (
         """scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_
-        index_reduce_ put_ __setitem__ embedding_renorm_""",
+        index_reduce_ put_ embedding_renorm_""",
         _moves("copy", _scattered),
     ),
     (
@@ -453,14 +453,14 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh binomial bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
         clip conj_physical copysign cos cosh deg2rad digamma div dropout elu eq erf erfc erfinv exp2 expm1 float_power
-        floor floor_divide floordiv fmax fmin fmod frac frexp gcd ge gt hardshrink hardsigmoid hardswish hardtanh
-        heaviside hypot i0 igamma igammac ilshift invert irshift isfinite isin isinf isnan isneginf isposinf ixor lcm
+        floor floor_divide fmax fmin fmod frac frexp gcd ge gt hardshrink hardsigmoid hardswish hardtanh
+        heaviside hypot i0 igamma igammac ilshift irshift isfinite isin isinf isnan isneginf isposinf ixor lcm
         ldexp le leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not
-        logical_or logical_xor logit lshift lt masked_fill masked_scale maximum minimum mish mod mul mvlgamma nan_to_num
-        ne neg nextafter or poisson polar polygamma positive pow prelu_kernel prelu rad2deg radd rdiv reciprocal relu
-        relu6 remainder renorm rmul round rpow rrelu rrelu_with_noise rshift rsqrt rsub rtruediv selu sgn sign signbit
+        logical_or logical_xor logit lshift lt masked_fill masked_scale maximum minimum mish mul mvlgamma nan_to_num
+        ne neg nextafter or poisson polar polygamma positive pow prelu_kernel prelu rad2deg reciprocal relu
+        relu6 remainder renorm round rrelu rrelu_with_noise rshift rsqrt rsub selu sgn sign signbit
         sin sinc sinh softplus softshrink sqrt square standard_gamma standard_gamma_grad sub tan threshold true_divide
-        truediv trunc where xlogy xor airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
+        trunc where xlogy xor airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
         chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w entr erfcx hermite_polynomial_h
         hermite_polynomial_he i0e i1 i1e laguerre_polynomial_l legendre_polynomial_p log_ndtr modified_bessel_i0
         modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtri scaled_modified_bessel_k0
@@ -508,7 +508,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("fft_c2c fft_c2r fft_r2c", _moves("copy", _transformed)),
     # -- products
     (
-        """mm matmul bmm mv dot vdot rmatmul int_mm scaled_mm scaled_mm_v2 sparse_mm sparse_sparse_matmul
+        """mm matmul bmm mv dot vdot int_mm scaled_mm scaled_mm_v2 sparse_mm sparse_sparse_matmul
         sparse_mm_reduce_impl sparse_mm_reduce_impl_backward""",
         _multiplies(_of(0)),
     ),

@@ -19,7 +19,7 @@ import numpy as np
 from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
 from kernbench.cost.collective_models import tree_chunk
-from kernbench.cost.collective_world import World, build_world, resolve_system
+from kernbench.cost.collective_world import CollectiveWorld, build_world, resolve_system
 from kernbench.errors import ConfigError
 
 # NCCL, src/include/device.h and src/graph/tuning.cc (docs/cost_models.md): threads of a channel, and the bytes that make
@@ -89,7 +89,7 @@ def choose(
     return Choice(*found, channels, _chunk(world, found, size, channels))
 
 
-def eligible(world: World, collective: str, algorithm: str | None = None) -> list[Candidate]:
+def eligible(world: CollectiveWorld, collective: str, algorithm: str | None = None) -> list[Candidate]:
     """What could run, narrowed to ``algorithm`` where given. Raises ConfigError when nothing is left."""
     if world.ranks == 1:
         return [("copy", "simple")]
@@ -105,7 +105,7 @@ def eligible(world: World, collective: str, algorithm: str | None = None) -> lis
     return kept
 
 
-def channel_count(world: World, candidate: Candidate, nbytes: float, environ: Mapping[str, str]) -> int:
+def channel_count(world: CollectiveWorld, candidate: Candidate, nbytes: float, environ: Mapping[str, str]) -> int:
     """Channels for one size: as many as have enough bytes for each of their threads."""
     algorithm, protocol = candidate
     if algorithm in ("nvls", "nvls_tree"):
@@ -130,7 +130,7 @@ def channel_count(world: World, candidate: Candidate, nbytes: float, environ: Ma
     return int(min(most, max(least, nbytes // threads)))
 
 
-def _chunk(world: World, candidate: Candidate, size: Any, channels: int) -> int:
+def _chunk(world: CollectiveWorld, candidate: Candidate, size: Any, channels: int) -> int:
     algorithm, protocol = candidate
     if algorithm in ("nvls", "nvls_tree"):
         return _NVLS_CHUNK

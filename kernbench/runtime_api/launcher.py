@@ -24,7 +24,7 @@ from kernbench.torch_backend.rank_state.process_state import rank_variables
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """A script or a module, compiled once.
 
     Attributes:
@@ -40,7 +40,7 @@ class Program:
     argv: tuple[str, ...]
 
     @classmethod
-    def script(cls, path: str, args: Sequence[str]) -> Program:
+    def script(cls, path: str, args: Sequence[str]) -> RankProgram:
         """``python path args...``. Raises :class:`ConfigError` if it cannot be read or compiled."""
         try:
             source = Path(path).read_bytes()
@@ -49,7 +49,7 @@ class Program:
         return cls(_compile(source, os.path.abspath(path)), os.path.abspath(path), None, (path, *args))
 
     @classmethod
-    def module(cls, name: str, args: Sequence[str]) -> Program:
+    def module(cls, name: str, args: Sequence[str]) -> RankProgram:
         """``python -m name args...``. Raises :class:`ConfigError` if there is no such module."""
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -79,7 +79,7 @@ def _compile(source: bytes, path: str) -> CodeType:
 
 
 @contextmanager
-def _as_started(program: Program) -> Iterator[None]:
+def _as_started(program: RankProgram) -> Iterator[None]:
     """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script."""
     argv, path, main = sys.argv, list(sys.path), sys.modules.get("__main__")
     sys.argv = list(program.argv)
@@ -95,7 +95,7 @@ def _as_started(program: Program) -> Iterator[None]:
 
 def run_ranks(
     ctx: RuntimeContext,
-    program: Program,
+    program: RankProgram,
     *,
     nproc_per_node: int,
     nnodes: int = 1,
@@ -129,7 +129,7 @@ def run_ranks(
 
 
 def run_once(
-    ctx: RuntimeContext, program: Program, *, prefix: bool = True, at_end: Callable[[], None] | None = None
+    ctx: RuntimeContext, program: RankProgram, *, prefix: bool = True, at_end: Callable[[], None] | None = None
 ) -> None:
     """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks.
 
@@ -152,7 +152,7 @@ def run_once(
         patches.undo()
 
 
-def own_modules(program: Program) -> tuple[str, ...]:
+def own_modules(program: RankProgram) -> tuple[str, ...]:
     """The modules beside a script, which are the program's own: their globals are each rank's."""
     if program.package is not None:
         return (program.package.partition(".")[0],) if program.package else ()

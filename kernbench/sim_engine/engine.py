@@ -18,7 +18,7 @@ from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
-from kernbench.sim_engine.operation import Operation, Stream
+from kernbench.sim_engine.operation import DeviceStream, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
@@ -49,7 +49,7 @@ class GraphEngine:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
         self._network = Network(topology_obj.link_bandwidth.tolist(), self.at, lambda: self.now)
-        self._streams: dict[tuple[int, str], Stream] = {}
+        self._streams: dict[tuple[int, str], DeviceStream] = {}
         self._alone_on_link: dict[int, PlanRun] = {}
         self._sharing: dict[PlanRun, None] = {}
 
@@ -102,12 +102,12 @@ class GraphEngine:
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def stream(self, sip: int, name: str) -> Stream:
+    def stream(self, sip: int, name: str) -> DeviceStream:
         """The stream called ``name`` of a SIP, created on first use."""
         key = (sip, name)
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = Stream(sip, name)
+            stream = self._streams[key] = DeviceStream(sip, name)
         return stream
 
     def forget_unresolved(self) -> None:

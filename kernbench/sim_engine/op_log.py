@@ -18,7 +18,7 @@ from kernbench.sim_engine.operation import Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
 
-class Operand(NamedTuple):
+class MemoryRange(NamedTuple):
     """Memory that an operation reads or writes. Every operand names its own memory space.
 
     Attributes:
@@ -64,7 +64,7 @@ class OpRecord:
     start: float
     end: float
     nbytes: int = 0
-    operands: tuple[Operand, ...] = ()
+    operands: tuple[MemoryRange, ...] = ()
     links: tuple[int, ...] = ()
     peer: int | None = None
     detail: dict[str, Any] = field(default_factory=dict)
@@ -207,9 +207,9 @@ def _step_records(trace: CollectiveTrace) -> Iterator[OpRecord]:
             end=arrived,
             nbytes=nbytes,
             operands=(
-                Operand("hbm", trace.sips[src], trace.addresses[src] + trace.chunk_offsets[src_chunk], nbytes, "r"),
-                Operand(trace.buffer_kind, trace.sips[dst], 0, nbytes, "rw", "IPCQ slots"),
-                Operand(
+                MemoryRange("hbm", trace.sips[src], trace.addresses[src] + trace.chunk_offsets[src_chunk], nbytes, "r"),
+                MemoryRange(trace.buffer_kind, trace.sips[dst], 0, nbytes, "rw", "IPCQ slots"),
+                MemoryRange(
                     "hbm", trace.sips[dst], trace.addresses[dst] + trace.chunk_offsets[dst_chunk], nbytes,
                     "rw" if reduces else "w",
                 ),

@@ -148,7 +148,7 @@ def _tell() -> None:
         _telling.clear()
 
 
-class Stream:
+class DeviceStream:
     """An in-order queue of operations on one SIP: each starts after the one before it has ended."""
 
     __slots__ = ("name", "sip", "tail")

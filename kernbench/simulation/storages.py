@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernbench.sim_engine.memory_store import Allocation, MemoryStore
-from kernbench.sim_engine.op_log import Operand
+from kernbench.sim_engine.op_log import MemoryRange
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.tensors import plain, storage_of
@@ -84,21 +84,23 @@ class Stored:
         self.table = table
         self.allocation: Allocation | None = None
         self.last: Operation | None = None
-        self._whole: tuple[Operand] | None = None
+        self._whole: tuple[MemoryRange] | None = None
 
     def __del__(self) -> None:
         if self.allocation is not None:
             self.table.memory_store.free(self.allocation)
 
-    def operand(self, tensor: torch.Tensor, access: str = "rw") -> Operand:
+    def operand(self, tensor: torch.Tensor, access: str = "rw") -> MemoryRange:
         """The part of the allocation that ``tensor`` covers."""
         allocation = self.allocation
         assert allocation is not None
         itemsize = tensor.element_size()
         address = allocation.address + int(tensor.storage_offset()) * itemsize
-        return Operand(allocation.space, allocation.sip, address, tensor.numel() * itemsize, access, allocation.name)
+        return MemoryRange(
+            allocation.space, allocation.sip, address, tensor.numel() * itemsize, access, allocation.name
+        )
 
-    def operands_in_place(self, tensor: torch.Tensor) -> tuple[Operand]:
+    def operands_in_place(self, tensor: torch.Tensor) -> tuple[MemoryRange]:
         """What an operation that reads and writes ``tensor`` alone touches: made once if that is the whole storage."""
         assert self.allocation is not None
         nbytes = tensor.numel() * tensor.element_size()

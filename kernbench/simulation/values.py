@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from kernbench.sim_engine import Condition, DataExecutor, Operand, Operation
+from kernbench.sim_engine import Condition, DataExecutor, MemoryRange, Operation
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.storages import Stored
 from kernbench.simulation.tensors import storage_of
@@ -70,6 +70,6 @@ class Values:
         if mine is None or not self._executor.failed:
             return
         for op in self.unobserved_failures(self._hosts.current()):
-            if any(isinstance(it, Operand) and it.space == mine.space and it.sip == mine.sip
+            if any(isinstance(it, MemoryRange) and it.space == mine.space and it.sip == mine.sip
                    and mine.address <= it.address < mine.address + max(mine.nbytes, 1) for it in op.operands):  # fmt: skip
                 self._waits.wait(op)

@@ -38,6 +38,11 @@ def set_launch_sink(sink: LaunchSink | None) -> LaunchSink | None:
     return before
 
 
+def launches_are_collected() -> bool:
+    """Whether somebody gets launches instead of their being run at once."""
+    return _sink is not None
+
+
 @dataclass
 class LaunchRecord:
     """One launch that ran while :func:`record_launches` was open."""

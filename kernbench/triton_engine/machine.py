@@ -272,14 +272,13 @@ class Execution(Binding):
     def _explain(self, error: Exception, info: OpInfo, batch: Batch) -> Exception:
         """The error to raise, with ``ranks``: the ranks whose lanes it concerns."""
         if isinstance(error, KernbenchError):
-            if not hasattr(error, "ranks"):
-                error.ranks = tuple(batch.ranks())  # type: ignore[attr-defined]
+            error.ranks = error.ranks or tuple(batch.ranks())
             return error
         explained = KernbenchError(
             f"kernel {self.program.name}: {info.name} failed: {type(error).__name__}: {error}\n"
             f"  {batch.describe_lanes(None)}\n  at {info.loc}\n  {info.text}"
         )
-        explained.ranks = tuple(batch.ranks())  # type: ignore[attr-defined]
+        explained.ranks = tuple(batch.ranks())
         return explained
 
     # Control flow

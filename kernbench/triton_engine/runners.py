@@ -70,14 +70,12 @@ class Ready:
 
 def ready(program: Program) -> Ready:
     """What execution needs of a program; kept with it."""
-    made: Ready | None = getattr(program, "_ready", None)
-    if made is None:
-        made = Ready(
+    if program.ready is None:
+        program.ready = Ready(
             [[(_runner(i), i.info) for i in block.instrs] for block in program.blocks],
             [
                 [(i.info, *work) for i in block.instrs if (work := i.info.row.work_of(i.info))[0]]
                 for block in program.blocks
             ],
         )
-        program._ready = made  # type: ignore[attr-defined]
-    return made
+    return program.ready

@@ -23,10 +23,9 @@ class Package:
 
     def __init__(self, root: Path) -> None:
         self.name = root.name
-        self.nodes = {
-            self._name_of(path, root): list(ast.walk(ast.parse(path.read_text())))
-            for path in sorted(root.rglob("*.py"))
-        }
+        paths = {self._name_of(path, root): path for path in sorted(root.rglob("*.py"))}
+        self.nodes = {module: list(ast.walk(ast.parse(path.read_text()))) for module, path in paths.items()}
+        self.packages = {module for module, path in paths.items() if path.name == "__init__.py"}
 
     @staticmethod
     def _name_of(path: Path, root: Path) -> str:
@@ -51,12 +50,21 @@ class Package:
         for node in self.nodes[module]:
             if isinstance(node, ast.Import):
                 found = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-                full = [f"{node.module}.{alias.name}" for alias in node.names]
-                found = [name if name in self.nodes else node.module for name in full]
+            elif isinstance(node, ast.ImportFrom):
+                source = self._source(module, node)
+                full = [f"{source}.{alias.name}" for alias in node.names]
+                found = [name if name in self.nodes else source for name in full]
             else:
                 continue
             yield from (name for name in found if name in self.nodes and name != module)
+
+    def _source(self, module: str, node: ast.ImportFrom) -> str:
+        """What ``from ... import`` in a module names, relative ones from the package that the module is in."""
+        if not node.level:
+            return node.module or ""
+        parts = module.split(".")
+        above = parts[: len(parts) + (module in self.packages) - node.level]
+        return ".".join([*above, *([node.module] if node.module else [])])
 
     @cached_property
     def classes(self) -> dict[str, list[str]]:
@@ -85,7 +93,7 @@ class Package:
                 if isinstance(node, ast.Attribute) and not _own(node.value):
                     homes = self.private_attributes.get(node.attr, {room})
                     names = [] if room in homes else [node.attr]
-                elif isinstance(node, ast.ImportFrom) and node.module in self.nodes and self.room(node.module) != room:
+                elif isinstance(node, ast.ImportFrom) and self.room(self._source(module, node)) in self.rooms - {room}:
                     names = [alias.name for alias in node.names]
                 else:
                     continue

@@ -83,7 +83,7 @@ def test_many_spawns_in_one_context_do_not_pile_up():
     with kernbench.simulate() as ctx:
         for _ in range(2):
             ctx.multiprocessing.spawn(train, nprocs=3)
-        per_spawn = {"Operation", "Operand", "Call", "CollectiveTrace", "PlanRun", "Request", "Collective", "ProcessGroup",
+        per_spawn = {"Operation", "MemoryRange", "Call", "CollectiveTrace", "PlanRun", "Request", "Collective", "ProcessGroup",
                      "Signature", "Location", "TransferPlan", "Arrival"}  # fmt: skip
         before = ours()
         for _ in range(3):

@@ -195,13 +195,13 @@ def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-class _Operations(dict[Any, Recorded]):
+class _RecordedByOperator(dict[Any, Recorded]):
     def __missing__(self, func: Any) -> Recorded:
         found = self[func] = Recorded(func)
         return found
 
 
-_operations = _Operations()
+_operations = _RecordedByOperator()
 
 
 class Recorder(TorchDispatchMode):

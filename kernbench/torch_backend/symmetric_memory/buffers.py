@@ -69,7 +69,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class PerRank(MutableMapping[Any, Any]):
+class DictPerRank(MutableMapping[Any, Any]):
     """A dictionary of a module, one per rank."""
 
     def __init__(self, rank: Callable[[], int | None]) -> None:
@@ -351,7 +351,7 @@ def install_module(patches: Patches, module: Any) -> None:
         return
     symmetric_ops.register(current)  # importing it has defined some
     for name in _PER_RANK:
-        patches.set(module, name, PerRank(memory.rank))
+        patches.set(module, name, DictPerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)
     patches.set(module, "is_nvshmem_available", lambda: False)
     for name in _LEFT_SET:  # a rank that is unwound leaves them as it set them

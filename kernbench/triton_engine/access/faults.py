@@ -29,7 +29,7 @@ def out_of_bounds(access: Access, offset: int, allocation: HostAllocation | None
     error = MemoryAccessError(
         f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {access.tile}"
     )
-    error.ranks = tuple(batch.ranks(cell))  # type: ignore[attr-defined]
+    error.ranks = tuple(batch.ranks(cell))
     raise error
 
 

@@ -145,7 +145,7 @@ class Launcher:
             args,
             None,
             self.metadata.name,
-            _user_frame() if launching._sink is not None else "",
+            _user_frame() if launching.launches_are_collected() else "",
             self.names,
             self,
         )

@@ -171,3 +171,5 @@ class Program:
     waits: bool = False
     #: Slots whose tensors nobody else can see.
     owned: frozenset[int] = frozenset()
+    #: What :func:`kernbench.triton_engine.runners.ready` makes of it when it first runs.
+    ready: Any = field(default=None, repr=False)

@@ -94,7 +94,7 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
         error = DeviceAssertionError(
             f"kernel {info.kernel}: device_assert failed: {message}\n  {_name(*names[lane])}{where}\n  at {info.loc}"
         )
-        error.ranks = () if names[lane][0] is None else (names[lane][0],)  # type: ignore[attr-defined]
+        error.ranks = (names[lane][0],)
         raise error
 
     return run
