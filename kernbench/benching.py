@@ -93,6 +93,7 @@ class BenchCommand(PluginCommand):
     ARGUMENTS = "kernbench.benching.arguments"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the arguments as they were given, then read them."""
         ctx.meta[self.ARGUMENTS] = list(args)
         return super().parse_args(ctx, args)
 
@@ -103,6 +104,7 @@ class OutputPath(click.ParamType):
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path, if a file can be written there."""
         path = Path(value)
         if path.is_dir():
             self.fail(f"{path} is a folder: expected a file", param, ctx)
