@@ -37,6 +37,9 @@ autodoc_class_signature = "separated"
 html_theme = "furo"
 html_title = f"kernbench {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
+highlight_language = "none"  # of blocks that name no language
 
 CONTENTS = {
     "Programs": ["docs/distributed", "docs/runtime", "docs/triton", "docs/symmetric_memory", "docs/tensor_parallel"],
