@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types suite docs house site test-long test-pythons test-triton-matrix clean
+.PHONY: help install bench test lint types suite docs house site test-long test-pythons test-triton-matrix test-torch-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,22 @@ test-triton-matrix: $(TRITON_VERSIONS:%=.venv-triton-%/.tested)  ## the Triton e
 .PHONY: $(TRITON_VERSIONS:%=.venv-triton-%/.tested)
 $(TRITON_VERSIONS:%=.venv-triton-%/.tested): .venv-triton-%/.tested: .venv-triton-%/.installed
 	.venv-triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/triton_engine tests/kernels $(ARGS)
+
+# Two versions of torch are supported; each brings its own Triton. PyPI's builds are for CUDA: 5.5 GB each, installed.
+TORCH_VERSIONS ?= 2.13.0 2.14.1
+
+test-torch-matrix: $(TORCH_VERSIONS:%=.venv-torch-%/.tested)  ## what touches torch, on every supported torch
+
+.venv-torch-%/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-torch-$*
+	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' torch==$*
+	touch $@
+
+# what is broken is printed first: a list, where tests would fail by the dozen
+.PHONY: $(TORCH_VERSIONS:%=.venv-torch-%/.tested)
+$(TORCH_VERSIONS:%=.venv-torch-%/.tested): .venv-torch-%/.tested: .venv-torch-%/.installed
+	.venv-torch-$*/bin/python -W ignore -m kernbench.torch_backend.relies_on
+	.venv-torch-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/torch_backend tests/testing tests/parity $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache build dist

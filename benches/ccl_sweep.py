@@ -28,14 +28,13 @@ from kernbench.ccl.config import AUTO, AlgorithmConfig, CclConfig, Fidelity, loa
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.ccl.timing import plan_seconds
-from kernbench.cost.collectives import BUS_FACTOR
+from kernbench.collective_kinds import COLLECTIVES as ALL
+from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
 from kernbench.topology import Topology, resolve_topology
 
 NAME = "ccl_sweep"
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+COLLECTIVES = tuple(name for name in ALL if name != "send")
 
 
 @dataclass(frozen=True)
@@ -118,15 +117,17 @@ def measure(
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for collective in collectives:
+        does = KINDS[collective]
+        root, redop = 0 if does.root else None, reduction.value if does.reduces else None
         for name in _entries(config, collective, algorithms):
             for size in sizes:
-                cut = ranks if collective not in ("all_reduce", "broadcast", "reduce") else 1
+                cut = ranks if does.per_chunk else 1
                 count = size // kind.itemsize // cut * cut
                 request = runner.request(
                     op=collective, config=config.select(name), sips=tuple(range(ranks)),
-                    root=0 if collective in ROOTED else None, count=count * (2 if collective == "all_to_all" else 1),
+                    root=root, count=count * (2 if does.exchanges else 1),
                     itemsize=kind.itemsize, dtype=_short(kind.torch_name), environ=library_environ(),
-                    fidelity=fidelity, reduction=reduction.value if collective in REDUCING else None,
+                    fidelity=fidelity, reduction=redop,
                 )  # fmt: skip
                 if name not in (AUTO, request.config.name):
                     left_out[name] = request.note
@@ -135,16 +136,12 @@ def measure(
                 algbw = count * kind.itemsize / seconds if seconds else 0.0
                 row = Row(
                     collective, name, request.config.name, _protocol(request), count * kind.itemsize, count, element,
-                    op if collective in REDUCING else "none", 0 if collective in ROOTED else -1, seconds, algbw,
-                    algbw * BUS_FACTOR.get(collective, _one)(ranks), request.fidelity,
+                    op if does.reduces else "none", -1 if root is None else root, seconds, algbw,
+                    algbw * does.bus_factor(ranks), request.fidelity,
                 )  # fmt: skip
                 rows.append(row)
                 on_row(row)
     return Sweep(topology.system.name, topology.nodes, ranks, tuple(rows), left_out)
-
-
-def _one(ranks: int) -> float:
-    return (ranks - 1) / ranks  # gather and scatter, as nccl-tests has them
 
 
 def _protocol(request: Any) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from kernbench.version import __version__
 
 _ROOMS = ("autotune", "precompile", "sweep")
 """Packages that are imported when they are first used; those with a function of their own name can be called."""

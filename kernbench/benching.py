@@ -93,7 +93,7 @@ class BenchCommand(PluginCommand):
     ARGUMENTS = "kernbench.benching.arguments"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments as they were given, then read them."""
+        """Read the arguments, and keep them."""
         ctx.meta[self.ARGUMENTS] = list(args)
         return super().parse_args(ctx, args)
 

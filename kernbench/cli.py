@@ -11,8 +11,8 @@ from importlib import import_module
 
 import click
 
-from kernbench import __version__
 from kernbench.errors import KernbenchError
+from kernbench.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)

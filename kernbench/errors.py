@@ -17,6 +17,10 @@ class ConfigError(KernbenchError, ValueError):
     expected, for all problems at once."""
 
 
+class CallError(KernbenchError, ValueError):
+    """A collective or a message was called with arguments that do not fit each other or the group."""
+
+
 class DeadlockError(KernbenchError):
     """No rank can run and nothing is in flight. The message holds the wait-for cycle and one line per rank."""
 

@@ -1,8 +1,8 @@
 """What an all-reduce must return, to the bit: numpy, in the order that the algorithm's schedule prescribes.
 
-The schedule is followed symbolically first. Each member's cell then holds an expression over the members' inputs, and
+The schedule is followed symbolically first. Each member's chunk then holds an expression over the members' inputs, and
 the few distinct expressions are evaluated with numpy. Nothing of how the runtime moves values is used, and a schedule
-that does not fold every member exactly once into every cell is found out.
+that does not fold every member exactly once into every chunk is found out.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ BLOCK = 1 << 16
 
 
 class Expressions:
-    """The expression that each (member, cell) of a schedule ends with.
+    """The expression that each (member, chunk) of a schedule ends with.
 
     Node ``n < members`` is that member's input; any other is the combination of two earlier nodes, the smaller number
     first: the reductions commute, though in floating point they do not associate. A node whose second part is -1 is its
     first part, rounded.
 
     Attributes:
-        final: ``[members, cells]`` node that each member ends with.
+        final: ``[members, chunks]`` node that each member ends with.
         parts: ``[nodes, 2]`` the two nodes that a node combines.
         wide: ``[nodes]`` whether a node is a sum that is kept wide: inside a member, or a switch.
     """
@@ -40,8 +40,8 @@ class Expressions:
         nodes = members
         for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
             rows = slice(begin, end)
-            target = schedule.dst[rows] * slots + schedule.to_cell[rows]
-            arriving = held[schedule.src[rows] * slots + schedule.cell[rows]]
+            target = schedule.dst[rows] * slots + schedule.to_chunk[rows]
+            arriving = held[schedule.src[rows] * slots + schedule.chunk[rows]]
             local = schedule.way[rows] == Way.LOCAL
             leaves = wide[arriving] & ~local
             fresh, which = np.unique(arriving[leaves], return_inverse=True)
@@ -58,7 +58,7 @@ class Expressions:
             nodes += len(fresh)
             held[target] = arriving
         self.members = members
-        self.final = held.reshape(members, slots)[:, : schedule.cells]
+        self.final = held.reshape(members, slots)[:, : schedule.chunks]
         self.parts: IntArray = np.concatenate(parts)
         self.wide = wide[:nodes]
 
@@ -90,7 +90,7 @@ class Expressions:
                         uses[part] += 1
         leaves = [part for part in needed if part < self.members]
         if len(leaves) != self.members or any(count > 1 for count in uses.values()):
-            raise ValueError("the schedule does not fold every member exactly once into every cell")
+            raise ValueError("the schedule does not fold every member exactly once into every chunk")
         values: dict[int, Array] = {}
         for here in needed:
             if here < self.members:
@@ -137,11 +137,11 @@ class AllReduceOracle:
         nodes = self._expressions.final[member]
         key = nodes.tobytes()
         if key not in self._known:
-            bounds = self._schedule.cell_bounds(count).tolist()
+            bounds = self._schedule.chunk_bounds(count).tolist()
             out = np.empty(count, self._element.numpy)
-            for cell, node in enumerate(nodes.tolist()):
-                for begin in range(bounds[cell], bounds[cell + 1], BLOCK):
-                    end = min(begin + BLOCK, bounds[cell + 1])
+            for chunk, node in enumerate(nodes.tolist()):
+                for begin in range(bounds[chunk], bounds[chunk + 1], BLOCK):
+                    end = min(begin + BLOCK, bounds[chunk + 1])
                     out[begin:end] = self._expressions.evaluate(node, self._inputs, self._element, self._op, begin, end)
             self._known[key] = out
         return self._known[key]

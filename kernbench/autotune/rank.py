@@ -95,7 +95,7 @@ def _predict(
     set_target(target_of(device))
     activate()
     try:
-        with sampled_launches() as records:
+        with sampled_launches(device) as records:
             compiled = kernel[grid](**arguments, **config)
         needed = resources(compiled)
     except Exception as error:  # a config that does not compile cannot be chosen; the next one may

@@ -33,9 +33,11 @@ class AutotuneReport(Plugin):
             self._rows.setdefault(json.dumps(row, sort_keys=True), row)
 
     def kernbench_rank_ended(self, event: Any) -> None:
+        """Look before its autotuners go."""
         self.look()
 
     def kernbench_rank_failed(self, event: Any) -> None:
+        """Look before its autotuners go."""
         self.look()
 
     def write(self) -> int:

@@ -65,7 +65,7 @@ def closed_form_plan(name: str, members: int, seconds: float) -> TransferPlan:
     transfers = rounds * members
     zeros = np.zeros(transfers, dtype=np.int64)
     return TransferPlan(
-        name=name, members=members, cells=1, rounds=np.arange(rounds + 1, dtype=np.int64) * members, src=src, dst=dst,
-        src_cell=zeros, dst_cell=zeros, nbytes=zeros, serial=np.zeros(transfers), latency=latency,
+        name=name, members=members, chunks=1, rounds=np.arange(rounds + 1, dtype=np.int64) * members, src=src, dst=dst,
+        src_chunk=zeros, dst_chunk=zeros, nbytes=zeros, serial=np.zeros(transfers), latency=latency,
         queue=np.arange(transfers, dtype=np.int64), queue_links=((),) * transfers, reduces=np.zeros(transfers, dtype=bool),
     )  # fmt: skip

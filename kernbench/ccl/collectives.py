@@ -20,15 +20,14 @@ from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
 from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
-from kernbench.ccl.selection import ENTRIES, FALLBACK, VARIABLES, Selection, select
+from kernbench.ccl.selection import VARIABLES, Selection, select
+from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.topology import Topology
 
-_IMPLEMENTS = {"barrier": "all_reduce", "monitored_barrier": "all_reduce"}
-
 Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
-"""Elements per cell, where they are not all alike: ``[cells]``, or ``[members, cells]`` if members differ."""
+"""Elements per chunk, where they are not all alike: ``[chunks]``, or ``[members, chunks]`` if members differ."""
 
 Environ = tuple[tuple[str, str], ...]
 """What a rank's environment says to the library, by :data:`kernbench.ccl.selection.VARIABLES`."""
@@ -51,7 +50,7 @@ class Request:
         config: the entry of ``ccl.yaml`` that serves.
         plan: its transfers in time.
         root: a member's number, None without one.
-        cell_offsets: ``[cells + 1]`` offset of each cell in a member's buffer, bytes.
+        chunk_offsets: ``[chunks + 1]`` offset of each chunk in a member's buffer, bytes.
         build: makes the schedule; of a closed form it is only needed for values.
         selection: what the library would run, on systems that have one.
         fidelity: how the time was found: ``stepped`` or ``closed_form``.
@@ -62,7 +61,7 @@ class Request:
     config: AlgorithmConfig
     plan: TransferPlan
     root: int | None
-    cell_offsets: tuple[int, ...]
+    chunk_offsets: tuple[int, ...]
     build: Callable[[], Schedule]
     selection: Selection | None
     fidelity: str
@@ -70,6 +69,7 @@ class Request:
 
     @cached_property
     def schedule(self) -> Schedule:
+        """Who sends which chunk to whom, made when it is first asked for."""
         return self.build()
 
     @cached_property
@@ -143,8 +143,8 @@ class CollectiveRunner:
 
         Args:
             root: a member's number.
-            count: elements of the work buffer, which is cut into cells of equal length.
-            splits: the lengths of the cells, where they are not equal.
+            count: elements of the work buffer, which is cut into chunks of equal length.
+            splits: the lengths of the chunks, where they are not equal.
             environ: what the users' environment says to the library.
             fidelity: how to find the time.
             reduction: its name, for collectives that reduce.
@@ -155,7 +155,7 @@ class CollectiveRunner:
         found = self._kept.get(asked)
         if found is not None:
             return found
-        wanted = _IMPLEMENTS.get(op, op)
+        wanted = KINDS[op].runs_as or op
         if config.name != AUTO:
             _check(config, wanted)
         where = Placement.of(self._topology, sips)
@@ -173,9 +173,9 @@ class CollectiveRunner:
             if closed is None:
                 schedule = build()
                 if splits is not None and schedule.scratch:
-                    raise CannotServeError(f"{served.name}: cells of different lengths")
+                    raise CannotServeError(f"{served.name}: chunks of different lengths")
         except CannotServeError as error:
-            default = FALLBACK[wanted]
+            default = KINDS[wanted].fallback
             if served.name == default:
                 raise
             again = self.request(
@@ -189,8 +189,8 @@ class CollectiveRunner:
         else:
             counts = _counts(schedule, count, splits)
             plan = self._stepped(schedule, sips, served, selection, wanted, nbytes, counts, itemsize, dtype)
-            bounds = schedule.cell_bounds(count) * itemsize
-            offsets = (*bounds.tolist(), *(int(bounds[cell]) for cell in schedule.scratch))
+            bounds = schedule.chunk_bounds(count) * itemsize
+            offsets = (*bounds.tolist(), *(int(bounds[chunk]) for chunk in schedule.scratch))
         how = "stepped" if closed is None else "closed_form"
         costs = selection if self.has_library else None
         return self._keep(asked, Request(op, served, plan, root, offsets, build, costs, how, "; ".join(notes)))
@@ -229,13 +229,14 @@ class CollectiveRunner:
                     return config, select(system, wanted, nbytes, where, algorithm=name)
                 except ConfigError:
                     pass  # the library would not run it here: its steps cost what those of its default do
-            default = None if wanted in ("all_to_all", "send", "gather", "scatter") else "ring"
+            default = "ring" if KINDS[wanted].laps else None
             plain = select(system, wanted, nbytes, where, algorithm=default if len(where.node) > 1 else None)
             return config, plain.without_seconds() if plain.entry != config.name else plain
         except ConfigError as error:
             if automatic:
-                notes.append(f"{error}; {FALLBACK[wanted]} instead")
-                return self._entry(FALLBACK[wanted]), None
+                fallback = KINDS[wanted].fallback
+                notes.append(f"{error}; {fallback} instead")
+                return self._entry(fallback), None
             return config, None
 
     def _closed_seconds(
@@ -292,13 +293,7 @@ class CollectiveRunner:
         move(request.op, request.schedule, inputs, outputs, reduction, request.root)
 
 
-_LIBRARY_NAMES = {
-    **{entry: name for (_, name), entry in ENTRIES.items()},
-    "one_shot_push": "one_shot",
-    "one_shot_kernel": "one_shot",
-    "two_shot_push": "two_shot",
-    "two_shot_kernel": "two_shot",
-}
+_LIBRARY_NAMES = {entry: name for kind in KINDS.values() for name, entries in kind.library.items() for entry in entries}
 
 
 def _check(config: AlgorithmConfig, wanted: str) -> None:
@@ -318,12 +313,12 @@ def _library_bytes(wanted: str, count: int, members: int, splits: Splits | None)
     if splits is not None:
         total = int(np.asarray(splits).sum())
         return total // members if isinstance(splits[0], tuple) else total
-    return count // 2 if wanted == "all_to_all" else count
+    return count // 2 if KINDS[wanted].exchanges else count
 
 
 def _counts(schedule: Schedule, count: int, splits: Splits | None) -> IntArray:
     """``[transfers]`` elements that each transfer carries."""
     if splits is None:
-        return schedule.slot_lengths(count)[schedule.cell]
+        return schedule.slot_lengths(count)[schedule.chunk]
     sizes = np.asarray(splits, dtype=np.int64)
-    return sizes[schedule.cell] if sizes.ndim == 1 else sizes[schedule.src, schedule.cell]
+    return sizes[schedule.chunk] if sizes.ndim == 1 else sizes[schedule.src, schedule.chunk]

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
+from kernbench.collective_kinds import COLLECTIVES
 from kernbench.errors import ConfigError
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology import SystemSpec
@@ -31,10 +32,6 @@ FILE_NAME = "ccl.yaml"
 
 AUTO = "auto"
 """Instead of an algorithm's name: whichever the vendor's library would take."""
-
-COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
-)  # fmt: skip
 
 Fidelity = Literal["auto", "stepped", "closed_form"]
 """How a collective's time is found: transfer by transfer, by a formula; ``auto``: the formula in very large worlds."""

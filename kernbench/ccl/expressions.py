@@ -1,6 +1,6 @@
-"""What a schedule computes: the expression over the members' inputs that each cell ends with.
+"""What a schedule computes: the expression over the members' inputs that each chunk ends with.
 
-A symbolic run gives every cell a *node*: a leaf (some member's input cell) or the combination of two nodes. From nodes
+A symbolic run gives every chunk a *node*: a leaf (some member's input chunk) or the combination of two nodes. From nodes
 follow the values of any algorithm, whatever its shape, each partial sum computed once; and whether a schedule does what
 its collective asks.
 """
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import IntArray, Schedule, Way
+from kernbench.collective_kinds import KINDS, CollectiveKind
 
 _NOTHING = -1
 WIDE_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -35,20 +36,20 @@ class Step(NamedTuple):
 class Expressions:
     """The symbolic run of one schedule.
 
-    Leaf ``member * cells + cell`` is that member's input cell; greater nodes are combinations, in an order in which parts
+    Leaf ``member * chunks + chunk`` is that member's input chunk; greater nodes are combinations, in an order in which parts
     come first. A combination that several members compute is one node.
 
     Attributes:
-        final: ``[members, slots]`` node that each cell ends with, -1 for a scratch cell that was never written.
+        final: ``[members, slots]`` node that each chunk ends with, -1 for a scratch chunk that was never written.
         leaves: number of leaves.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        members, cells, slots = schedule.members, schedule.cells, schedule.slots
-        self.members, self.cells = members, cells
-        self.leaves = members * cells
+        members, chunks, slots = schedule.members, schedule.chunks, schedule.slots
+        self.members, self.chunks = members, chunks
+        self.leaves = members * chunks
         held = np.full((members, slots), _NOTHING, dtype=np.int64)
-        held[:, :cells] = np.arange(self.leaves).reshape(members, cells)
+        held[:, :chunks] = np.arange(self.leaves).reshape(members, chunks)
         flat = held.reshape(-1)
         keeps_wide = np.zeros(self.leaves + 2 * len(schedule), dtype=bool)
         left: list[IntArray] = []
@@ -57,8 +58,8 @@ class Expressions:
         total = self.leaves
         for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
             rows = slice(begin, end)
-            arriving = flat[schedule.src[rows] * slots + schedule.cell[rows]]
-            target = schedule.dst[rows] * slots + schedule.to_cell[rows]
+            arriving = flat[schedule.src[rows] * slots + schedule.chunk[rows]]
+            target = schedule.dst[rows] * slots + schedule.to_chunk[rows]
             reduces = schedule.reduces[rows]
             sent_wide = keeps_wide[arriving] & (schedule.way[rows] != Way.LOCAL)
             if sent_wide.any():  # a sum is rounded when it is sent
@@ -72,7 +73,7 @@ class Expressions:
                 local = flat[target][reduces]
                 keeps = schedule.way[rows][reduces] == Way.LOCAL
                 if local.min() < 0 or arriving[reduces].min() < 0:
-                    raise ValueError(f"{schedule.name}: a scratch cell is reduced before it is written")
+                    raise ValueError(f"{schedule.name}: a scratch chunk is reduced before it is written")
                 pairs = np.stack([arriving[reduces], local, keeps], axis=1)
                 fresh, which = np.unique(pairs, axis=0, return_inverse=True)
                 left.append(fresh[:, 0])
@@ -105,18 +106,18 @@ class Expressions:
         return found
 
     def leaf(self, node: int) -> tuple[int, int]:
-        """``(member, cell)`` of a leaf."""
-        return divmod(node, self.cells)
+        """``(member, chunk)`` of a leaf."""
+        return divmod(node, self.chunks)
 
-    def folds_everybody(self, node: int, cell: int) -> bool:
-        """Whether ``node`` combines ``cell`` of every member, each exactly once."""
+    def folds_everybody(self, node: int, chunk: int) -> bool:
+        """Whether ``node`` combines ``chunk`` of every member, each exactly once."""
         counted: dict[int, int] = {}
 
         def mask(part: int) -> int:
             if part >= self.leaves:
                 return counted[part]
             member, own = self.leaf(part)
-            return 1 << member if own == cell and part >= 0 else 0
+            return 1 << member if own == chunk and part >= 0 else 0
 
         for step in self.steps([node]):
             left, right = mask(step.left), mask(step.right)
@@ -126,10 +127,10 @@ class Expressions:
             counted[step.node] = left | right if left and right and not left & right else 0
         return mask(node) == (1 << self.members) - 1
 
-    def order(self, member: int, cell: int) -> str:
-        """The order of reduction of a cell, for people: ``((0+1)+(2+3))``, numbers being members."""
+    def order(self, member: int, chunk: int) -> str:
+        """The order of reduction of a chunk, for people: ``((0+1)+(2+3))``, numbers being members."""
         texts: dict[int, str] = {}
-        node = int(self.final[member, cell])
+        node = int(self.final[member, chunk])
 
         def text(part: int) -> str:
             return texts[part] if part >= self.leaves else str(self.leaf(part)[0])
@@ -183,52 +184,33 @@ def combine_steps(
 
 
 def check_schedule(schedule: Schedule, collective: str, root: int | None = None) -> None:
-    """Raise ValueError unless ``schedule`` does what ``collective`` asks, naming a member and a cell that is wrong.
+    """Raise ValueError unless ``schedule`` does what ``collective`` asks, naming a member and a chunk that is wrong.
 
-    Reductions must fold every member exactly once into every cell that counts; copies must bring the right input.
+    Reductions must fold every member exactly once into every chunk that counts; copies must bring the right input.
     """
-    found = expressions(schedule)
-    members, cells = schedule.members, schedule.cells
-    everyone = range(members)
-    copies: list[tuple[int, int, int]] = []  # member, cell, leaf
-    folds: list[tuple[int, int]] = []
-    if collective == "all_reduce":
-        folds = [(m, c) for m in everyone for c in range(cells)]
-    elif collective == "reduce_scatter":
-        folds = [(m, m) for m in everyone]
-    elif collective == "reduce":
-        folds = [(_rooted(root), c) for c in range(cells)]
-    elif collective == "broadcast":
-        copies = [(m, c, _rooted(root) * cells + c) for m in everyone for c in range(cells)]
-    elif collective == "all_gather":
-        copies = [(m, c, c * cells + c) for m in everyone for c in range(cells)]
-    elif collective == "gather":
-        copies = [(_rooted(root), c, c * cells + c) for c in range(cells)]
-    elif collective == "scatter":
-        copies = [(m, m, _rooted(root) * cells + m) for m in everyone]
-    elif collective == "all_to_all":
-        copies = [(m, members + s, s * cells + m) for m in everyone for s in everyone if s != m]
-    elif collective == "send":
-        copies = [(1 - _rooted(root), 0, _rooted(root) * cells)]
-    for member, cell, leaf in copies:
-        if found.final[member, cell] != leaf:
-            raise ValueError(
-                f"{schedule.name}: cell {cell} of member {member} does not end with the input that it should"
-            )
+    kind, found = KINDS[collective], expressions(schedule)
     checked: set[tuple[int, int]] = set()
-    for member, cell in folds:
-        node = int(found.final[member, cell])
-        if (node, cell) in checked:
-            continue
-        checked.add((node, cell))
-        if not found.folds_everybody(node, cell):
-            raise ValueError(
-                f"{schedule.name}: cell {cell} of member {member} ends with {found.order(member, cell)}, which does not "
-                "fold every member exactly once"
-            )
+    for member in kind.receivers(schedule.members, root):
+        for chunk, sender, sent in _wanted(kind, member, schedule, root):
+            node = int(found.final[member, chunk])
+            if not kind.reduces:
+                if node != sender * schedule.chunks + sent:
+                    raise ValueError(
+                        f"{schedule.name}: chunk {chunk} of member {member} does not end with the input that it should"
+                    )
+            elif (node, chunk) not in checked:
+                checked.add((node, chunk))
+                if not found.folds_everybody(node, chunk):
+                    raise ValueError(
+                        f"{schedule.name}: chunk {chunk} of member {member} ends with {found.order(member, chunk)}, which "
+                        "does not fold every member exactly once"
+                    )
 
 
-def _rooted(root: int | None) -> int:
-    if root is None:
-        raise ValueError("this collective has a root")
-    return root
+def _wanted(kind: CollectiveKind, member: int, schedule: Schedule, root: int | None) -> list[tuple[int, int, int]]:
+    """For each chunk that ``member`` gets, ``(chunk, member whose input it is, chunk there)``; of a reduction anybody's."""
+    if kind.exchanges:
+        members = schedule.members
+        return [(members + sender, sender, member) for sender in range(members) if sender != member]
+    chunks = [member] if kind.gets == "own" else range(schedule.chunks)
+    return [(chunk, chunk if kind.brings == "own" or root is None else root, chunk) for chunk in chunks]

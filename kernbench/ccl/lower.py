@@ -1,4 +1,4 @@
-"""From a schedule to time: queues get routes, cells get bytes, transfers get seconds.
+"""From a schedule to time: queues get routes, chunks get bytes, transfers get seconds.
 
 By two kinds of costs: those of the inter-PE queues (:func:`lower`), and those of the vendor's library on systems that
 have one (:func:`lower_library`).
@@ -33,7 +33,7 @@ def lower(
     """The plan of ``schedule`` on the members' ``sips``; transfer i carries ``counts[i]`` elements of ``itemsize`` bytes.
 
     Members on one SIP exchange through its memory, without a link. What a member does locally takes the time of its
-    memory: it reads a cell, and the other one if it reduces, and writes.
+    memory: it reads a chunk, and the other one if it reduces, and writes.
     """
     queues = queues_of(schedule, topology, sips)
     # transfers have few lengths and either reduce or copy: a few costs per queue
@@ -131,8 +131,8 @@ def _first_reads(schedule: Schedule) -> NDArray[np.bool_]:
     """
     rounds = np.repeat(np.arange(len(schedule.rounds) - 1), np.diff(schedule.rounds))
     written = np.full(schedule.members * schedule.slots, len(schedule.rounds), dtype=np.int64)
-    np.minimum.at(written, schedule.dst * schedule.slots + schedule.to_cell, rounds)
-    first: NDArray[np.bool_] = written[schedule.src * schedule.slots + schedule.cell] >= rounds
+    np.minimum.at(written, schedule.dst * schedule.slots + schedule.to_chunk, rounds)
+    first: NDArray[np.bool_] = written[schedule.src * schedule.slots + schedule.chunk] >= rounds
     return first & ~((schedule.way == Way.LOCAL) & schedule.reduces)
 
 
@@ -150,12 +150,12 @@ def _plan(
     return TransferPlan(
         name=schedule.name,
         members=schedule.members,
-        cells=schedule.slots,
+        chunks=schedule.slots,
         rounds=schedule.rounds,
         src=schedule.src,
         dst=schedule.dst,
-        src_cell=schedule.cell,
-        dst_cell=schedule.to_cell,
+        src_chunk=schedule.chunk,
+        dst_chunk=schedule.to_chunk,
         nbytes=nbytes,
         serial=serial,
         latency=latency,

@@ -1,8 +1,8 @@
 """What each collective does to its members' tensors.
 
-A member brings *inputs* and gets *outputs*, one tensor per cell of the collective's work buffer that it owns: an
+A member brings *inputs* and gets *outputs*, one tensor per chunk of the collective's work buffer that it owns: an
 all-gather takes one input and gives n outputs, a reduce-scatter the other way round. Where a collective only copies, the
-cell that arrives is the cell that was sent whatever the route, so it is copied at once (a test holds this against the
+chunk that arrives is the chunk that was sent whatever the route, so it is copied at once (a test holds this against the
 schedule, transfer by transfer); where it reduces, members are folded in the order that the schedule prescribes.
 
 Outputs may be the inputs' own memory, as in-place calls have it: nothing is written before it has been read. They are
@@ -22,9 +22,9 @@ from kernbench.ccl.expressions import Expressions, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import Schedule
 from kernbench.ccl.values import run_all_reduce
+from kernbench.collective_kinds import KINDS, CollectiveKind
 
 Tensors = Sequence[torch.Tensor]
-Movement = Callable[[Schedule, Sequence[Tensors], Sequence[Tensors], "ReduceOp | None", "int | None"], None]
 
 
 def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -39,9 +39,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _all_reduce(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
 ) -> None:
-    assert op is not None
     # a coalesced all-reduce has several tensors per member
     for sources, targets in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), strict=True):
         flat_targets = [_flat(target) for target in targets]
@@ -51,14 +50,6 @@ def _all_reduce(
         for target, flat in zip(targets, flat_targets, strict=True):
             if flat is not target and flat.data_ptr() != target.data_ptr():
                 target.data.copy_(flat.view(target.shape))
-
-
-def _broadcast(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    assert root is not None
-    for target in outputs:
-        _assign(target[0], inputs[root][0])
 
 
 def fold(parts: Tensors, op: ReduceOp) -> torch.Tensor:
@@ -75,22 +66,22 @@ def fold(parts: Tensors, op: ReduceOp) -> torch.Tensor:
 def _folded(
     schedule: Schedule, owners: Sequence[int], part: Callable[[int, int], torch.Tensor], op: ReduceOp
 ) -> list[torch.Tensor]:
-    """Each cell's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, cell)``: an input."""
+    """Each chunk's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, chunk)``: an input."""
     chains = schedule.chains_at(np.asarray(owners, dtype=np.int64))
     found = expressions(schedule) if chains is None else None
     results = []
-    for cell, owner in enumerate(owners):
+    for chunk, owner in enumerate(owners):
         if found is None:
             assert chains is not None
-            total = fold([part(member, cell) for member in chains[cell].tolist()], op)
+            total = fold([part(member, chunk) for member in chains[chunk].tolist()], op)
         else:
-            node = int(found.final[owner, cell])
-            if not found.folds_everybody(node, cell):
+            node = int(found.final[owner, chunk])
+            if not found.folds_everybody(node, chunk):
                 raise ValueError(
-                    f"{schedule.name}: cell {cell} of member {owner} does not fold every member exactly once"
+                    f"{schedule.name}: chunk {chunk} of member {owner} does not fold every member exactly once"
                 )
             value = combine_steps(found.steps([node]), partial(_leaf, found, part), op)
-            total = value(node).clone().view(part(owner, cell).shape)
+            total = value(node).clone().view(part(owner, chunk).shape)
         op.finish(total, schedule.members)
         results.append(total)
     return results
@@ -101,86 +92,33 @@ def _leaf(found: Expressions, part: Callable[[int, int], torch.Tensor], node: in
 
 
 def _reduce(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
 ) -> None:
-    assert op is not None
     assert root is not None
     flat = [_flat(source) for (source,) in inputs]
-    bounds = schedule.cell_bounds(flat[0].numel()).tolist()
+    bounds = schedule.chunk_bounds(flat[0].numel()).tolist()
     totals = _folded(
-        schedule, [root] * schedule.cells, lambda member, cell: flat[member][bounds[cell] : bounds[cell + 1]], op
+        schedule, [root] * schedule.chunks, lambda member, chunk: flat[member][bounds[chunk] : bounds[chunk + 1]], op
     )
     _assign(outputs[root][0], totals[0] if len(totals) == 1 else torch.cat(totals))
 
 
 def _reduce_scatter(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
 ) -> None:
-    assert op is not None
-    totals = _folded(schedule, range(schedule.members), lambda member, cell: inputs[member][cell], op)
+    totals = _folded(schedule, range(schedule.members), lambda member, chunk: inputs[member][chunk], op)
     for (target,), total in zip(outputs, totals, strict=True):
         _assign(target, total)
 
 
-def _all_gather(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    # a coalesced all-gather has several inputs per member, and as many outputs for each member
-    sources = [source for member in inputs for source in member]
-    for cells in outputs:
-        for target, source in zip(cells, sources, strict=True):
+def _copy(kind: CollectiveKind, inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int | None) -> None:
+    """Every receiver's tensors from those who have them; coalesced calls bring several in place of one."""
+    senders = inputs if root is None or kind.root == "gets" else [inputs[root]]
+    to_all = [tensor for brought in senders for tensor in brought]
+    for receiver in kind.receivers(len(outputs), root):
+        sources = [brought[receiver] for brought in senders] if kind.brings == "each" else to_all
+        for target, source in zip(outputs[receiver], sources, strict=True):
             _assign(target, source)
-
-
-def _gather(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    assert root is not None
-    _all_gather(schedule, inputs, [outputs[root]], op, root)
-
-
-def _scatter(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    assert root is not None
-    for (target,), source in zip(outputs, inputs[root], strict=True):
-        _assign(target, source)
-
-
-def _all_to_all(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    for receiver, cells in enumerate(outputs):
-        for sender, target in enumerate(cells):
-            _assign(target, inputs[sender][receiver])
-
-
-def _send(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    assert root is not None
-    _assign(outputs[1 - root][0], inputs[root][0])
-
-
-def _nothing(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp | None, root: int | None
-) -> None:
-    """A barrier moves no values."""
-
-
-MOVEMENTS: dict[str, Movement] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-    "send": _send,
-    "barrier": _nothing,
-    "monitored_barrier": _nothing,
-}
 
 
 def move(
@@ -194,11 +132,17 @@ def move(
     """Move the values of a collective.
 
     Args:
-        collective: a key of :data:`MOVEMENTS`.
+        collective: a key of :data:`~kernbench.collective_kinds.KINDS`.
         schedule: whose order of reduction holds.
         inputs, outputs: per member, its tensors; see the module.
         op: how to reduce, None for collectives that copy.
         root: the root's member number, None for collectives without one.
     """
     with torch.inference_mode():
-        MOVEMENTS[collective](schedule, inputs, outputs, op, root)
+        kind = KINDS[collective]
+        if kind.reduces:
+            assert op is not None
+            reduce = _reduce_scatter if kind.gets == "own" else _reduce if kind.root else _all_reduce
+            reduce(schedule, inputs, outputs, op, root)
+        elif kind.gets:
+            _copy(kind, inputs, outputs, root)

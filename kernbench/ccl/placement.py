@@ -66,10 +66,12 @@ class Placement:
 
     @property
     def members(self) -> int:
+        """How many members there are."""
         return len(self.node)
 
     @property
     def nodes(self) -> int:
+        """How many nodes they are on."""
         return max(self.node, default=0) + 1
 
     @cached_property

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernbench.collective_kinds import KINDS
 from kernbench.cost import collective_models as models
 from kernbench.cost.collective_world import World
 
@@ -57,9 +58,8 @@ class ProtocolCosts:
         hop = world.hop(protocol)
         base = generation.base[protocol]
         if algorithm in ("p2p", "copy"):
-            start = (
-                models.all_to_all(world, 0 * size) if collective == "all_to_all" else models.send_recv(world, 0 * size)
-            )
+            timed = KINDS[collective].timed_as if algorithm == "p2p" else "sendrecv"
+            start = models.time_of(world, timed, "p2p", protocol, 0 * size)
             hop = max(float(start[0]) - base, 0.0)
             inside = world.link * generation.all_to_all_share / float(models.slow_start(world, size, "p2p")[0])
             return cls(base, inside, outside, hop, hop, inside)

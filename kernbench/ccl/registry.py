@@ -11,6 +11,7 @@ from typing import Any
 from kernbench.ccl.expressions import check_schedule
 from kernbench.ccl.placement import Placement
 from kernbench.ccl.schedule import CannotServeError, Schedule
+from kernbench.collective_kinds import COLLECTIVES, KINDS
 from kernbench.errors import ConfigError
 
 SHIPPED = "kernbench.ccl.algorithms."
@@ -32,6 +33,10 @@ def algorithm_module(name: str) -> ModuleType:
     ):
         if not hasattr(module, attribute):
             raise ConfigError(f"ccl.yaml: module {name!r} has no {attribute}: {what} (see docs/ccl_author_guide.md)")
+    if module.COLLECTIVE not in COLLECTIVES:
+        raise ConfigError(
+            f"ccl.yaml: module {name!r}: COLLECTIVE is {module.COLLECTIVE!r}; expected one of {', '.join(COLLECTIVES)}"
+        )
     if not hasattr(module, "build") and not hasattr(module, "run"):
         raise ConfigError(
             f"ccl.yaml: module {name!r} has neither a function build(members) -> Schedule nor, for an algorithm that is "
@@ -79,24 +84,10 @@ def _parameters(module_name: str) -> frozenset[str]:
     return frozenset(inspect.signature(_timed_by(module_name).build).parameters)
 
 
-_TRAFFIC = {
-    "all_reduce": "one_shot_pull",
-    "all_gather": "direct_allgather",
-    "reduce_scatter": "direct_reducescatter",
-    "all_to_all": "direct_alltoall",
-    "broadcast": "binomial_broadcast",
-    "reduce": "binomial_reduce",
-    "gather": "direct_gather",
-    "scatter": "direct_scatter",
-    "send": "direct_send",
-}
-"""The schedule whose transfers a kernel that says nothing else is taken to make."""
-
-
 def _timed_by(module_name: str) -> ModuleType:
     """The module whose ``build`` says which transfers an algorithm makes."""
     module = algorithm_module(module_name)
-    return module if hasattr(module, "build") else algorithm_module(SHIPPED + _TRAFFIC[module.COLLECTIVE])
+    return module if hasattr(module, "build") else algorithm_module(SHIPPED + KINDS[module.COLLECTIVE].direct)
 
 
 @lru_cache(maxsize=64)

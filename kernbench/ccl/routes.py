@@ -70,7 +70,7 @@ def _numbered(schedule: Schedule) -> tuple[IntArray, IntArray]:
     """``([queues] its first transfer, [transfers] its queue)``."""
     begin = slice(int(schedule.rounds[1]) if schedule.steady else None)
     keys = queue_keys(
-        schedule.src[begin], schedule.dst[begin], schedule.lane[begin], schedule.to_cell[begin], schedule.way[begin],
+        schedule.src[begin], schedule.dst[begin], schedule.channel[begin], schedule.to_chunk[begin], schedule.way[begin],
         schedule.members, schedule.slots,
     )  # fmt: skip
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)

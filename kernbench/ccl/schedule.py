@@ -1,12 +1,12 @@
 """The schedule of a collective: which chunk goes from whom to whom, in which round.
 
-A member's buffer is cut into *cells*. A schedule is a list of rounds; each round is a set of transfers that may happen
-at the same time. A transfer either copies a cell, or reduces it into the destination's: ``dst = op(arriving, dst)``.
+A member's buffer is cut into *chunks*. A schedule is a list of rounds; each round is a set of transfers that may happen
+at the same time. A transfer either copies a chunk, or reduces it into the destination's: ``dst = op(arriving, dst)``.
 The same schedule moves the values (:mod:`kernbench.ccl.values`) and takes the time (:mod:`kernbench.ccl.lower`).
 
-Beside the work cells a member may have *scratch* cells: slots where data waits that is not reduced yet. What a transfer
+Beside the work chunks a member may have *scratch* chunks: slots where data waits that is not reduced yet. What a transfer
 travels by is its :class:`Way`. Reductions inside a member are *wide*: 16-bit floats are summed in fp32 and rounded when the
-sum is sent or has reached its work cell, as kernels do that hold their sums in registers, and as switches do.
+sum is sent or has reached its work chunk, as kernels do that hold their sums in registers, and as switches do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Way(enum.IntEnum):
     PULL = 1
     """From member to member, fetched by the receiver: its request travels first."""
     LOCAL = 2
-    """Inside a member, from a cell to another; ``src`` is ``dst``. Reductions this way keep wide sums."""
+    """Inside a member, from a chunk to another; ``src`` is ``dst``. Reductions this way keep wide sums."""
     UP = 3
     """Into the switch, which sums what its members send before it passes it on: only the sender's link carries it."""
     DOWN = 4
@@ -66,28 +66,28 @@ class Schedule:
     Attributes:
         name: the algorithm.
         members: number of members.
-        cells: number of cells that each member's buffer is cut into.
+        chunks: number of chunks that each member's buffer is cut into.
         rounds: ``[rounds + 1]`` offsets of each round into the arrays.
         src, dst: ``[transfers]`` member that sends, member that receives.
-        cell: ``[transfers]`` cell that is sent.
-        to_cell: ``[transfers]`` cell of the destination in which it lands: the same one, unless an algorithm says otherwise.
+        chunk: ``[transfers]`` chunk that is sent.
+        to_chunk: ``[transfers]`` chunk of the destination in which it lands: the same one, unless an algorithm says otherwise.
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
-        lane: ``[transfers]`` which of several queues between the same two members is used (the two directions of a
-            2-member ring are two lanes).
+        channel: ``[transfers]`` which of several queues between the same two members is used (the two directions of a
+            2-member ring are two channels).
         way: ``[transfers]`` :class:`Way` of each.
-        scratch: for each scratch cell, the work cell whose length it has; they are numbered after the work cells.
+        scratch: for each scratch chunk, the work chunk whose length it has; they are numbered after the work chunks.
     """
 
     name: str
     members: int
-    cells: int
+    chunks: int
     rounds: IntArray
     src: IntArray
     dst: IntArray
-    cell: IntArray
+    chunk: IntArray
     reduces: NDArray[np.bool_]
-    lane: IntArray
-    to_cell: IntArray
+    channel: IntArray
+    to_chunk: IntArray
     way: IntArray
     scratch: tuple[int, ...] = field(default=())
 
@@ -96,21 +96,21 @@ class Schedule:
 
     @property
     def slots(self) -> int:
-        """Cells per member, scratch included."""
-        return self.cells + len(self.scratch)
+        """Chunks per member, scratch included."""
+        return self.chunks + len(self.scratch)
 
     def slot_lengths(self, count: int) -> IntArray:
-        """``[slots]`` elements of each cell of a buffer of ``count`` elements, scratch included."""
-        lengths = np.diff(self.cell_bounds(count))
+        """``[slots]`` elements of each chunk of a buffer of ``count`` elements, scratch included."""
+        lengths = np.diff(self.chunk_bounds(count))
         return np.concatenate([lengths, lengths[list(self.scratch)]]) if self.scratch else lengths
 
-    def cell_bounds(self, count: int) -> IntArray:
-        """``[cells + 1]`` offsets, in elements, of the cells of a buffer of ``count`` elements.
+    def chunk_bounds(self, count: int) -> IntArray:
+        """``[chunks + 1]`` offsets, in elements, of the chunks of a buffer of ``count`` elements.
 
-        The first ``count % cells`` cells are one element longer than the others; cells may be empty.
+        The first ``count % chunks`` chunks are one element longer than the others; chunks may be empty.
         """
-        base, extra = divmod(count, self.cells)
-        lengths = np.full(self.cells, base, dtype=np.int64)
+        base, extra = divmod(count, self.chunks)
+        lengths = np.full(self.chunks, base, dtype=np.int64)
         lengths[:extra] += 1
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
@@ -120,15 +120,15 @@ class Schedule:
         count = len(self.rounds) - 1
         if count < 1 or (np.diff(self.rounds) != self.rounds[1]).any() or (self.way == Way.LOCAL).any():
             return False
-        columns = (column.reshape(count, -1) for column in (self.src, self.dst, self.lane, self.way))
+        columns = (column.reshape(count, -1) for column in (self.src, self.dst, self.channel, self.way))
         return all(bool((column == column[0]).all()) for column in columns)
 
     @cached_property
     def final_chains(self) -> IntArray | None:
-        """``[cells, members]`` order in which members are folded into each cell, if that is all the schedule does.
+        """``[chunks, members]`` order in which members are folded into each chunk, if that is all the schedule does.
 
-        Row c = (m0, m1, m2, ...) says that every member ends with ``op(op(op(m0, m1), m2), ...)`` in cell c, to which
-        each member contributes once. None if some cell is reduced in another shape (a tree), or differs by member.
+        Row c = (m0, m1, m2, ...) says that every member ends with ``op(op(op(m0, m1), m2), ...)`` in chunk c, to which
+        each member contributes once. None if some chunk is reduced in another shape (a tree), or differs by member.
         """
         found = _symbolic_run(self)
         if found is None:
@@ -139,12 +139,12 @@ class Schedule:
         return _unroll(table[0], previous, folded, self.members)
 
     def chains_at(self, owners: IntArray) -> IntArray | None:
-        """``[cells, members]`` like :attr:`final_chains`, of cell c as member ``owners[c]`` holds it in the end."""
+        """``[chunks, members]`` like :attr:`final_chains`, of chunk c as member ``owners[c]`` holds it in the end."""
         found = _symbolic_run(self)
         if found is None:
             return None
         table, previous, folded = found
-        return _unroll(table[owners, np.arange(self.cells)], previous, folded, self.members)
+        return _unroll(table[owners, np.arange(self.chunks)], previous, folded, self.members)
 
 
 class ScheduleBuilder:
@@ -153,16 +153,16 @@ class ScheduleBuilder:
     Args:
         name: the algorithm.
         members: number of members, >= 1.
-        cells: number of cells per member, >= 1.
-        scratch: for each scratch cell, the work cell whose length it has; numbered ``cells``, ``cells + 1``, ...
+        chunks: number of chunks per member, >= 1.
+        scratch: for each scratch chunk, the work chunk whose length it has; numbered ``chunks``, ``chunks + 1``, ...
     """
 
-    def __init__(self, name: str, members: int, cells: int, *, scratch: ArrayLike = ()) -> None:
+    def __init__(self, name: str, members: int, chunks: int, *, scratch: ArrayLike = ()) -> None:
         self._name = name
         self._members = members
-        self._work_cells = cells
+        self._work_chunks = chunks
         self._scratch = tuple(np.asarray(scratch, dtype=np.int64).tolist())
-        self._cells = cells + len(self._scratch)
+        self._chunks = chunks + len(self._scratch)
         self._lengths: list[int] = []
         self._columns: list[tuple[IntArray, ...]] = []
 
@@ -170,48 +170,48 @@ class ScheduleBuilder:
         self,
         src: ArrayLike,
         dst: ArrayLike,
-        cell: ArrayLike,
+        chunk: ArrayLike,
         *,
         reduce: ArrayLike,
-        lane: ArrayLike = 0,
-        to_cell: ArrayLike | None = None,
+        channel: ArrayLike = 0,
+        to_chunk: ArrayLike | None = None,
         way: ArrayLike = Way.LINK,
     ) -> ScheduleBuilder:
         """Add a round. The arguments are broadcast against each other; ``[k, transfers]`` arrays add k rounds.
 
-        ``cell`` of ``src`` lands in ``to_cell`` of ``dst``, by default in the cell of the same index.
+        ``chunk`` of ``src`` lands in ``to_chunk`` of ``dst``, by default in the chunk of the same index.
 
-        Raises ValueError if a member or a cell is out of range, a member sends to itself (other than by ``Way.LOCAL``),
-        a queue is used twice in a round, or a cell is written twice in it.
+        Raises ValueError if a member or a chunk is out of range, a member sends to itself (other than by ``Way.LOCAL``),
+        a queue is used twice in a round, or a chunk is written twice in it.
         """
         columns = [
             np.atleast_2d(column)
-            for column in _columns(src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
+            for column in _columns(src, dst, chunk, reduce, channel, chunk if to_chunk is None else to_chunk, way)
         ]
         count, transfers = columns[0].shape
         if transfers:
             self._add(np.repeat(np.arange(count), transfers), *(column.ravel() for column in columns))
         return self
 
-    def local(self, member: ArrayLike, cell: ArrayLike, to_cell: ArrayLike, *, reduce: ArrayLike) -> ScheduleBuilder:
-        """Add a round in which members move ``cell`` to ``to_cell`` of their own, or reduce it into that."""
-        return self.round(member, member, cell, reduce=reduce, to_cell=to_cell, way=Way.LOCAL)
+    def local(self, member: ArrayLike, chunk: ArrayLike, to_chunk: ArrayLike, *, reduce: ArrayLike) -> ScheduleBuilder:
+        """Add a round in which members move ``chunk`` to ``to_chunk`` of their own, or reduce it into that."""
+        return self.round(member, member, chunk, reduce=reduce, to_chunk=to_chunk, way=Way.LOCAL)
 
     def steps(
         self,
         at: ArrayLike,
         src: ArrayLike,
         dst: ArrayLike,
-        cell: ArrayLike,
+        chunk: ArrayLike,
         *,
         reduce: ArrayLike,
-        lane: ArrayLike = 0,
-        to_cell: ArrayLike | None = None,
+        channel: ArrayLike = 0,
+        to_chunk: ArrayLike | None = None,
         way: ArrayLike = Way.LINK,
     ) -> ScheduleBuilder:
         """Add transfers ``[k]`` in any order, each in the round ``at`` (a number >= 0, counted from here); rounds without
         transfers are left out. Raises as :meth:`round` does."""
-        columns = _columns(at, src, dst, cell, reduce, lane, cell if to_cell is None else to_cell, way)
+        columns = _columns(at, src, dst, chunk, reduce, channel, chunk if to_chunk is None else to_chunk, way)
         if columns[0].size:
             order = np.argsort(np.atleast_1d(columns[0]), kind="stable")
             rounds, *rest = (np.atleast_1d(column)[order] for column in columns)
@@ -219,12 +219,20 @@ class ScheduleBuilder:
         return self
 
     def extend(self, other: Schedule) -> ScheduleBuilder:
-        """Add all rounds of another schedule of as many members and the same cells."""
-        if (other.members, other.cells, other.scratch) != (self._members, self._work_cells, self._scratch):
-            raise ValueError(f"{self._name}: {other.name} has other members or cells")
+        """Add all rounds of another schedule of as many members and the same chunks."""
+        if (other.members, other.chunks, other.scratch) != (self._members, self._work_chunks, self._scratch):
+            raise ValueError(f"{self._name}: {other.name} has other members or chunks")
         self._lengths += np.diff(other.rounds).tolist()
         self._columns.append(
-            (other.src, other.dst, other.cell, other.reduces.astype(np.int64), other.lane, other.to_cell, other.way)
+            (
+                other.src,
+                other.dst,
+                other.chunk,
+                other.reduces.astype(np.int64),
+                other.channel,
+                other.to_chunk,
+                other.way,
+            )
         )
         return self
 
@@ -233,9 +241,9 @@ class ScheduleBuilder:
         rounds: IntArray,
         source: IntArray,
         target: IntArray,
-        cells: IntArray,
+        chunks: IntArray,
         reduces: IntArray,
-        lanes: IntArray,
+        channels: IntArray,
         landing: IntArray,
         ways: IntArray,
     ) -> None:
@@ -244,8 +252,8 @@ class ScheduleBuilder:
         limits = (
             ("src", source, self._members),
             ("dst", target, self._members),
-            ("cell", cells, self._cells),
-            ("to_cell", landing, self._cells),
+            ("chunk", chunks, self._chunks),
+            ("to_chunk", landing, self._chunks),
         )
         for what, values, limit in limits:
             wrong = np.flatnonzero((values < 0) | (values >= limit))
@@ -259,19 +267,19 @@ class ScheduleBuilder:
             raise ValueError(f"{self._name}, round {number}: a member sends to itself, or moves locally to another")
         count = int(rounds[-1]) + 1
         twice = _first_repeat(
-            rounds, queue_keys(source, target, lanes, landing, ways, self._members, self._cells), count
+            rounds, queue_keys(source, target, channels, landing, ways, self._members, self._chunks), count
         )
         if twice is not None:
             raise ValueError(
-                f"{self._name}, round {first + twice}: two transfers use one queue (give them lanes, or two rounds)"
+                f"{self._name}, round {first + twice}: two transfers use one queue (give them channels, or two rounds)"
             )
-        twice = _first_repeat(rounds, target * self._cells + landing, count)
+        twice = _first_repeat(rounds, target * self._chunks + landing, count)
         if twice is not None:
             raise ValueError(
-                f"{self._name}, round {first + twice}: a cell of a member is written twice (use two rounds)"
+                f"{self._name}, round {first + twice}: a chunk of a member is written twice (use two rounds)"
             )
         self._lengths += np.bincount(rounds, minlength=count).tolist()
-        self._columns.append((source, target, cells, reduces, lanes, landing, ways))
+        self._columns.append((source, target, chunks, reduces, channels, landing, ways))
 
     def build(self) -> Schedule:
         """The finished schedule."""
@@ -282,23 +290,23 @@ class ScheduleBuilder:
             return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
         return Schedule(
-            self._name, self._members, self._work_cells, offsets, joined(0), joined(1), joined(2),
+            self._name, self._members, self._work_chunks, offsets, joined(0), joined(1), joined(2),
             joined(3).astype(bool), joined(4), joined(5), joined(6), self._scratch,
         )  # fmt: skip
 
 
 def queue_keys(
-    src: IntArray, dst: IntArray, lane: IntArray, to_cell: IntArray, way: IntArray, members: int, slots: int
+    src: IntArray, dst: IntArray, channel: IntArray, to_chunk: IntArray, way: IntArray, members: int, slots: int
 ) -> IntArray:
-    """``[transfers]`` a number per queue: of a pair of members and a lane, of a member's link to the switch or back, or of
-    a cell that is written locally (which waits for nobody)."""
-    lanes = int(lane.max(initial=0)) + 1
-    pairs = (src * members + dst) * lanes + lane
+    """``[transfers]`` a number per queue: of a pair of members and a channel, of a member's link to the switch or back, or of
+    a chunk that is written locally (which waits for nobody)."""
+    channels = int(channel.max(initial=0)) + 1
+    pairs = (src * members + dst) * channels + channel
     if not (way >= Way.LOCAL).any():
         return pairs
-    first = members * members * lanes
+    first = members * members * channels
     into, out_of = first + src, first + members + dst
-    inside = first + 2 * members + dst * slots + to_cell
+    inside = first + 2 * members + dst * slots + to_chunk
     return np.select([way == Way.LOCAL, way == Way.UP, way == Way.DOWN], [inside, into, out_of], pairs)
 
 
@@ -322,36 +330,36 @@ def _first_repeat(rounds: IntArray, keys: IntArray, count: int) -> int | None:
 def reversed_schedule(name: str, schedule: Schedule) -> Schedule:
     """The schedule run backwards, reducing: an all-gather becomes the reduce-scatter of the same trees.
 
-    Right for schedules in which every cell reaches every member once: then the ways of a cell form a tree.
+    Right for schedules in which every chunk reaches every member once: then the ways of a chunk form a tree.
     """
     order = np.arange(len(schedule))[::-1]
     lengths = np.diff(schedule.rounds)[::-1]
     rounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Schedule(
-        name, schedule.members, schedule.cells, rounds, schedule.dst[order], schedule.src[order],
-        schedule.to_cell[order], np.ones(len(order), dtype=bool), schedule.lane[order], schedule.cell[order],
+        name, schedule.members, schedule.chunks, rounds, schedule.dst[order], schedule.src[order],
+        schedule.to_chunk[order], np.ones(len(order), dtype=bool), schedule.channel[order], schedule.chunk[order],
         schedule.way[order], schedule.scratch,
     )  # fmt: skip
 
 
 def _symbolic_run(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray] | None:
-    """Symbolic run: which chain of members each (member, cell) holds in the end, None if one is not a chain.
+    """Symbolic run: which chain of members each (member, chunk) holds in the end, None if one is not a chain.
 
-    Returns ``(table, before, last)``: ``table`` ``[members, cells]`` nodes, ``before`` and ``last`` ``[nodes]``.
+    Returns ``(table, before, last)``: ``table`` ``[members, chunks]`` nodes, ``before`` and ``last`` ``[nodes]``.
     """
-    members, cells = schedule.members, schedule.cells
+    members, chunks = schedule.members, schedule.chunks
     if (schedule.way >= Way.LOCAL).any():
         return None  # wide sums
     # A chain is a linked list: node i = (node before it, member folded last, its length). Leaves are nodes 0..members-1.
     before: list[IntArray] = [np.full(members, -1, dtype=np.int64)]
     last: list[IntArray] = [np.arange(members, dtype=np.int64)]
     total = members
-    held = np.repeat(np.arange(members, dtype=np.int64), cells)  # node held by each (member, cell)
+    held = np.repeat(np.arange(members, dtype=np.int64), chunks)  # node held by each (member, chunk)
     leaf_until = members
     for begin, end in zip(schedule.rounds[:-1].tolist(), schedule.rounds[1:].tolist(), strict=True):
         rows = slice(begin, end)
-        source = schedule.src[rows] * cells + schedule.cell[rows]
-        target = schedule.dst[rows] * cells + schedule.to_cell[rows]
+        source = schedule.src[rows] * chunks + schedule.chunk[rows]
+        target = schedule.dst[rows] * chunks + schedule.to_chunk[rows]
         arriving, reduces = held[source], schedule.reduces[rows]
         local = held[target]
         if (local[reduces] >= leaf_until).any():
@@ -363,13 +371,13 @@ def _symbolic_run(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray] | N
         nodes[fresh] = np.arange(total, total + len(fresh))
         total += len(fresh)
         held[target] = nodes
-    return held.reshape(members, cells), np.concatenate(before), np.concatenate(last)
+    return held.reshape(members, chunks), np.concatenate(before), np.concatenate(last)
 
 
 def _unroll(nodes: IntArray, previous: IntArray, folded: IntArray, members: int) -> IntArray | None:
-    """``[cells, members]`` the chains that end in ``nodes``; None if one does not fold every member exactly once."""
-    cells = len(nodes)
-    chains = np.empty((cells, members), dtype=np.int64)
+    """``[chunks, members]`` the chains that end in ``nodes``; None if one does not fold every member exactly once."""
+    chunks = len(nodes)
+    chains = np.empty((chunks, members), dtype=np.int64)
     node = nodes.copy()
     for position in range(members - 1, -1, -1):
         if (node < 0).any():

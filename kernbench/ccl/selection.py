@@ -14,43 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kernbench.ccl.placement import Placement
-from kernbench.cost.collective_names import COLLECTIVES
+from kernbench.collective_kinds import KINDS, CollectiveKind
 from kernbench.cost.collective_world import World, build_world
 from kernbench.cost.collectives import collective_time
 from kernbench.cost.selection import Choice, choose
 from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
-
-ENTRIES: Mapping[tuple[str, str], str] = {
-    ("all_reduce", "ring"): "ring_allreduce",
-    ("all_reduce", "tree"): "tree_allreduce",
-    ("all_reduce", "nvls"): "nvls_allreduce",
-    ("all_reduce", "nvls_tree"): "nvls_tree_allreduce",
-    ("all_reduce", "one_shot"): "one_shot_pull",
-    ("all_reduce", "two_shot"): "two_shot_pull",
-    ("all_gather", "ring"): "ring_allgather",
-    ("reduce_scatter", "ring"): "ring_reducescatter",
-    ("broadcast", "ring"): "ring_broadcast",
-    ("reduce", "ring"): "ring_reduce",
-    ("all_to_all", "p2p"): "direct_alltoall",
-    ("gather", "p2p"): "direct_gather",
-    ("scatter", "p2p"): "direct_scatter",
-    ("send", "p2p"): "direct_send",
-}
-"""Entry of ``ccl.yaml`` for an algorithm of the library, by collective."""
-
-FALLBACK: Mapping[str, str] = {
-    "all_reduce": "ring_allreduce",
-    "all_gather": "ring_allgather",
-    "reduce_scatter": "ring_reducescatter",
-    "all_to_all": "pairwise_alltoall",
-    "broadcast": "ring_broadcast",
-    "reduce": "ring_reduce",
-    "gather": "direct_gather",
-    "scatter": "direct_scatter",
-    "send": "direct_send",
-}
-"""Entry that can always serve, by collective."""
 
 VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 """What users tell the library by."""
@@ -58,8 +27,8 @@ VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNEL
 _FINEST = 4096
 """Bytes below which a message is not cut."""
 
-MOST_CELLS = 1 << 14
-"""Cells of all members together that pipelines are cut into at most, for the simulation's own sake."""
+MOST_CHUNKS = 1 << 14
+"""Chunks of all members together that pipelines are cut into at most, for the simulation's own sake."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +86,8 @@ def select(
     if ranks != where.members:
         notes.append(f"nodes of different sizes: chosen as for {ranks} ranks")
     world = build_world(system, ranks=ranks, nodes=nodes)
-    known = "sendrecv" if collective in ("send", "gather", "scatter") else collective
-    assert known in COLLECTIVES
+    kind = KINDS[collective]
+    known = kind.timed_as
     try:
         choice = choose(system, known, nbytes, ranks=ranks, nodes=nodes, environ=environ, algorithm=algorithm)
     except ConfigError as error:
@@ -126,20 +95,17 @@ def select(
             raise
         notes.append(f"{error}; the library's own choice instead")
         choice = choose(system, known, nbytes, ranks=ranks, nodes=nodes)
-    name = "ring" if choice.algorithm == "copy" and collective in _RINGS else choice.algorithm
-    entry = ENTRIES.get((collective, name), FALLBACK[collective])
+    name = "ring" if choice.algorithm == "copy" and kind.laps else choice.algorithm
+    entry = kind.library.get(name, (kind.fallback,))[0]
     seconds = None
-    if ranks == where.members and collective not in ("gather", "scatter"):
+    if ranks == where.members and kind.closed_form:
         timed = None if choice.algorithm == "copy" else f"{choice.algorithm}/{choice.protocol}"
         estimate = collective_time(system, known, nbytes, ranks=ranks, nodes=nodes, algorithm=timed, kind="kernel")
         seconds = float(estimate.seconds)
-    return Selection(entry, choice, world, _chunks(choice, collective, nbytes, world), seconds, "; ".join(notes))
+    return Selection(entry, choice, world, _chunks(choice, kind, nbytes, world), seconds, "; ".join(notes))
 
 
-_RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-
-
-def _chunks(choice: Choice, collective: str, nbytes: int, world: World) -> int:
+def _chunks(choice: Choice, kind: CollectiveKind, nbytes: int, world: World) -> int:
     """Parts of the buffer that follow each other: how often all channels send a chunk, all of them counted as one."""
     algorithm, protocol = choice.algorithm, choice.protocol
     pieces, least = 1, 1
@@ -149,10 +115,10 @@ def _chunks(choice: Choice, collective: str, nbytes: int, world: World) -> int:
         pieces, least, most = 4, 16, 32
     elif algorithm in ("nvls", "nvls_tree"):
         most = 8
-    elif algorithm == "ring" and collective in ("broadcast", "reduce"):
+    elif algorithm == "ring" and kind.root:  # a chain from or to the root
         pieces, least, most = 32, 32, 128
     else:
         return 1
     turns = -(-nbytes * pieces // max(1, choice.channels * choice.chunk))
     finest = nbytes // _FINEST
-    return int(max(1, min(max(turns, min(least, finest)), most, MOST_CELLS // world.ranks)))
+    return int(max(1, min(max(turns, min(least, finest)), most, MOST_CHUNKS // world.ranks)))

@@ -92,16 +92,16 @@ def reduce_up(
     back: bool,
     up: bool = True,
 ) -> None:
-    """Reduce along trees to their roots (``up``), and broadcast ``back``, cell after cell in a pipeline.
+    """Reduce along trees to their roots (``up``), and broadcast ``back``, chunk after chunk in a pipeline.
 
     Args:
-        trees: parents of each member, and the cells that go over that tree.
+        trees: parents of each member, and the chunks that go over that tree.
 
-    A member reduces its children's cells one after the other in the order in which they can come, so the order of
-    reduction of a cell is: own, first child's subtree, second child's, ...
+    A member reduces its children's chunks one after the other in the order in which they can come, so the order of
+    reduction of a chunk is: own, first child's subtree, second child's, ...
     """
-    columns: list[list[int]] = [[], [], [], [], [], []]  # at, src, dst, cell, reduce, lane
-    for lane, (parents, cells) in enumerate(trees):
+    columns: list[list[int]] = [[], [], [], [], [], []]  # at, src, dst, chunk, reduce, channel
+    for channel, (parents, chunks) in enumerate(trees):
         children = children_of(parents)
         order = top_down(parents)
         period = max(1, *map(len, children)) if children else 1
@@ -122,17 +122,17 @@ def reduce_up(
             parent = parents[member]
             if parent != ROOT:
                 starts[member] = starts[parent] + 1
-        for k, cell in enumerate(cells):
+        for k, chunk in enumerate(chunks):
             for member in order:
                 parent = parents[member]
                 if parent == ROOT:
                     continue
                 if up:
-                    _row(columns, sends[member] + period * k, member, parent, cell, 1, lane)
+                    _row(columns, sends[member] + period * k, member, parent, chunk, 1, channel)
                 if back:
-                    _row(columns, starts[parent] + period * k, parent, member, cell, 0, lane)
-    rounds, src, dst, sent, reduces, lane_of = (np.asarray(column, dtype=np.int64) for column in columns)
-    builder.steps(rounds, src, dst, sent, reduce=reduces, lane=lane_of)
+                    _row(columns, starts[parent] + period * k, parent, member, chunk, 0, channel)
+    rounds, src, dst, sent, reduces, channel_of = (np.asarray(column, dtype=np.int64) for column in columns)
+    builder.steps(rounds, src, dst, sent, reduce=reduces, channel=channel_of)
 
 
 def _row(columns: list[list[int]], *values: int) -> None:
@@ -141,7 +141,7 @@ def _row(columns: list[list[int]], *values: int) -> None:
 
 
 def gather_up(builder: ScheduleBuilder, parents: Sequence[int]) -> None:
-    """Gather along a tree: cell m of member m travels to the root; a member sends on all that its subtree has."""
+    """Gather along a tree: chunk m of member m travels to the root; a member sends on all that its subtree has."""
     children = children_of(parents)
     columns: list[list[int]] = [[], [], [], []]
     holds: list[list[int]] = [[member] for member in range(len(parents))]
@@ -151,15 +151,15 @@ def gather_up(builder: ScheduleBuilder, parents: Sequence[int]) -> None:
             holds[member] += holds[child]
             free[member] = max(free[member], free[child])
         if parents[member] != ROOT:
-            for k, cell in enumerate(holds[member]):
-                _row(columns, free[member] + k, member, parents[member], cell)
+            for k, chunk in enumerate(holds[member]):
+                _row(columns, free[member] + k, member, parents[member], chunk)
             free[member] += len(holds[member])
-    at, src, dst, cells = (np.asarray(column, dtype=np.int64) for column in columns)
-    builder.steps(at, src, dst, cells, reduce=False)
+    at, src, dst, chunks = (np.asarray(column, dtype=np.int64) for column in columns)
+    builder.steps(at, src, dst, chunks, reduce=False)
 
 
 def scatter_down(builder: ScheduleBuilder, parents: Sequence[int]) -> None:
-    """Scatter along a tree: cell m travels from the root to member m; the largest subtree is served first."""
+    """Scatter along a tree: chunk m travels from the root to member m; the largest subtree is served first."""
     children = children_of(parents)
     holds: list[list[int]] = [[member] for member in range(len(parents))]
     order = top_down(parents)
@@ -171,21 +171,21 @@ def scatter_down(builder: ScheduleBuilder, parents: Sequence[int]) -> None:
     for member in order:
         at = ready[member]
         for child in sorted(children[member], key=lambda child: (-len(holds[child]), child)):
-            for k, cell in enumerate(holds[child]):
-                _row(columns, at + k, member, child, cell)
+            for k, chunk in enumerate(holds[child]):
+                _row(columns, at + k, member, child, chunk)
             at += len(holds[child])
             ready[child] = at
-    at_round, src, dst, cells = (np.asarray(column, dtype=np.int64) for column in columns)
-    builder.steps(at_round, src, dst, cells, reduce=False)
+    at_round, src, dst, chunks = (np.asarray(column, dtype=np.int64) for column in columns)
+    builder.steps(at_round, src, dst, chunks, reduce=False)
 
 
 # -- grids --------------------------------------------------------------------------------------------------------------
 
 
 def gather_along(builder: ScheduleBuilder, grid: IntArray, axes: Sequence[int]) -> None:
-    """All-gather, cell m being member m's, by rings along one axis of a full grid of members after the other.
+    """All-gather, chunk m being member m's, by rings along one axis of a full grid of members after the other.
 
-    Before axis a's turn a member holds the cells of the axes that have had theirs; a ring passes those on, ``length - 1``
+    Before axis a's turn a member holds the chunks of the axes that have had theirs; a ring passes those on, ``length - 1``
     times.
     """
     numbers = np.arange(grid.size).reshape(grid.shape)
@@ -203,15 +203,15 @@ def gather_along(builder: ScheduleBuilder, grid: IntArray, axes: Sequence[int]) 
             held = (
                 np.indices([grid.shape[other] for other in done]).reshape(len(done), -1) if done else np.zeros((0, 1))
             )
-            cells = []
+            chunks = []
             for step in range(length - 1):
                 source = where.copy()
                 source[axis] = (source[axis] - step) % length
                 for column in held.T.astype(np.int64):
                     for other, coordinate in zip(done, column.tolist(), strict=True):
                         source[other] = coordinate
-                    cells.append(grid[tuple(source)])
-            builder.round(flat, receiver, np.asarray(cells), reduce=False)
+                    chunks.append(grid[tuple(source)])
+            builder.round(flat, receiver, np.asarray(chunks), reduce=False)
         done.append(axis)
 
 
@@ -228,9 +228,9 @@ def all_pairs(members: int) -> tuple[IntArray, IntArray]:
 def fold_slots(
     builder: ScheduleBuilder, owners: IntArray, number: IntArray, count: int, work: IntArray, scratch: int
 ) -> None:
-    """At ``owners[i]``, reduce what ``count`` members sent for its cell ``work[i]``, in the order of their numbers.
+    """At ``owners[i]``, reduce what ``count`` members sent for its chunk ``work[i]``, in the order of their numbers.
 
-    What number m sent stands in cell ``scratch + m``, the owner's own part, which is number ``number[i]``, in the work cell,
+    What number m sent stands in chunk ``scratch + m``, the owner's own part, which is number ``number[i]``, in the work chunk,
     where the sum ends.
     """
 

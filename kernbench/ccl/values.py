@@ -1,27 +1,26 @@
 """What a schedule does to values.
 
-Ways to the same bits, chosen by shape and size (a test holds them against the schedule run round by round):
+Ways to the same bits, chosen by shape and size (tests hold them against the schedule run round by round):
 
 - *expressions*, whatever the shape (trees, halving and doubling): each partial sum that somebody computes is computed once;
-- *chains in blocks*, when the schedule folds members one after the other into each cell (a ring does): a block that
+- *chains in blocks*, when the schedule folds members one after the other into each chunk (a ring does): a block that
   stays in cache is folded over all members and written to all of them, so every input is read once and every output
   written once, which is what memory allows;
-- *chains stacked*, for small buffers: all cells advance one member at a time in one operation.
+- *chains stacked*, for small buffers: all chunks advance one member at a time in one operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kernbench.ccl.expressions import WIDE_DTYPES, Expressions, Step, combine_steps, expressions
+from kernbench.ccl.expressions import Expressions, Step, combine_steps, expressions
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.ccl.schedule import IntArray, Schedule, Way
+from kernbench.ccl.schedule import IntArray, Schedule
 
 BLOCK_BYTES = 1024 * 1024
 """Size of the accumulator that is folded at a time; it should stay in the last private cache."""
@@ -32,8 +31,8 @@ STACK_BYTES = 4 * 1024 * 1024
 KEPT_BYTES = 64 * 1024
 """Buffers of all members together up to which the memory of a stacked reduction is kept for the next one."""
 
-STACK_CELL_BYTES = 4096
-"""Average cell size up to which stacking is the quicker way whatever the total: below, a call costs more than its work."""
+STACK_CHUNK_BYTES = 4096
+"""Average chunk size up to which stacking is the quicker way whatever the total: below, a call costs more than its work."""
 
 
 def run_all_reduce(
@@ -57,49 +56,10 @@ def run_all_reduce(
         run_expressions(schedule, inputs, outputs, op)
         return
     total = count * inputs[0].element_size() * members
-    if total <= STACK_BYTES or total <= STACK_CELL_BYTES * members * schedule.cells:
+    if total <= STACK_BYTES or total <= STACK_CHUNK_BYTES * members * schedule.chunks:
         run_stacked(schedule, inputs, outputs, op)
     else:
         run_blocks(schedule, chains, inputs, outputs, op)
-
-
-def run_rounds(
-    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
-) -> None:
-    """Every transfer of every round, one by one: what the other ways are held against."""
-    for target, result in zip(outputs, literal_run(schedule, inputs, op), strict=True):
-        target.copy_(torch.cat(result[: schedule.cells]))
-        op.finish(target, schedule.members)
-
-
-def literal_run(schedule: Schedule, inputs: Sequence[torch.Tensor], op: ReduceOp) -> list[list[torch.Tensor]]:
-    """``[members][slots]`` what each cell holds after the last round, rounded to the inputs' dtype."""
-    bounds = schedule.cell_bounds(inputs[0].numel()).tolist()
-    narrow = inputs[0].dtype
-    nothing = torch.empty(0, dtype=narrow)
-    held = [
-        [*(source[begin:end].clone() for begin, end in pairwise(bounds)), *([nothing] * len(schedule.scratch))]
-        for source in inputs
-    ]
-    columns = list(
-        zip(
-            schedule.src.tolist(), schedule.dst.tolist(), schedule.cell.tolist(), schedule.to_cell.tolist(),
-            schedule.reduces.tolist(), (schedule.way == Way.LOCAL).tolist(), strict=True,
-        )
-    )  # fmt: skip
-    for begin, end in pairwise(schedule.rounds.tolist()):
-        rows = columns[begin:end]
-        # everything that a round sends is read before anything is written; what leaves a member is rounded
-        sent = [held[src][cell] if local else held[src][cell].to(narrow) for src, _, cell, _, _, local in rows]
-        for arriving, (_, dst, _, cell, reduces, local) in zip(sent, rows, strict=True):
-            if not reduces:
-                held[dst][cell] = arriving
-                continue
-            kept = WIDE_DTYPES.get(narrow, narrow) if local else narrow
-            out = torch.empty(arriving.shape, dtype=kept)
-            op.combine(arriving.to(kept), held[dst][cell].to(kept), out)
-            held[dst][cell] = out
-    return [[cell.to(narrow) for cell in member] for member in held]
 
 
 def run_expressions(
@@ -107,11 +67,11 @@ def run_expressions(
 ) -> None:
     """Any shape: every partial sum once, block by block, as the schedule's expressions say."""
     found = expressions(schedule)
-    bounds = schedule.cell_bounds(inputs[0].numel()).tolist()
+    bounds = schedule.chunk_bounds(inputs[0].numel()).tolist()
     block = max(1, BLOCK_BYTES // inputs[0].element_size())
-    for cell, (steps, targets) in enumerate(_cell_programs(schedule)):
-        for begin in range(bounds[cell], bounds[cell + 1], block):
-            rows = slice(begin, min(begin + block, bounds[cell + 1]))
+    for chunk, (steps, targets) in enumerate(_chunk_programs(schedule)):
+        for begin in range(bounds[chunk], bounds[chunk + 1], block):
+            rows = slice(begin, min(begin + block, bounds[chunk + 1]))
             value = combine_steps(steps, partial(_input_rows, inputs, found, rows), op)
             results = []
             for node, members in targets:
@@ -128,18 +88,18 @@ def _input_rows(inputs: Sequence[torch.Tensor], found: Expressions, rows: slice,
 
 
 @lru_cache(maxsize=64)
-def _cell_programs(schedule: Schedule) -> list[tuple[list[Step], list[tuple[int, list[int]]]]]:
-    """For each work cell: its steps, and who ends with which node. Raises ValueError if that is no all-reduce."""
+def _chunk_programs(schedule: Schedule) -> list[tuple[list[Step], list[tuple[int, list[int]]]]]:
+    """For each work chunk: its steps, and who ends with which node. Raises ValueError if that is no all-reduce."""
     found = expressions(schedule)
     programs = []
-    for cell in range(schedule.cells):
+    for chunk in range(schedule.chunks):
         holders: dict[int, list[int]] = {}
-        for member, node in enumerate(found.final[:, cell].tolist()):
+        for member, node in enumerate(found.final[:, chunk].tolist()):
             holders.setdefault(node, []).append(member)
         for node in holders:
-            if not found.folds_everybody(node, cell):
+            if not found.folds_everybody(node, chunk):
                 raise ValueError(
-                    f"{schedule.name}: cell {cell} ends with {found.order(holders[node][0], cell)} on member "
+                    f"{schedule.name}: chunk {chunk} ends with {found.order(holders[node][0], chunk)} on member "
                     f"{holders[node][0]}, which does not fold every member exactly once"
                 )
         programs.append((found.steps(list(holders)), list(holders.items())))
@@ -154,12 +114,12 @@ def run_blocks(
     op: ReduceOp,
 ) -> None:
     """Fold cache-sized blocks over the members, and write each to every output while it is in cache."""
-    bounds = schedule.cell_bounds(inputs[0].numel()).tolist()
+    bounds = schedule.chunk_bounds(inputs[0].numel()).tolist()
     block = max(1, BLOCK_BYTES // inputs[0].element_size())
     accumulator = torch.empty(block, dtype=inputs[0].dtype)
-    for cell, order in enumerate(chains.tolist()):
-        for begin in range(bounds[cell], bounds[cell + 1], block):
-            rows = slice(begin, min(begin + block, bounds[cell + 1]))
+    for chunk, order in enumerate(chains.tolist()):
+        for begin in range(bounds[chunk], bounds[chunk + 1], block):
+            rows = slice(begin, min(begin + block, bounds[chunk + 1]))
             total = accumulator[: rows.stop - rows.start]
             op.combine(inputs[order[0]][rows], inputs[order[1]][rows], total)
             for member in order[2:]:
@@ -175,16 +135,16 @@ def run_stacked(
     outputs: Sequence[torch.Tensor],
     op: ReduceOp,
 ) -> None:
-    """Fold all cells at once, one member of each chain after the other."""
+    """Fold all chunks at once, one member of each chain after the other."""
     count, dtype = inputs[0].numel(), inputs[0].dtype
-    members, cells = schedule.members, schedule.cells
+    members, chunks = schedule.members, schedule.chunks
     index = _stack_index(schedule, count)
     small = members * count * dtype.itemsize <= KEPT_BYTES
-    stack = (_stack if small else _stack.__wrapped__)(members, cells, count, dtype)
+    stack = (_stack if small else _stack.__wrapped__)(members, chunks, count, dtype)
     torch.stack(list(inputs), out=stack.members)
     if index.pad is not None:
         torch.index_select(stack.members, 1, index.pad, out=stack.padded)
-    torch.index_select(stack.cells, 0, index.rows, out=stack.ordered)
+    torch.index_select(stack.chunks, 0, index.rows, out=stack.ordered)
     total = stack.parts[0]
     combine = op.elementwise
     for part in stack.parts[1:]:
@@ -199,9 +159,9 @@ class _StackIndex(NamedTuple):
     """Where the parts of a stacked reduction are.
 
     Attributes:
-        pad: ``[cells * length]`` element that stands at each place, None if all cells are equally long.
-        keep: ``[cells, length]`` whether that place is of the buffer, not of the padding; None if all are.
-        rows: ``[members * cells]`` row of the k-th member's part in each cell's chain, members first.
+        pad: ``[chunks * length]`` element that stands at each place, None if all chunks are equally long.
+        keep: ``[chunks, length]`` whether that place is of the buffer, not of the padding; None if all are.
+        rows: ``[members * chunks]`` row of the k-th member's part in each chunk's chain, members first.
     """
 
     pad: torch.Tensor | None
@@ -211,13 +171,13 @@ class _StackIndex(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _stack_index(schedule: Schedule, count: int) -> _StackIndex:
-    chains, cells = schedule.final_chains, schedule.cells
+    chains, chunks = schedule.final_chains, schedule.chunks
     assert chains is not None
-    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * cells + np.arange(cells)).view(-1)
-    if count % cells == 0:
+    rows = torch.from_numpy(np.ascontiguousarray(chains.T) * chunks + np.arange(chunks)).view(-1)
+    if count % chunks == 0:
         return _StackIndex(None, None, rows)
-    length = -(-count // cells)  # cells of two lengths: the short ones are padded, so that they form a matrix
-    bounds = schedule.cell_bounds(count)
+    length = -(-count // chunks)  # chunks of two lengths: the short ones are padded, so that they form a matrix
+    bounds = schedule.chunk_bounds(count)
     lengths = np.diff(bounds)[:, None]
     pad = torch.from_numpy(bounds[:-1, None] + np.minimum(np.arange(length), lengths - 1).clip(0)).view(-1)
     return _StackIndex(pad.clamp_(max=count - 1), torch.from_numpy(np.arange(length) < lengths), rows)
@@ -228,28 +188,28 @@ class _Stack(NamedTuple):
 
     Attributes:
         members: ``[members, count]`` all inputs.
-        padded: ``[members, cells * length]`` the inputs with cells of equal length, which is ``members`` if they are.
-        cells: ``[members * cells, length]`` the same.
-        ordered: ``[members * cells, length]`` the parts in the order of the chains.
-        parts: ``[cells, length]`` the k-th members' parts; the first becomes the result.
-        result: ``[cells * length]`` the result.
+        padded: ``[members, chunks * length]`` the inputs with chunks of equal length, which is ``members`` if they are.
+        chunks: ``[members * chunks, length]`` the same.
+        ordered: ``[members * chunks, length]`` the parts in the order of the chains.
+        parts: ``[chunks, length]`` the k-th members' parts; the first becomes the result.
+        result: ``[chunks * length]`` the result.
     """
 
     members: torch.Tensor
     padded: torch.Tensor
-    cells: torch.Tensor
+    chunks: torch.Tensor
     ordered: torch.Tensor
     parts: Sequence[torch.Tensor]
     result: torch.Tensor
 
 
 @lru_cache(maxsize=64)
-def _stack(members: int, cells: int, count: int, dtype: torch.dtype) -> _Stack:
-    length = -(-count // cells)
+def _stack(members: int, chunks: int, count: int, dtype: torch.dtype) -> _Stack:
+    length = -(-count // chunks)
     with torch.inference_mode(False):
         stacked = padded = torch.empty(members, count, dtype=dtype)
-        if count % cells:
-            padded = torch.empty(members, cells * length, dtype=dtype)
-        ordered = torch.empty(members * cells, length, dtype=dtype)
-        parts = ordered.split(cells)
+        if count % chunks:
+            padded = torch.empty(members, chunks * length, dtype=dtype)
+        ordered = torch.empty(members * chunks, length, dtype=dtype)
+        parts = ordered.split(chunks)
         return _Stack(stacked, padded, padded.view(-1, length), ordered, parts, parts[0].view(-1))

@@ -7,15 +7,14 @@ import sys
 
 import click
 
-from kernbench.ccl.config import AUTO, COLLECTIVES, load_ccl_config
+from kernbench.ccl.config import AUTO, load_ccl_config
 from kernbench.ccl.expressions import check_schedule, expressions
 from kernbench.ccl.placement import Placement
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import CannotServeError
+from kernbench.collective_kinds import COLLECTIVES, KINDS
 from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
-
-_ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")
 
 
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,17 +45,18 @@ def list_algorithms(system: str | None) -> None:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="That they stand on.")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True)
 def order(name: str, members: int, nodes: int, root: int) -> None:
-    """In which order NAME, an entry of ccl.yaml, reduces: per cell, as member 0 (of a rooted one, the root) ends with it."""
+    """In which order NAME, an entry of ccl.yaml, reduces: per chunk, as member 0 (of a rooted one, the root) ends with it."""
     entry = load_ccl_config().select(name)
     where = Placement.flat(members, nodes=min(nodes, members), reduces_in_switch=True)
     schedule = build_schedule(entry.module, members, root, where)
     found = expressions(schedule)
     collective = algorithm_module(entry.module).COLLECTIVE
-    if collective not in ("all_reduce", "reduce", "reduce_scatter"):
+    kind = KINDS[collective]
+    if not kind.reduces:
         raise ConfigError(f"{name} implements {collective}, which reduces nothing")
-    for cell in range(schedule.cells):
-        owner = cell if collective == "reduce_scatter" else root if collective == "reduce" else 0
-        click.echo(f"cell {cell} of {schedule.cells}, member {owner}: {found.order(owner, cell)}")
+    for chunk in range(schedule.chunks):
+        owner = chunk if kind.gets == "own" else root if kind.root else 0
+        click.echo(f"chunk {chunk} of {schedule.chunks}, member {owner}: {found.order(owner, chunk)}")
 
 
 @command.command()
@@ -69,7 +69,7 @@ def check(module: str, members: int) -> None:
     counts = [2] if collective == "send" else range(1, members + 1)
     served = 0
     for count in counts:
-        for root in sorted({0, count - 1}) if collective in _ROOTED else [None]:
+        for root in sorted({0, count - 1}) if KINDS[collective].root else [None]:
             try:
                 schedule = build_schedule(module, count, root, Placement.flat(count, reduces_in_switch=True))
                 check_schedule(schedule, collective, root)

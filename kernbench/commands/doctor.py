@@ -21,10 +21,13 @@ from kernbench.plugins import discovery
 from kernbench.plugins.command import PluginCommand
 from kernbench.plugins.manager import default_manager
 from kernbench.plugins.problems import reason
+from kernbench.scheduler import host_effects
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
-VARIABLES = ("KERNBENCH_TRITON", "KERNBENCH_TRITON_TARGET", discovery.VARIABLE, "KERNBENCH_UPDATE_DOCS")
+VARIABLES = (
+    "KERNBENCH_TRITON", "KERNBENCH_TRITON_TARGET", discovery.VARIABLE, host_effects.VARIABLE, "KERNBENCH_UPDATE_DOCS",
+)  # fmt: skip
 """Environment variables that mean something."""
 
 _OLDEST_PYTHON = (3, 10)
@@ -288,7 +291,7 @@ def _kernel() -> Iterator[Finding]:
         return
 
     @triton.jit
-    def double(x, BLOCK: tl.constexpr):
+    def double(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         at = tl.arange(0, BLOCK)
         tl.store(x + at, tl.load(x + at) * 2)
 

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kernbench.precompile import Outcome, Report, Variant, read_spaces, variants
+from kernbench.precompile import Compilation, Report, Variant, read_spaces, variants
 from kernbench.precompile.run import compile_all
 from kernbench.precompile.target import EXAMPLES
 
@@ -58,7 +58,7 @@ def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=len(todo))
 
-        def advance(outcome: Outcome) -> None:
+        def advance(outcome: Compilation) -> None:
             if outcome.error:
                 bar.console.print(f"failed: {outcome.name}", markup=False, highlight=False)
             bar.advance(task)

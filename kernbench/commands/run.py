@@ -58,9 +58,9 @@ def command(
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
     rank succeeds, 1 if one fails. The other options of torchrun are accepted, too.
     """
+    from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
     from kernbench.runtime_api.multiprocessing import SpawnException
-    from kernbench.torch_backend import launcher
     from kernbench.trace import check_trace_path, write_trace
 
     if trace is not None:
@@ -94,7 +94,7 @@ def command(
         if flight_recorder is not None:
             from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
 
-            write_flight_record(ctx, flight_recorder)
+            write_flight_record(ctx.simulation, flight_recorder)
         if report is not None:
             _write_autotune_report(report)
         if summary:
@@ -122,12 +122,12 @@ def _write_autotune_report(report: AutotuneReport) -> None:
 
 
 def print_summary(ctx: RuntimeContext) -> None:
-    """Print modelled time per rank and bytes by collective, and what the log has not kept."""
-    from kernbench.torch_backend.summary import rank_times, traffic
+    """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept."""
+    from kernbench.trace.rank_times import rank_times, traffic
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
 
-    times = rank_times(ctx)
+    times = rank_times(ctx.simulation)
     if not times:
         return
     click.echo(f"\nmodelled on {ctx.topology.system.name}, {len(times)} ranks")
@@ -139,13 +139,15 @@ def print_summary(ctx: RuntimeContext) -> None:
         shares = (line.compute, line.communication, line.idle, line.host)
         cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
         click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
-    report = report_of(Timeline.of(ctx, max_steps=0).spans)
+    timeline = Timeline.of(ctx, max_steps=0)
+    report = report_of(timeline.spans)
     path = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
     click.echo(
         f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
         f"critical path: {path or 'empty'}"
     )
-    for item in traffic(ctx):
+    for item in traffic(ctx.simulation):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
-    if ctx.engine.op_log.note:
-        click.echo(ctx.engine.op_log.note)
+    for note in (*timeline.unmodelled, ctx.engine.op_log.note):
+        if note:
+            click.echo(note)

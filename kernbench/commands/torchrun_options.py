@@ -90,6 +90,7 @@ class RanksPerNode(click.ParamType):
     name = "N|gpu|auto"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        """The number, ``gpu`` or ``auto``."""
         if value in ("gpu", "auto") or isinstance(value, int):
             return value
         if value == "cpu":
@@ -109,6 +110,7 @@ class Nodes(click.ParamType):
     name = "N|MIN:MAX"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """The larger number."""
         if isinstance(value, int):
             return value
         try:

@@ -9,10 +9,21 @@ docs/cost_models.md explains the models, docs/accuracy.md how wrong they are.
 
 from __future__ import annotations
 
-from kernbench.cost.collective_names import COLLECTIVES
-from kernbench.cost.collectives import collective_time
+from kernbench.cost.collectives import COLLECTIVES, collective_time
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time
+from kernbench.cost.operators import Operand
+from kernbench.cost.registry import register
+from kernbench.cost.work import StatedWork
 
-__all__ = ["COLLECTIVES", "Estimate", "collective_time", "gemm_time", "memory_bound_time"]
+__all__ = [
+    "COLLECTIVES",
+    "Estimate",
+    "Operand",
+    "StatedWork",
+    "collective_time",
+    "gemm_time",
+    "memory_bound_time",
+    "register",
+]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from kernbench.cost.devices import generation_of, resolve_device
+from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
-from kernbench.cost.memory_bound import ITEM_BYTES
+from kernbench.cost.generations import generation_of
 from kernbench.errors import ConfigError
-from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
 _QUERIES = 128  # rows of one block
-# Share of the matrix peak that a block of queries sustains: the softmax between the two products runs elsewhere.
-# FlashAttention-2 and Triton's tutorial kernel, at long sequences (the package's flash_attention_fwd.csv).
-_EFFICIENCY: Mapping[str, float] = {"ampere": 0.57, "hopper": 0.45, "blackwell": 0.30, "cdna": 0.26}
 _START = 4.0 * US  # filling the pipeline of one block, and writing it back
 
 
@@ -51,7 +47,7 @@ def attention_time(
         name = canonical_dtype(dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    rate = spec.matrix_rate(name) * _EFFICIENCY[generation_of(spec)] / spec.pes
+    rate = spec.matrix_rate(name) * generation_of(spec).attention_efficiency / spec.pes
     blocks = batch * heads * math.ceil(queries / _QUERIES)
     seen = keys / 2 if causal and queries == keys else keys
     block = 4 * min(queries, _QUERIES) * seen * head_dim / rate

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from kernbench.cost.collective_names import collective_name
+from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.devices import generation_of
 from kernbench.cost.fitting import PULL, robust, search
-from kernbench.cost.gemm import KERNELS
+from kernbench.cost.generations import generation_of
 from kernbench.cost.reference import Table
 from kernbench.cost.table_files import read_log
-from kernbench.cost.validation import Comparison, Measured, Score, load_manifest, measured_collective, score
+from kernbench.cost.validation import Comparison, MeasuredTable, Score, load_manifest, measured_collective, score
 from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
 
@@ -41,6 +40,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
+        """Its path as people write it."""
         return ".".join(self.path)
 
 
@@ -64,14 +64,14 @@ class Calibration:
     after: Score
 
 
-def measure_manifest(path: Path) -> list[Measured]:
+def measure_manifest(path: Path) -> list[MeasuredTable]:
     """The tables of a manifest. Raises ConfigError."""
     return load_manifest(path)
 
 
 def measure_log(
     path: Path, *, collective: str | None = None, ranks: int | None = None, nodes: int | None = None
-) -> list[Measured]:
+) -> list[MeasuredTable]:
     """The points of nccl-tests' own output. What it does not say (some runs print no ranks) is to be given.
 
     Raises ConfigError.
@@ -88,7 +88,7 @@ def measure_log(
     about = {**found.about, **{key: value for key, value in given.items() if value is not None}}
     if missing := [name for name in given if name not in about]:
         raise ConfigError(f"{path} does not say {', '.join(missing)}; give --{' and --'.join(missing)}")
-    collective_name(str(about["collective"]))
+    timed_name(str(about["collective"]))
     table = Table.model_validate({"file": path.name, "kind": "collective", "system": "given", **about, "dtype": None})
     points = [(float(row["size_bytes"]), float(row["oop_us"]) * 1e-6) for row in found.rows if row.get("oop_us")]
     points = [(size, seconds) for size, seconds in points if size > 0 and seconds > 0]
@@ -117,7 +117,7 @@ def parameters_for(tables: Sequence[Table]) -> list[Parameter]:
     return found[:MOST_PARAMETERS]
 
 
-def calibrate(system: Any, tables: Sequence[Measured], *, name: str) -> Calibration:
+def calibrate(system: Any, tables: Sequence[MeasuredTable], *, name: str) -> Calibration:
     """Fit a system to measurements.
 
     Args:
@@ -162,7 +162,7 @@ def _get(system: SystemSpec, parameter: Parameter) -> float:
     for key in parameter.path:
         value = getattr(value, key, None)
         if value is None and parameter is MATRIX_EFFICIENCY:
-            return KERNELS[generation_of(system.device)].efficiency["fp16"]
+            return generation_of(system.device).gemm.efficiency["fp16"]
         if value is None:
             raise ConfigError(f"system {system.name} has no `{parameter.name}` to fit")
     return float(max(value, parameter.least))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernbench.collective_kinds import TIMED
 from kernbench.cost import collective_constants as table
-from kernbench.cost.collective_models import VOLUME, nvls_bandwidth, ring_bandwidth, time_of
+from kernbench.cost.collective_models import nvls_bandwidth, ring_bandwidth, time_of
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
 
@@ -19,7 +20,7 @@ Candidate = tuple[str, str]
 
 def candidates(world: World, collective: str) -> list[Candidate]:
     """What the library could run here."""
-    if collective in ("all_to_all", "sendrecv"):
+    if not TIMED[collective].laps:
         return [("p2p", "simple")]
     ll128 = world.nodes == 1 or (world.transport.ll128 and world.generation.net_ll128)
     protocols = ["ll", "ll128", "simple"] if ll128 else ["ll", "simple"]
@@ -54,25 +55,26 @@ def rank_value(world: World, collective: str, candidate: Candidate, size: Floats
     if world.nodes > 1:
         intra = max(intra, table.RANK_OVERHEAD * (3 if protocol == "simple" else 1))
     bus = ring_bandwidth(world)
-    ll_max = table.RANK_LL_MAX[world.generation_name][scale]
+    ll_max = world.generation.rank_ll_max[scale]
     if algorithm in ("nvls", "nvls_tree"):
         return _rank_nvls(world, size)
     if algorithm == "ring":
-        laps = 2 if collective == "all_reduce" else 1
+        kind = TIMED[collective]
+        laps = kind.laps
         steps, between = laps * (world.ranks - 1), laps * (world.nodes - 1)
         bus = min(ll_max, bus / 2) if protocol == "ll" else bus * (0.92 if protocol == "ll128" else 1.0)
         latency = table.RANK_BASE[candidate] + (steps - between) * intra + between * inter
         value = np.full_like(size, latency)
         if protocol == "simple" and world.nodes > 1:
             value = np.where(size / (world.net_channels * world.ranks) >= 64, latency * table.RANK_PLATEAU, latency)
-        return value + size * VOLUME[collective](world.ranks) / bus
+        return value + size * kind.bus_factor(world.ranks) / bus
     channels = max(world.nics, np.round(world.net / table.RANK_NET_CHANNEL)) if world.nodes > 1 else 24
     if world.nodes > 1:
         # [N] takes the bandwidth inside a node for two nodes, up to two channels' worth per NIC, and for more what its
         # search finds between nodes, for a tree the next lower speed of its list.
         inside = world.link * world.generation.ring_share if world.local > 1 else np.inf
         bus = min(2 * world.net, inside) if world.nodes == 2 else 0.75 * world.net
-    bus = min(0.92 * bus, channels * table.RANK_TREE_CHANNEL[world.generation_name][scale])
+    bus = min(0.92 * bus, channels * world.generation.rank_tree_channel[scale])
     if protocol == "ll":
         bus = min(bus / 3.8, ll_max * (table.RANK_LL_TREE if world.nodes > 2 else 1.0))
     elif protocol == "ll128":

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kernbench.collective_kinds import TIMED
 from kernbench.cost.collective_constants import KIB, LIBRARY, MIB, Library
 from kernbench.cost.collective_world import World
 from kernbench.cost.estimate import Floats
@@ -22,16 +23,6 @@ _LINE_FRACTION = 2.0  # LL puts a flag beside each four bytes of data
 
 _NODE_CHANNELS = 24  # that trees of one node use
 _NET_TREE_LL = 1 / 3.8  # what LL keeps of a tree between nodes, as NCCL has it
-
-# Bytes that leave one rank of a ring, in units of S, and how often its chunks go around.
-VOLUME: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-}
-_LAPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "reduce": 1}
 
 
 def library() -> Library:
@@ -66,14 +57,15 @@ def ring_bandwidth(world: World) -> float:
 
 def ring(world: World, collective: str, protocol: str, size: Floats) -> Floats:
     """Rings over all channels: every rank passes chunks on to its neighbour."""
-    generation, laps = world.generation, _LAPS[collective]
+    generation, kind = world.generation, TIMED[collective]
+    laps = kind.laps
     steps = laps * (world.ranks - 1)
     between = laps * (world.nodes - 1) if world.nodes > 1 else 0
     latency = (steps - between) * world.hop(protocol)
     if between:
         latency += between * world.net_hop("ring", protocol)
     bandwidth = ring_bandwidth(world)
-    volume = VOLUME[collective](world.ranks)
+    volume = kind.bus_factor(world.ranks)
     if protocol == "ll":
         bandwidth = min(bandwidth / _LINE_FRACTION, generation.ll_bandwidth)
         if world.nodes > 1:

@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kernbench.cost.collective_constants import GENERATIONS, TRANSPORTS, Generation, Transport
-from kernbench.cost.devices import generation_of
+from kernbench.cost.generations import TRANSPORTS, CollectiveConstants, Transport, generation_of
 from kernbench.errors import ConfigError
 from kernbench.topology.loader import read_system
 from kernbench.topology.shipped import find_config
@@ -36,8 +35,7 @@ class World:
 
     ranks: int
     nodes: int
-    generation_name: str
-    generation: Generation
+    generation: CollectiveConstants
     transport: Transport
     switched: bool
     multicast: bool
@@ -53,10 +51,12 @@ class World:
 
     @property
     def local(self) -> int:
+        """Ranks per node."""
         return self.ranks // self.nodes
 
     @property
     def net_channels(self) -> float:
+        """Channels that cross the network."""
         return _CHANNELS_PER_NIC * self.nics
 
     def hop(self, protocol: str) -> float:
@@ -122,12 +122,10 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> World:
         nics = float(min(system.nics.count, max(1, -(-system.nics.count * local // sips.count))))
         net = nics * fabric.payload_bandwidth(nodes)
         latency = fabric.latency * (1 + TRANSPORTS[fabric.transport].spread * math.log2(nodes / 2))
-    name = generation_of(sips.device)
     return World(
         ranks=ranks,
         nodes=nodes,
-        generation_name=name,
-        generation=GENERATIONS[name],
+        generation=generation_of(sips.device).collectives,
         transport=TRANSPORTS[fabric.transport if fabric else "verbs"],
         switched=switched,
         multicast=switched and sips.switch is not None and sips.switch.reduction,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
+from kernbench.collective_kinds import TIMED, timed_name
 from kernbench.cost import collective_models as models
 from kernbench.cost.collective_choice import Candidate, rank_value
-from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.selection import eligible
@@ -17,12 +16,8 @@ from kernbench.cost.uncertainty import band_interval, collective_group
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
 
-# nccl-tests' factor from algorithm to bus bandwidth.
-BUS_FACTOR: dict[str, Callable[[int], float]] = {
-    **models.VOLUME,
-    "all_to_all": lambda n: (n - 1) / n,
-    "sendrecv": lambda n: 1.0,
-}
+COLLECTIVES = tuple(TIMED)
+"""What can be timed, by nccl-tests' names in this house's spelling."""
 
 _MISJUDGED_INSIDE = 2.0
 _COPY_FLOOR = 3.0e-6
@@ -64,7 +59,7 @@ def collective_time(
     Raises:
         ConfigError: unknown system, collective or algorithm; ranks that do not fit; a negative size.
     """
-    collective = collective_name(collective)
+    collective = timed_name(collective)
     if kind not in ("host", "kernel"):
         raise ConfigError(f"kind is {kind!r}; expected host or kernel")
     if placement not in ("out", "in"):
@@ -91,7 +86,7 @@ def collective_time(
     names = np.array([candidate[0] for candidate in chosen[0]])[chosen[1]]
     protocols = np.array([candidate[1] for candidate in chosen[0]])[chosen[1]]
     algbw = size / seconds
-    busbw = algbw * BUS_FACTOR[collective](world.ranks)
+    busbw = algbw * TIMED[collective].bus_factor(world.ranks)
     values = (seconds, low, high, names, protocols, algbw, busbw)
     return Estimate(*(value.item() if scalar else value for value in values))
 

@@ -20,7 +20,7 @@ from kernbench.cost.estimate import Floats
 from kernbench.cost.reference import SHIPPED_MANIFEST, Table
 from kernbench.cost.refit import Knob, concerning, constants, knobs, refit
 from kernbench.cost.uncertainty import BANDS, Band, collective_group
-from kernbench.cost.validation import Comparison, Measured, load_manifest
+from kernbench.cost.validation import Comparison, MeasuredTable, load_manifest
 
 Key = Callable[[Table], str]
 KEYS: Mapping[str, Key] = {
@@ -64,7 +64,7 @@ def leave_one_out(
         return list(pool.map(_fold, *zip(*jobs, strict=True)))
 
 
-def _for_fit(tables: Sequence[Measured]) -> list[Measured]:
+def _for_fit(tables: Sequence[MeasuredTable]) -> list[MeasuredTable]:
     """The tables that constants may be set by, without the rows that add only time."""
     return [table.thinned(_POINTS) for table in tables if not table.table.held_out]
 

@@ -1,4 +1,4 @@
-"""The device that a name, a path or a description means, and its generation."""
+"""The device that a name, a path or a description means."""
 
 from __future__ import annotations
 
@@ -25,12 +25,3 @@ def resolve_device(device: Any) -> DeviceSpec:
 @lru_cache(64)
 def _read(path: str, _modified: int) -> DeviceSpec:
     return load_device(Path(path))
-
-
-def generation_of(device: DeviceSpec) -> str:
-    """The row of the constants' tables for a device: by what Triton compiles for, an unknown one as the newest."""
-    target = device.target
-    if target.backend == "hip":
-        return "cdna"
-    arch = int(target.arch)
-    return "ampere" if arch < 90 else "hopper" if arch < 100 else "blackwell"

@@ -7,19 +7,17 @@ than its memory traffic. The library takes the fastest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import generation_of, resolve_device
+from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate, Floats
-from kernbench.cost.memory_bound import ITEM_BYTES
+from kernbench.cost.generations import GemmKernels, generation_of
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
-from kernbench.topology.device import DeviceSpec, Memory
-from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.device import DeviceSpec, MemorySpec
+from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
 
@@ -41,109 +39,8 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _ROW_BYTES = 128  # of K that a block loads at once
 
 
-@dataclass(frozen=True, slots=True)
-class GemmKernels:
-    """What the library's kernels make of one generation of devices. Fitted, one row for all devices of a generation.
-
-    Attributes:
-        efficiency: share of the matrix peak that the inner loop sustains under power and clock limits, by format.
-        operand_reuse: operand bytes that reach the PEs per byte of L2 bandwidth: multicast to a cluster, L1 hits.
-        pe_share: most operand bytes of one PE, in units of its share of the L2 bandwidth.
-        resident: share of the last cache within which operands are read from memory only once.
-        read_share, store_share: of copy bandwidth, for operands and results.
-        start: from the launch's latency to a full pipeline, seconds.
-        block: start and end of one block, seconds.
-        largest: elements of the largest block.
-        without: block shapes that its libraries do not have.
-        split: adding the parts of K: a second kernel, or the last block of each.
-        wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
-        throttle, throttle_after: share of time that long products lose to clocks falling under power limits, and the
-            duration at which half of that is lost, seconds.
-    """
-
-    efficiency: Mapping[str, float]
-    operand_reuse: float
-    pe_share: float
-    resident: float
-    read_share: float
-    store_share: float
-    start: float
-    block: float
-    largest: int
-    split: float = 3.5 * US
-    wide: float = 1.0
-    throttle: float = 0.05
-    throttle_after: float = 300 * US
-    without: tuple[tuple[int, int], ...] = ()
-
-    @staticmethod
-    def tile_share(loaded: Any) -> Any:
-        """What a tile keeps of the matrix rate when it loads ``loaded`` operand bytes for each operation."""
-        return 1 / (1 + _EDGE * loaded)
-
-
-KERNELS: Mapping[str, GemmKernels] = {
-    "ampere": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.88, "fp16": 0.908, "fp8": 0.85},
-        operand_reuse=0.908,
-        pe_share=1.16,
-        resident=0.5,
-        read_share=0.97,
-        store_share=0.5,
-        start=0.11 * US,
-        block=1.64 * US,
-        largest=256 * 128,
-        throttle=0.063,
-        throttle_after=436 * US,
-    ),
-    "hopper": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.86, "fp16": 0.947, "fp8": 0.82},
-        operand_reuse=2.5,
-        pe_share=2.61,
-        resident=0.39,
-        read_share=0.969,
-        store_share=0.814,
-        start=2.4 * US,
-        block=0.94 * US,
-        largest=256 * 128,
-        wide=0.549,
-        split=4.66 * US,
-        throttle_after=432 * US,
-        without=((192, 128), (128, 192), (64, 256), (64, 128)),
-    ),
-    "blackwell": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 0.9, "tf32": 0.921, "fp16": 0.931, "fp8": 0.77},
-        operand_reuse=10.0,
-        pe_share=2.88,
-        resident=0.39,
-        read_share=0.952,
-        store_share=0.637,
-        start=3.61 * US,
-        block=0.303 * US,
-        largest=256 * 256,
-        wide=0.685,
-        split=0.89 * US,
-        throttle=0.15,
-        throttle_after=1000 * US,
-    ),
-    "cdna": GemmKernels(
-        efficiency={"fp64": 0.9, "fp32": 1.0, "tf32": 0.62, "fp16": 0.598, "fp8": 0.36},
-        operand_reuse=0.524,
-        pe_share=2.12,
-        resident=0.37,
-        read_share=0.495,
-        store_share=0.428,
-        start=0.8 * US,
-        block=1.06 * US,
-        largest=256 * 256,
-        split=0.05 * US,
-        wide=2.0,
-        throttle=0.067,
-        throttle_after=380 * US,
-    ),
-}
 _LIKE = {"bf16": "fp16", "fp4": "fp8", "int8": "fp8"}
-_WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+_WIDTH = {name: ITEM_BYTES[name] for name in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")}
 
 _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as much as one row of multiply-adds
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache
@@ -152,8 +49,13 @@ _MEMORY_START = 0.5 * US
 
 
 def kernels_of(device: DeviceSpec) -> GemmKernels:
-    """The row of :data:`KERNELS` for a device."""
-    return KERNELS[generation_of(device)]
+    """What the library's matrix kernels make of a device."""
+    return generation_of(device).gemm
+
+
+def tile_share(loaded: Any) -> Any:
+    """What a tile keeps of the matrix rate when it loads ``loaded`` operand bytes for each operation."""
+    return 1 / (1 + _EDGE * loaded)
 
 
 def gemm_time(
@@ -227,11 +129,11 @@ def sustained(seconds: Any, kernels: GemmKernels) -> Any:
     return seconds * (1 + kernels.throttle * seconds / (seconds + kernels.throttle_after))
 
 
-def shared_memory(spec: DeviceSpec) -> Memory:
+def shared_memory(spec: DeviceSpec) -> MemorySpec:
     """Where all PEs take their operands from: the last cache before them, or device memory where there is none."""
     if spec.l2 is not None:
         return spec.l2
-    return Memory.model_construct(size=0, bandwidth=spec.hbm_copy_bandwidth, latency=spec.hbm.latency)
+    return MemorySpec.model_construct(size=0, bandwidth=spec.hbm_copy_bandwidth, latency=spec.hbm.latency)
 
 
 def _configurations() -> tuple[Floats, Floats, Floats]:
@@ -264,7 +166,7 @@ def _fastest(
     waves = np.ceil(blocks / pes)
     steps = _ROW_BYTES / width
     depth = np.ceil(k / parts / steps) * steps
-    share = kernels.tile_share(width / 2 * (1 / rows + 1 / columns))
+    share = tile_share(width / 2 * (1 / rows + 1 / columns))
     rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
     loading = (rows + columns) * depth * width / np.minimum(shared * waves / blocks, own)

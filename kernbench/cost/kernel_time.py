@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
-from kernbench.cost.gemm import GemmKernels, efficiency, kernels_of, shared_memory, sustained
+from kernbench.cost.gemm import efficiency, kernels_of, shared_memory, sustained, tile_share
+from kernbench.cost.generations import GemmKernels
 from kernbench.cost.memory_bound import cache_share, start_of, traffic_when_cold
 from kernbench.topology.device import DeviceSpec
 
@@ -148,7 +149,7 @@ def _wave(
 def _operations(counts: LaunchCounts, spec: DeviceSpec, kernels: GemmKernels) -> tuple[float, float]:
     """Seconds that one PE would need for all matrix operations, and for the others as far as they show."""
     products = sum(flops for (_, unit), flops in counts.flops.items() if unit == "tensor")
-    share = kernels.tile_share(counts.bytes_read / products) if products else 1.0
+    share = tile_share(counts.bytes_read / products) if products else 1.0
     matrix = plain = 0.0
     for (dtype, unit), flops in counts.flops.items():
         name = _DTYPES.get(dtype, "fp8" if dtype.startswith("f8") else "fp32")

@@ -13,27 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import generation_of, resolve_device
+from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
+from kernbench.cost.generations import generation_of
+from kernbench.cost.operators import Kind, Model, find
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
-from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
-ITEM_BYTES = {
-    "fp64": 8,
-    "int64": 8,
-    "fp32": 4,
-    "tf32": 4,
-    "int32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "int16": 2,
-    "fp8": 1,
-    "int8": 1,
-    "fp4": 0.5,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +71,11 @@ OPS: Mapping[str, OpKind] = {
     "reduce": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=1.08, start=2.0 * US),
 }
 
-# Names in tables and programs. A torch operation that is not listed is taken for a unary one.
+# Names that measured tables and programs' blocks go by, and that torch has not.
 NAMES: Mapping[str, str] = {
-    "clone": "copy",
-    "contiguous": "copy",
-    "zero_": "fill",
-    "fill_": "fill",
-    "relu": "unary",
-    "silu": "gelu",
-    "tanh": "gelu",
-    "sigmoid": "gelu",
-    "exp": "gelu",
-    "add": "binary",
     "add/gated": "binary",
     "add/plain": "two_binary",  # a block that adds both attention and MLP to its input
     "vecadd": "binary",
-    "mul": "binary",
-    "sub": "binary",
-    "div": "binary",
     "mlp_act": "gated_activation",
     "mlp_act/gated": "gated_activation",
     "mlp_act/plain": "gelu",
@@ -116,14 +92,13 @@ NAMES: Mapping[str, str] = {
     "post_attention_layernorm/gated": "rms_norm",
     "post_attention_layernorm/plain": "layer_norm",
     "rmsnorm": "rms_norm",
-    "log_softmax": "softmax",
-    "sum": "reduce",
-    "mean": "reduce",
-    "amax": "reduce",
 }
+_BINARY = frozenset(
+    {"add", "sub", "mul", "div"}
+)  # by name alone they are of two tensors, other pointwise operators of one
+_LAUNCHED = (Kind.COMPUTE, Kind.TRANSFER)
 
 _LANE = 10.57  # bytes that one PE of an A100 moves per clock when all of them copy
-_BY_GENERATION = {"ampere": 1.0, "hopper": 1.135, "blackwell": 1.135}  # the same of later PEs, at the same clock
 _SHARP = 6.0
 _KERNEL = 1.0 * US  # of the launch's latency passes before the device counts a kernel as running
 _COLD_START = 3.7 * US  # a launch timed alone with events
@@ -131,10 +106,17 @@ _DIRTY = 0.25  # of the cache: lines that clearing it left to be written back
 
 
 def op_kind(op: str) -> OpKind:
-    """The row of :data:`OPS` for a name. Raises ConfigError for one that is not known."""
+    """The row of :data:`OPS` for a name of its own, of a measured table or of a torch operator that moves bytes.
+
+    Raises ConfigError for one that is not known.
+    """
     name = NAMES.get(op, op)
+    if name not in OPS and (row := find(op)) is not None and row.model is Model.TRAFFIC and row.kind in _LAUNCHED:
+        name = row.pace if row.pace != "pointwise" else "binary" if op in _BINARY else "unary"
     if name not in OPS:
-        raise ConfigError(f"unknown memory-bound operation {op!r}; known: {', '.join(sorted({*OPS, *NAMES}))}")
+        raise ConfigError(
+            f"unknown memory-bound operation {op!r}; known: {', '.join(sorted({*OPS, *NAMES}))}, and torch's"
+        )
     return OPS[name]
 
 
@@ -149,7 +131,7 @@ def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str,
 
     Args:
         device: shipped name, YAML path or DeviceSpec.
-        op: a key of :data:`OPS` or :data:`NAMES`.
+        op: a key of :data:`OPS` or :data:`NAMES`, or a torch operator.
         shape: of the result; the last dimension is the row of a softmax or a norm.
         dtype: of the elements.
         cold: the operands are in memory, as in a benchmark that clears caches; else what fits is in the last cache,
@@ -169,7 +151,14 @@ def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str,
     dims = tuple(shape)
     if any(isinstance(dim, bool) or dim != int(dim) or dim < 0 for dim in dims):
         raise ConfigError(f"shape is {dims}; expected whole numbers >= 0")
-    seconds, traffic, limit = _time(spec, kind, dims, traffic_of(op, dims, dtype), cold)
+    return traffic_time(spec, kind, dims, traffic_of(op, dims, dtype), cold=cold)
+
+
+def traffic_time(
+    spec: DeviceSpec, kind: OpKind, dims: tuple[int, ...], traffic: float, *, cold: bool = False
+) -> Estimate:
+    """How long a kernel of a kind takes that moves ``traffic`` bytes; ``dims``: shape of what it passes over, by rows."""
+    seconds, traffic, limit = _time(spec, kind, dims, traffic, cold)
     low, high = band_interval("memory_bound", np.asarray(seconds), np.asarray(seconds))
     rate = traffic / seconds
     return Estimate(seconds, float(low), float(high), limit, "", rate, rate)
@@ -200,7 +189,7 @@ def _rates(spec: DeviceSpec, kind: OpKind, copy: float) -> tuple[float, float]:
     """Traffic that a kernel keeps up with, fed from the last cache and fed from memory, bytes/s."""
     if spec.target.backend == "hip":
         return kind.pace * copy, min(kind.memory, kind.ceiling) * copy
-    lanes = _LANE * _BY_GENERATION[generation_of(spec)] * spec.pes * spec.clock
+    lanes = _LANE * generation_of(spec).copy_pace * spec.pes * spec.clock
     # Instructions and memory overlap; where both take about as long, neither hides wholly behind the other.
     both = ((kind.memory * lanes) ** -_SHARP + (kind.ceiling * copy) ** -_SHARP) ** (-1 / _SHARP)
     return max(kind.pace * lanes, both), both

@@ -1,6 +1,7 @@
-"""How long a torch operation takes: its name and shapes say which model to ask.
+"""How long a torch operation takes: its name, shapes and dtypes say which model to ask.
 
-The one place that knows what torch's operations do: programs that are recorded, and who asks by name, get the same answer.
+The one place that knows how an operator's row (:mod:`kernbench.cost.operators`) becomes a duration: programs that are recorded,
+and who asks by name, get the same answer.
 
 >>> from kernbench.cost.op_estimates import estimate_op
 >>> estimate_op("aten::addmm.default", [(4096,), (512, 1024), (1024, 4096)], "float16", "h100_sxm").seconds  # doctest: +SKIP
@@ -8,153 +9,212 @@ The one place that knows what torch's operations do: programs that are recorded,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from kernbench.cost.attention import attention_time
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
-from kernbench.cost.memory_bound import ITEM_BYTES, NAMES, OPS, memory_bound_time
+from kernbench.cost.memory_bound import OPS, start_of, traffic_time
+from kernbench.cost.operators import (
+    Kind,
+    Model,
+    Operand,
+    Operands,
+    Operator,
+    Shape,
+    Shapes,
+    everything,
+    find,
+    nbytes_of,
+    qualified,
+)
+from kernbench.cost.registry import OperatorCost, registered, tell_changes
+from kernbench.cost.unmodelled import Unmodelled
 from kernbench.cost.work import Cost
 from kernbench.topology.device import DeviceSpec
-from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.dtypes import ITEM_BYTES
 
-Shape = tuple[int, ...]
-Shapes = Sequence[Shape]
 Tensors = tuple[tuple[Shape, Any], ...]
 """Shape and dtype of each tensor."""
 
-# Operations that launch no kernel: they only describe memory that is there.
-VIEWS = frozenset(
-    [
-        "view",
-        "reshape",
-        "expand",
-        "transpose",
-        "t",
-        "permute",
-        "squeeze",
-        "unsqueeze",
-        "slice",
-        "select",
-        "narrow",
-        "split",
-        "chunk",
-        "unbind",
-        "detach",
-        "alias",
-        "as_strided",
-        "view_as",
-        "unflatten",
-        "flatten",
-        "movedim",
-        "swapaxes",
-        "diagonal",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "numpy_T",
-    ]
-)
 _FREE = Estimate(0.0, 0.0, 0.0, "view")
-
-
-def plain_name(name: str) -> str:
-    """An operation's name without namespace, overload and underscores: ``"aten::add_.Tensor"`` is ``"add"``."""
-    return name.rsplit("::", 1)[-1].split(".", 1)[0].strip("_")
+_NO_LAUNCH = (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION)
+_UNKNOWN = Operator()  # every operand is read and every result written, once
+_PANEL = 64  # columns of a matrix that a factorisation finishes before it goes on with the rest: two launches
+_UNMEASURED = (0.5, 2.0)  # of an estimate by operations, within which the true time is taken to lie
 
 
 def is_matrix_operation(name: str) -> bool:
     """Whether the matrix engines do it: a product, a convolution, an attention."""
-    plain = plain_name(name).removesuffix("_backward")
-    return plain in _GEMMS or "convolution" in plain or plain.startswith(_ATTENTION)
+    row = find(name)
+    return row is not None and row.uses_matrix_engines
 
 
 def estimate_op(
-    name: str, shapes: Shapes, dtype: str, device: Any, *, outputs: Shapes = (), causal: bool = False
+    name: str, shapes: Shapes, dtype: Any, device: Any, *, outputs: Shapes = (), causal: bool = False
 ) -> Estimate:
     """How long one operation takes on a device, its operands warm.
 
     Args:
         name: as torch calls it, with or without namespace and overload (``"aten::add.Tensor"``, ``"add_"``).
         shapes: of its tensor arguments, in order.
-        dtype: of its first floating-point argument.
+        dtype: of them and of its results.
         device: shipped name, YAML path or DeviceSpec.
         outputs: shapes of its results, where known; without them the largest argument stands for the result.
         causal: of an attention: the later half of the keys is skipped.
 
     Returns:
-        An :class:`Estimate`; an operation that is not known counts as an elementwise one over its largest operands.
+        An :class:`Estimate`; an operation that is not known is counted by its bytes.
 
     Raises:
-        ConfigError: unknown device or dtype.
+        ConfigError: unknown device.
     """
-    plain = plain_name(name)
-    operands, results = _as_shapes(shapes), _as_shapes(outputs)
-    if plain in VIEWS or not (operands or results):
-        return _FREE
-    return _estimate(plain, operands, results, str(dtype), resolve_device(device), causal)
-
-
-def _as_shapes(shapes: Shapes) -> tuple[Shape, ...]:
-    return tuple(tuple(int(dim) for dim in shape) for shape in shapes)
+    given, made = (tuple(Operand.of(shape, dtype) for shape in each) for each in (shapes, outputs))
+    return _estimate(find(name) or _UNKNOWN, given, made, resolve_device(device), causal)
 
 
 @lru_cache(1 << 14)
 def _estimate(
-    plain: str, operands: tuple[Shape, ...], results: tuple[Shape, ...], dtype: str, device: DeviceSpec, causal: bool
+    row: Operator, given: tuple[Operand, ...], made: tuple[Operand, ...], device: DeviceSpec, causal: bool
 ) -> Estimate:
-    forward = plain.removesuffix("_backward")
-    product = _GEMMS.get(plain) or (_convolution(plain, results) if "convolution" in plain else None)
-    if product is not None:
-        dims = product(operands)
-        if dims is not None and min(dims) >= 1:
-            batch, m, n, k = dims
-            found = gemm_time(device, m, n, k, dtype=_product_dtype(dtype), batch=batch)
-            return found if forward == plain else _times(found, 2.0)  # gradients of the input and of the weight
-    if plain.startswith(_ATTENTION):
-        seen = operands[1:] if forward != plain else operands  # the first is the gradient of the output
-        if len(seen) >= 3 and all(len(shape) == 4 for shape in seen[:3]):
-            (batch, heads, queries, width), key = seen[0], seen[1]
-            if min(batch, heads, queries, key[2], width, key[1]) >= 1:
-                found = attention_time(
-                    device, batch, heads, queries, key[2], width, kv_heads=key[1], causal=causal,
-                    dtype=_product_dtype(dtype),
-                )  # fmt: skip
-                return found if forward == plain else _times(found, _ATTENTION_BACKWARD)
-    if plain.startswith(_LISTS):
-        moved = sum(map(prod, operands)) + sum(map(prod, results or operands))
-        return memory_bound_time(device, "unary", (-(-moved // 2),), dtype=dtype)
-    of_input, of_result = max(operands, key=prod, default=()), max(results, key=prod, default=())
-    kind = _kind(plain, operands, of_result if results else of_input)
-    whole = of_input if kind == "reduce" or not results else of_result
-    return memory_bound_time(device, kind, whole, dtype=dtype)
+    if row.kind in _NO_LAUNCH or not (given or made):
+        return _FREE
+    found = _MODELS[row.model](row, given, made, device, causal)
+    return _by_traffic(row, given, made, device, causal) if found is None else found
 
 
-def _product_dtype(dtype: str) -> str:
-    """The format whose engine multiplies: integers without one are as wide floats."""
-    name = canonical_dtype(dtype)
+def _by_traffic(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
+    of_input = max(given, key=lambda operand: prod(operand.shape), default=None)
+    of_result = max(made, key=lambda operand: prod(operand.shape), default=None)
+    whole = of_result or of_input
+    assert whole is not None
+    pace = row.pace
+    if pace == "reduce":
+        whole = of_input or whole
+        made = made or [Operand((), whole.format)]
+    elif pace == "pointwise":
+        read, written = (sum(prod(each.shape) == prod(whole.shape) for each in side) for side in (given, made))
+        pace = "binary" if read > max(written, 1) else "unary" if given else "fill"
+    moved = (row.traffic or everything)(given, made or [whole])
+    found = traffic_time(device, OPS[pace], whole.shape, moved)
+    return _after(found, start_of(device, False) * (row.launches - 1))
+
+
+def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate | None:
+    assert row.products is not None
+    products = row.products([operand.shape for operand in given], [operand.shape for operand in made])
+    if not products or any(min(dims) < 1 for dims in products):
+        return None
+    multiplied = [given[at] for at in row.multiplied if at < len(given)]
+    dtype = _engine(multiplied)
+    stored = made[0].format if made and not made[0].complex else None
+    factor = 4 if multiplied[0].complex else 1  # a product of complex numbers is four of their parts
+    packed = multiplied[0].values if dtype == "fp4" else 1
+    parts = []
+    for (batch, m, n, k), count in Counter(products).items():
+        found = gemm_time(device, m, n, k * packed, dtype=dtype, batch=batch, out_dtype=_storable(stored))
+        parts.append(_times(found, count * factor))
+    found = parts[0] if len(parts) == 1 else _times(parts[0], sum(part.seconds for part in parts) / parts[0].seconds)
+    return _narrower(found, multiplied, made, dtype, device, products)
+
+
+def _narrower(
+    found: Estimate, multiplied: Operands, made: Operands, dtype: str, device: DeviceSpec, products: Sequence[Any]
+) -> Estimate:
+    """A product that waits for its memory waits less where an operand is stored in fewer bits than it is multiplied in."""
+    assumed = sum(prod(operand.shape) * operand.values * ITEM_BYTES[dtype] for operand in multiplied)
+    if found.algorithm != "memory" or nbytes_of(multiplied) >= assumed:
+        return found
+    operations = 2.0 * sum(prod(dims) for dims in products)
+    results = nbytes_of(made)
+    least = max(operations / device.matrix_rate(dtype), (nbytes_of(multiplied) + results) / device.hbm_copy_bandwidth)
+    share = (nbytes_of(multiplied) + results) / (assumed + results)
+    return _times(found, max(share, min(1.0, (least + device.launch.latency) / found.seconds)))
+
+
+def _by_attention(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate | None:
+    if len(given) <= row.multiplied[-1]:
+        return None
+    seen = [given[at] for at in row.multiplied]
+    shapes, dtype = [_batched(operand.shape, given, row) for operand in seen], _engine(seen)
+    if any(len(shape) != 4 or min(shape) < 1 for shape in shapes):
+        return None
+    tokens, heads = row.sequence, 3 - row.sequence
+    query, key = shapes[:2]
+    found = attention_time(
+        device, query[0], query[heads], query[tokens], key[tokens], query[3], kv_heads=key[heads], causal=causal, dtype=dtype,
+    )  # fmt: skip
+    return _times(found, row.times)
+
+
+def _batched(shape: Shape, given: Operands, row: Operator) -> Shape:
+    """Sequences that are packed one after the other, ``[tokens, heads, width]``, as a batch of equal ones.
+
+    Their boundaries, one more than sequences, are the first vector of integers behind the operands.
+    """
+    if len(shape) != 3 or row.sequence != 1:
+        return shape
+    after = given[row.multiplied[-1] + 1 :]
+    bounds = next((o.shape[0] for o in after if len(o.shape) == 1 and o.format.startswith("int")), 2)
+    return (max(bounds - 1, 1), ceil(shape[0] / max(bounds - 1, 1)), *shape[1:])
+
+
+def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
+    """Operations at a share of the peak, no faster than the bytes, and a launch or two for each panel."""
+    assert row.flops is not None
+    shapes = [operand.shape for operand in given]
+    flops = row.flops(shapes, [operand.shape for operand in made]) * (4 if given[0].complex else 1)
+    dtype = _engine(given)
+    rate = (device.matrix_rate(dtype) if row.matrix else device.vector_rate(dtype)) * row.share
+    side = max((min(shape[-2:]) for shape in shapes if len(shape) > 1), default=0) if row.panels else 0
+    steps = 2 * ceil(side / _PANEL)
+    moved = everything(given, made)
+    computing, moving = flops / rate, moved / device.hbm_copy_bandwidth
+    seconds = start_of(device, False) * max(steps, 1) + max(computing, moving)
+    low, high = (seconds * share for share in _UNMEASURED)
+    return Estimate(
+        seconds, low, high, "compute" if computing > moving else "memory", "", moved / seconds, moved / seconds
+    )
+
+
+_MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool], Estimate | None]] = {
+    Model.TRAFFIC: _by_traffic,
+    Model.PRODUCT: _by_products,
+    Model.ATTENTION: _by_attention,
+    Model.WORK: _by_work,
+}
+
+
+def _engine(multiplied: Operands) -> str:
+    """The format whose engine multiplies: the widest float of the operands, else the widest integer.
+
+    Integers without an engine are as wide floats.
+    """
+    names = [operand.format for operand in multiplied]
+    floats = [name for name in names if not name.startswith("int")]
+    name = max(floats or names, key=lambda each: ITEM_BYTES[each], default="fp32")
     return {"int64": "fp64", "int32": "fp32", "int16": "fp16"}.get(name, name)
 
 
+def _storable(name: str | None) -> str | None:
+    return {"int64": "fp64", "int32": "fp32", "int16": "fp16"}.get(name or "", name)
+
+
 def _times(found: Estimate, factor: float) -> Estimate:
-    return Estimate(
-        found.seconds * factor, found.low * factor, found.high * factor, found.algorithm, found.protocol,
-        found.algbw, found.busbw,
-    )  # fmt: skip
+    if factor == 1:
+        return found
+    return replace(found, seconds=found.seconds * factor, low=found.low * factor, high=found.high * factor)
 
 
-def _kind(plain: str, operands: Shapes, result: Shape) -> str:
-    for candidate in (plain, plain.removeprefix("native_"), plain.removesuffix("_backward")):
-        kind = _TORCH.get(candidate) or NAMES.get(candidate) or (candidate if candidate in OPS else None)
-        if kind is not None:
-            return kind
-    if not operands:
-        return "fill"
-    return "binary" if sum(prod(shape) == prod(result) for shape in operands) > 1 else "unary"
+def _after(found: Estimate, seconds: float) -> Estimate:
+    """An estimate with ``seconds`` of further launches, as sure as itself."""
+    return _times(found, (found.seconds + seconds) / found.seconds)
 
 
 class OpCosts:
@@ -166,22 +226,38 @@ class OpCosts:
 
     Args:
         device: the SIP's description.
+        costs: of operators that plugins bring, by name; besides those that are registered for the whole process.
+        where: says where the user's program is, for the operators that no model knows.
+
+    Attributes:
+        unmodelled: operators that were counted by their bytes because nothing is known of them.
     """
 
-    def __init__(self, device: DeviceSpec) -> None:
+    def __init__(
+        self,
+        device: DeviceSpec,
+        costs: Mapping[str, OperatorCost] | None = None,
+        where: Callable[[], str] | None = None,
+    ) -> None:
         self._device = device
-        self._known: dict[Any, Cost] = {}
-        self._known_flat: dict[tuple[Any, ...], Cost] = {}
+        self._brought = dict(costs or {})
+        self._known: dict[tuple[Any, ...], Cost] = {}
+        self.unmodelled = Unmodelled(where)
+        tell_changes(self)
+
+    def forget(self) -> None:
+        """What operators cost has changed."""
+        self._known.clear()
 
     def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
 
         A dtype is whatever ``str`` names: torch's own, or a name.
         """
-        key = (name, inputs, outputs, causal)
-        cost = self._known.get(key)
+        flat = (name, causal, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
+        cost = self._known.get(flat)
         if cost is None:
-            cost = self._known[key] = self._estimate(name, inputs, outputs, causal)
+            cost = self._price(name, inputs, outputs, causal, flat)
         return cost
 
     def of_tensors(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False) -> Cost:
@@ -192,123 +268,25 @@ class OpCosts:
         for tensor in outputs:
             key += (tensor.shape, tensor.dtype)
         flat = tuple(key)
-        cost = self._known_flat.get(flat)
+        cost = self._known.get(flat)
         if cost is None:
             given, made = (tuple([(each.shape, each.dtype) for each in tensors]) for tensors in (inputs, outputs))
-            cost = self._known_flat[flat] = self._estimate(name, given, made, causal)
+            cost = self._price(name, given, made, causal, flat)
         return cost
 
-    def _estimate(self, name: str, inputs: Tensors, outputs: Tensors, causal: bool) -> Cost:
-        found = estimate_op(
-            name, [shape for shape, _ in inputs], _widest([dtype for _, dtype in (*inputs, *outputs)]), self._device,
-            outputs=[shape for shape, _ in outputs], causal=causal,
-        )  # fmt: skip
-        nbytes = sum(prod(shape) * _item_bytes(dtype) for shape, dtype in (*inputs, *outputs))
-        kind = "gemm" if is_matrix_operation(name) else "math"
-        return Cost.on_stream(found, self._device, kind=kind, nbytes=int(nbytes))
-
-
-def _format(dtype: Any) -> str:
-    """The number format of a dtype; those that descriptions do not list count as the widest float."""
-    try:
-        return canonical_dtype(dtype)
-    except ValueError:
-        return "fp64"
-
-
-def _item_bytes(dtype: Any) -> float:
-    return ITEM_BYTES[_format(dtype)]
-
-
-def _widest(dtypes: Sequence[Any]) -> str:
-    """The format that an operation computes in: its widest float, else its widest integer."""
-    names = [_format(dtype) for dtype in dtypes]
-    floats = [name for name in names if not name.startswith("int")]
-    return max(floats or names, key=lambda name: ITEM_BYTES[name], default="fp32")
-
-
-_TORCH: Mapping[str, str] = {
-    "layer_norm": "layer_norm",
-    "group_norm": "layer_norm",
-    "batch_norm": "layer_norm",
-    "fused_rms_norm": "rms_norm",
-    "softmax": "softmax",
-    "safe_softmax": "softmax",
-    "cross_entropy": "softmax",
-    "nll_loss": "reduce",
-    "zeros": "fill",
-    "ones": "fill",
-    "full": "fill",
-    "zero": "fill",
-    "fill": "fill",
-    "randn": "fill",
-    "copy": "copy",
-    "to_copy": "copy",
-    "cat": "copy",
-    "stack": "copy",
-    "embedding": "copy",
-    "index_select": "copy",
-    "gather": "copy",
-    "index": "copy",
-    "rand": "fill",
-    "randint": "fill",
-    "arange": "fill",
-    "uniform": "fill",
-    "normal": "fill",
-    "bernoulli": "fill",
-    "max": "reduce",
-    "min": "reduce",
-    "argmax": "reduce",
-    "norm": "reduce",
-}
-_ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
-_ATTENTION_BACKWARD = 2.5  # five products instead of two
-_LISTS = ("foreach", "fused_adam", "fused_sgd", "amp_foreach")  # one kernel over all tensors of a list
-
-Dims = tuple[int, int, int, int]
-
-
-def _matmul(left: Shape, right: Shape) -> Dims | None:
-    """Batch, M, N and K of ``left @ right``; a matrix on the right takes all rows of the left as one."""
-    if not left or not right:
-        return None
-    columns = right[-1] if len(right) > 1 else 1
-    depth = left[-1]
-    if len(right) <= 2:
-        return 1, max(prod(left[:-1]), 1), columns, depth
-    rows = left[-2] if len(left) > 1 else 1
-    return max(prod(left[:-2]), prod(right[:-2])), rows, columns, depth
-
-
-def _of(first: int) -> Callable[[Shapes], Dims | None]:
-    return lambda shapes: _matmul(shapes[first], shapes[first + 1]) if len(shapes) > first + 1 else None
-
-
-def _linear(shapes: Shapes) -> Dims | None:
-    if len(shapes) < 2 or not shapes[0] or not shapes[1]:
-        return None
-    return 1, max(prod(shapes[0][:-1]), 1), shapes[1][0], shapes[0][-1]
-
-
-def _convolution(plain: str, results: Shapes) -> Callable[[Shapes], Dims | None]:
-    """A convolution as the product that its kernel computes: pixels of the result x output channels x filter."""
-
-    def dims(shapes: Shapes) -> Dims | None:
-        # backward: the gradient of the result, the input, the weight; forward: the input, the weight
-        backward = plain.endswith("_backward")
-        if len(shapes) < 2 + backward:
-            return None
-        weight = shapes[2 if backward else 1]
-        result = shapes[0] if backward else next(iter(results), ())
-        if len(weight) < 3 or len(result) < 3:
-            return None
-        return 1, prod(result) // max(result[1], 1), weight[0], prod(weight[1:])
-
-    return dims
-
-
-_GEMMS: Mapping[str, Callable[[Shapes], Dims | None]] = {
-    **dict.fromkeys(("mm", "matmul", "bmm", "mv", "dot", "rmatmul"), _of(0)),
-    **dict.fromkeys(("addmm", "addbmm", "baddbmm", "addmv"), _of(1)),
-    "linear": _linear,
-}
+    def _price(self, name: str, inputs: Tensors, outputs: Tensors, causal: bool, key: tuple[Any, ...]) -> Cost:
+        given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
+        known = qualified(name)
+        stated = registered(known) or self._brought.get(known)
+        if stated is not None and stated.cost is not None:
+            cost = self._known[key] = stated.priced(given, made, self._device)
+            return cost
+        row = find(name) if stated is None else find(stated.like)
+        found = _estimate(row or _UNKNOWN, given, made, self._device, causal)
+        kind = "gemm" if row is not None and row.uses_matrix_engines else "math"
+        cost = Cost.on_stream(found, self._device, kind=kind, nbytes=int(everything(given, made)))
+        if row is None:
+            self.unmodelled.note(known)  # and is not kept, so that each call is counted
+        else:
+            self._known[key] = cost
+        return cost

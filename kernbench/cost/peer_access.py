@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernbench.cost.collective_constants import GENERATIONS
-from kernbench.cost.devices import generation_of
+from kernbench.cost.generations import generation_of
 from kernbench.topology.device import DeviceSpec
 
 FEW_BLOCKS = 36
@@ -15,6 +14,6 @@ def peer_share(device: DeviceSpec, programs: int) -> float:
 
     Each keeps so many loads on their way and no more: few blocks leave links idle. Many get what an all-to-all gets.
     """
-    generation = GENERATIONS[generation_of(device)]
+    generation = generation_of(device).collectives
     running = min(max(programs, 1), device.pes)
     return min(generation.direct_share * running / FEW_BLOCKS, generation.all_to_all_share)

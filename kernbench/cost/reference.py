@@ -85,6 +85,7 @@ class Table(BaseModel):
 
     @property
     def title(self) -> str:
+        """What reports call it."""
         return self.name or Path(self.file).stem
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from pydantic import BaseModel
 
-from kernbench.cost.collective_constants import GB, GENERATIONS, LIBRARY, TRANSPORTS, US
+from kernbench.cost.collective_constants import GB, LIBRARY, US
 from kernbench.cost.fitting import robust
-from kernbench.cost.gemm import KERNELS
+from kernbench.cost.generations import GENERATIONS, TRANSPORTS, by_age
 from kernbench.cost.memory_bound import OPS
-from kernbench.cost.validation import Comparison, Measured
+from kernbench.cost.validation import Comparison, MeasuredTable
 
 _STEPS = (0.4, 0.15, 0.06, 0.025)
 _SWEEPS = 4  # over all knobs with steps of one length, at most
@@ -49,48 +50,58 @@ class Knob:
 
     @property
     def name(self) -> str:
+        """What reports call it."""
         return f"{self.table}.{self.row}.{self.field}" + ("" if self.key is None else f"[{self.key}]")
 
 
-TABLES: Mapping[str, Mapping[str, Any]] = {
-    "generation": GENERATIONS,
-    "transport": TRANSPORTS,
-    "library": LIBRARY,
-    "gemm": KERNELS,
-    "op": OPS,
+TABLES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "generation": (GENERATIONS, "collectives"),
+    "transport": (TRANSPORTS, ""),
+    "library": (LIBRARY, ""),
+    "gemm": (GENERATIONS, "gemm"),
+    "op": (OPS, ""),
 }
+"""Rows, and the part of a row that the knobs of a table are in."""
 
 
 def _get(knob: Knob) -> float:
-    value = getattr(TABLES[knob.table][knob.row], knob.field)
+    rows, part = TABLES[knob.table]
+    row = rows[knob.row]
+    value = getattr(getattr(row, part) if part else row, knob.field)
     return float(value if knob.key is None else value[knob.key])
 
 
 def _set(knob: Knob, value: float) -> None:
-    table = cast(MutableMapping[str, Any], TABLES[knob.table])
-    row = table[knob.row]
+    rows, part = TABLES[knob.table]
+    row = rows[knob.row]
+    held = getattr(row, part) if part else row
     new: Any = value
     if knob.key is not None:
-        held = getattr(row, knob.field)
+        old = getattr(held, knob.field)
         new = (
-            {**held, knob.key: value}
-            if isinstance(held, Mapping)
-            else tuple(value if index == knob.key else part for index, part in enumerate(held))
+            {**old, knob.key: value}
+            if isinstance(old, Mapping)
+            else tuple(value if index == knob.key else item for index, item in enumerate(old))
         )
-    table[knob.row] = replace(row, **{knob.field: new})
+    held = _with(held, knob.field, new)
+    cast(MutableMapping[str, Any], rows)[knob.row] = _with(row, part, held) if part else held
+
+
+def _with(row: Any, field: str, value: Any) -> Any:
+    return row.model_copy(update={field: value}) if isinstance(row, BaseModel) else replace(row, **{field: value})
 
 
 @contextmanager
 def constants(values: Mapping[Knob, float]) -> Iterator[None]:
     """The models with some constants set; afterwards all are as they were."""
-    kept = {name: dict(table) for name, table in TABLES.items()}
+    kept = [(rows, dict(rows)) for rows, _ in TABLES.values()]
     try:
         for knob, value in values.items():
             _set(knob, value)
         yield
     finally:
-        for name, table in TABLES.items():
-            cast(MutableMapping[str, Any], table).update(kept[name])
+        for rows, before in kept:
+            cast(MutableMapping[str, Any], rows).update(before)
 
 
 # Priors. Generations: NCCL's base and hop latencies, LL's caps and efficiencies (src/graph/tuning.cc), else round figures.
@@ -115,7 +126,6 @@ _GENERATION: Mapping[tuple[str, Any], float] = {
     ("direct_sync", None): 5 * US,
     ("direct_share", None): 0.3,
 }
-_LL_CAP = {"ampere": 87.7 * GB, "hopper": 141 * GB, "blackwell": 282 * GB, "cdna": 87.7 * GB}
 _TRANSPORT: Mapping[tuple[str, Any], float] = {
     **{("step", (algorithm, "ll")): 1 * US for algorithm in ("tree", "ring")},
     **{("step", (algorithm, "ll128")): 4 * US for algorithm in ("tree", "ring")},
@@ -147,8 +157,6 @@ _OP: Mapping[str, float] = {"pace": 1.0, "memory": 0.9, "start": 1 * US, "hip": 
 # Shares of what hardware gives; more than all of it there is not.
 _SHARES = ("ring_share", "tree_share", "ll128_share", "all_to_all_share", "nvls_share", "direct_share", "mesh_share")
 _ALL = dict.fromkeys((*_SHARES, "efficiency", "read_share"), 1.0)
-# What a generation without tables is taken for.
-LIKE = {"blackwell": "hopper", "cdna": "ampere"}
 
 
 def knobs(kind: str) -> list[list[Knob]]:
@@ -159,8 +167,8 @@ def knobs(kind: str) -> list[list[Knob]]:
                 Knob("generation", row, field, prior, key, most=_ALL.get(field, math.inf))
                 for (field, key), prior in _GENERATION.items()
             ]
-            + [Knob("generation", row, "ll_bandwidth", _LL_CAP[row])]
-            for row in GENERATIONS
+            + [Knob("generation", row, "ll_bandwidth", GENERATIONS[row].collectives.rank_ll_max[0])]
+            for row in by_age()
         ]
         library = [
             Knob("library", "library", field, prior, reach=4, most=1.0 if field in ("incast", "across") else math.inf)
@@ -183,7 +191,7 @@ def knobs(kind: str) -> list[list[Knob]]:
                 Knob("gemm", row, field, prior, key, most=_ALL.get(field, math.inf))
                 for (field, key), prior in _GEMM.items()
             ]
-            for row in KERNELS
+            for row in by_age()
         ]
     return [[Knob("op", row, field, prior) for field, prior in _OP.items()] for row in OPS]
 
@@ -193,14 +201,14 @@ def log_error(found: Comparison) -> Any:
     return np.log(found.seconds / found.measured)
 
 
-def concerning(tables: Sequence[Measured], groups: Sequence[Sequence[Knob]]) -> list[Sequence[Knob]]:
+def concerning(tables: Sequence[MeasuredTable], groups: Sequence[Sequence[Knob]]) -> list[Sequence[Knob]]:
     """The groups whose knobs change the estimates of some tables."""
     here = {knob: _get(knob) for group in groups for knob in group if _get(knob) > 0}
     return [group for group in groups if any(_concerned(tables, here, knob) for knob in group if knob in here)]
 
 
 def refit(
-    tables: Sequence[Measured], groups: Sequence[Sequence[Knob]], known: Mapping[Knob, float] | None = None
+    tables: Sequence[MeasuredTable], groups: Sequence[Sequence[Knob]], known: Mapping[Knob, float] | None = None
 ) -> dict[Knob, float]:
     """The values of the knobs that fit some tables best, one group after the other.
 
@@ -215,14 +223,14 @@ def refit(
         if moving:
             values |= _fit(tables, moving, values)
         for knob in moving:  # a generation that nobody measured is as the one that it follows
-            for other, like in LIKE.items():
-                twin = replace(knob, row=other)
-                if knob.row == like and twin in values:
+            for name, row in GENERATIONS.items():
+                twin = replace(knob, row=name)
+                if row.like == knob.row and twin in values:
                     values[twin] = values[knob]
     return values
 
 
-def _fit(tables: Sequence[Measured], moving: Sequence[Knob], values: Mapping[Knob, float]) -> dict[Knob, float]:
+def _fit(tables: Sequence[MeasuredTable], moving: Sequence[Knob], values: Mapping[Knob, float]) -> dict[Knob, float]:
     """Steps along one knob at a time; a trial looks only at the tables that the knob concerns."""
     # A long table says more than a short one, but not as much more as it is longer.
     weights = np.sqrt([float(table.size.size) for table in tables])
@@ -260,7 +268,7 @@ def _fit(tables: Sequence[Measured], moving: Sequence[Knob], values: Mapping[Kno
     return {knob: now[knob] for knob in moving}
 
 
-def _concerned(tables: Sequence[Measured], values: Mapping[Knob, float], knob: Knob) -> Any:
+def _concerned(tables: Sequence[MeasuredTable], values: Mapping[Knob, float], knob: Knob) -> Any:
     """Indices of the tables whose estimates a knob changes."""
     with constants(values):
         before = [table.compare().seconds for table in tables]

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_choice import Candidate, candidates, direct_candidates, rank_value
 from kernbench.cost.collective_models import tree_chunk
-from kernbench.cost.collective_names import collective_name
 from kernbench.cost.collective_world import World, build_world, resolve_system
 from kernbench.errors import ConfigError
 
@@ -26,7 +26,6 @@ from kernbench.errors import ConfigError
 # one of them worth while.
 _THREADS = {"ll": 512, "ll128": 640, "simple": 512}
 _THREAD_BYTES = {"ll": 8, "ll128": 8, "simple": 64}
-_NVLS_CHANNELS = {"hopper": 16, "blackwell": 32}
 # Data bytes of one of the eight slots of a channel's buffer, by protocol (buffers of 512 KiB, 4800 KiB and 4 MiB); a ring
 # of the Simple protocol fills four at once.
 _SLOT = {"ll": 32 * 1024, "ll128": 600 * 1024 * 120 // 128, "simple": 512 * 1024, "direct": 0}
@@ -75,7 +74,7 @@ def choose(
     Raises:
         ConfigError: unknown system or collective, ranks that do not fit, or nothing left that could run.
     """
-    collective = collective_name(collective)
+    collective = timed_name(collective)
     world = build_world(resolve_system(system), ranks=ranks, nodes=nodes)
     size = np.array([float(nbytes)])
     if not np.isfinite(size[0]) or size[0] < 0:
@@ -110,7 +109,7 @@ def channel_count(world: World, candidate: Candidate, nbytes: float, environ: Ma
     """Channels for one size: as many as have enough bytes for each of their threads."""
     algorithm, protocol = candidate
     if algorithm in ("nvls", "nvls_tree"):
-        return _NVLS_CHANNELS.get(world.generation_name, 16)
+        return world.generation.nvls_channels
     most = max(1, round(world.net_channels)) if world.nodes > 1 else world.channels
     least = 1
     for name in ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
@@ -175,6 +174,6 @@ def _parse(text: str, collective: str) -> Callable[[str], bool]:
 
 def _same(prefix: str, collective: str) -> bool:
     try:
-        return collective_name(prefix) == collective
+        return timed_name(prefix) == collective
     except ConfigError:
         return False

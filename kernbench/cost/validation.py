@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.collective_names import collective_name
+from kernbench.collective_kinds import TIMED, timed_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.collectives import BUS_FACTOR, collective_time
+from kernbench.cost.collectives import collective_time
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Floats
 from kernbench.cost.gemm import gemm_time
@@ -58,7 +58,7 @@ Estimator = Callable[[Any], tuple[Floats, Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTable:
     """The points of one table, read once, and the way to estimate them.
 
     Attributes:
@@ -76,7 +76,7 @@ class Measured:
     estimator: Estimator = field(repr=False)
     build: Callable[[Any], Estimator] = field(repr=False)
 
-    def thinned(self, most: int) -> Measured:
+    def thinned(self, most: int) -> MeasuredTable:
         """At most so many of the points, evenly spread over the table."""
         if self.size.size <= most:
             return self
@@ -136,7 +136,7 @@ def _beside(name: str, directory: Path) -> str:
     return str(path) if name.endswith((".yaml", ".yml")) and path.is_file() else name
 
 
-def load(table: Table, directory: Path) -> Measured:
+def load(table: Table, directory: Path) -> MeasuredTable:
     """The points of one table.
 
     Args:
@@ -157,7 +157,7 @@ def load(table: Table, directory: Path) -> Measured:
     return _LOAD[table.kind](table, path, rows, directory)
 
 
-def load_manifest(path: Path) -> list[Measured]:
+def load_manifest(path: Path) -> list[MeasuredTable]:
     """All tables of a manifest. Raises ConfigError, which names the problems of all of them."""
     found, problems = [], []
     for table in read_manifest(path).tables:
@@ -208,7 +208,7 @@ def _completed(table: Table, found: TableFile) -> Table:
 
 def _points(
     table: Table, path: Path, points: Sequence[tuple[float, float]], given: Any, build: Callable[[Any], Estimator]
-) -> Measured:
+) -> MeasuredTable:
     """Points that can be compared: with a time, and not below ``min_bytes``. ``build`` gets their indices."""
     size, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     timed = measured > 0  # below a timer's resolution there is nothing to compare with
@@ -218,13 +218,13 @@ def _points(
     if not keep.any():
         raise ConfigError(f"table {path}: no rows of at least {table.min_bytes:g} bytes")
     rows = np.flatnonzero(keep)
-    return Measured(table, size[rows], measured[rows], given, build(rows), lambda at: build(rows[at]))
+    return MeasuredTable(table, size[rows], measured[rows], given, build(rows), lambda at: build(rows[at]))
 
 
-def _collective(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
+def _collective(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> MeasuredTable:
     if table.ranks is None:
         raise ConfigError(f"table {path}: the manifest's entry needs `ranks`")
-    factor = BUS_FACTOR[collective_name(table.collective or "all_reduce")](table.ranks)
+    factor = TIMED[timed_name(table.collective or "all_reduce")].bus_factor(table.ranks)
     points = []
     for row in rows:
         size = number(row, "size_bytes", path)
@@ -232,7 +232,7 @@ def _collective(table: Table, path: Path, rows: Sequence[Mapping[str, str]], dir
     return measured_collective(table, path, points, table_system(table, directory))
 
 
-def measured_collective(table: Table, path: Path, points: Sequence[tuple[float, float]], system: Any) -> Measured:
+def measured_collective(table: Table, path: Path, points: Sequence[tuple[float, float]], system: Any) -> MeasuredTable:
     """Sizes and durations of a collective, to be compared with a system's estimates."""
 
     def build(keep: Any) -> Estimator:
@@ -265,7 +265,7 @@ def _device(table: Table, directory: Path) -> Any:
     return table_system(table, directory).device
 
 
-def _gemm(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
+def _gemm(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> MeasuredTable:
     shapes = np.array([gemm_shape(row, path) for row in rows])
     flops = 2.0 * shapes.prod(axis=1)
     texts = np.array([row.get("dtype") or table.dtype or "float16" for row in rows])
@@ -308,7 +308,7 @@ def _shape(row: Mapping[str, str], path: Path) -> tuple[int, ...]:
     raise ConfigError(f"table {path} has no shape columns; expected tokens and dim, M and N, or elements")
 
 
-def _memory_bound(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> Measured:
+def _memory_bound(table: Table, path: Path, rows: Sequence[Mapping[str, str]], directory: Path) -> MeasuredTable:
     calls, points = [], []
     for row in rows:
         op, shape = _op(table, row), _shape(row, path)
@@ -333,7 +333,7 @@ def _memory_bound(table: Table, path: Path, rows: Sequence[Mapping[str, str]], d
     return _points(table, path, points, _device(table, directory), build)
 
 
-_LOAD: dict[str, Callable[[Table, Path, Sequence[Mapping[str, str]], Path], Measured]] = {
+_LOAD: dict[str, Callable[[Table, Path, Sequence[Mapping[str, str]], Path], MeasuredTable]] = {
     "collective": _collective,
     "gemm": _gemm,
     "memory_bound": _memory_bound,

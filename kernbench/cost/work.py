@@ -75,7 +75,7 @@ def stated_cost(seconds: float) -> Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StatedWork:
     """What an operation does, where the program states it.
 
     Attributes:

@@ -43,17 +43,7 @@ _HOMES = {
     "hookimpl": "specs",
 }
 
-__all__ = [
-    "CostModel",
-    "Plugin",
-    "PluginError",
-    "PluginManager",
-    "PluginWarning",
-    "Worker",
-    "WorkerPlugin",
-    "default_manager",
-    "hookimpl",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

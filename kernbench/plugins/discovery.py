@@ -15,6 +15,7 @@ import ast
 import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cache, partial
@@ -24,7 +25,6 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import kernbench.plugins
 from kernbench.plugins.problems import PluginError, reason, warn
 
 PLUGINS = "kernbench"
@@ -73,10 +73,11 @@ def find_plugins() -> list[Found]:
     found = {
         point.name: Found(point.name, f"entry point of {origin(point)}", point.load) for point in installed(PLUGINS)
     }
-    for folder in kernbench.plugins.__path__:
+    package = __name__.rpartition(".")[0]
+    for folder in sys.modules[package].__path__:
         of_kernbench = _modules_of_kernbench(folder)
         for info in pkgutil.iter_modules([folder]):
-            name = f"{kernbench.plugins.__name__}.{info.name}"
+            name = f"{package}.{info.name}"
             if info.name in of_kernbench:
                 continue
             if info.name in OWN_MODULES:

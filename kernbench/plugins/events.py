@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextEvent:
     """A simulation.
 
@@ -32,7 +32,7 @@ class ContextEvent:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvent:
     """A rank starts or has ended.
 
@@ -52,7 +52,7 @@ class RankEvent:
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEvent:
     """An operation of a device's compute stream: a launched kernel, a torch operation, a copy to or from the host.
 
@@ -81,7 +81,7 @@ class KernelEvent:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveEvent:
     """A collective or a message: one member's call, or (matched, completed) the whole.
 
@@ -109,7 +109,7 @@ class CollectiveEvent:
     reduction: str | None
     root: int | None
     algorithm: str
-    peer: int | None
+    peer: int | None = None
     nbytes: int
     start: float
     end: float | None = None
@@ -118,7 +118,7 @@ class CollectiveEvent:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostReadEvent:
     """The program looks at a value.
 
@@ -137,7 +137,7 @@ class HostReadEvent:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlockEvent:
     """Nobody can go on.
 
@@ -152,7 +152,7 @@ class DeadlockEvent:
     report: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
     """Everything that will happen has happened.
 

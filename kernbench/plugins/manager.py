@@ -21,7 +21,7 @@ from kernbench.plugins.problems import PluginError, reason, warn
 Call = Callable[..., Any]
 
 
-class _Hooks(pluggy.PluginManager):
+class _PluggyManager(pluggy.PluginManager):
     """Pluggy's manager, to which a function with a hook's name needs no marker."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
@@ -39,10 +39,12 @@ class PluginManager:
     """
 
     def __init__(self, parent: PluginManager | None = None) -> None:
-        self._hooks = _Hooks(specs.PROJECT)
+        self._hooks = _PluggyManager(specs.PROJECT)
         self._hooks.add_hookspecs(specs)
-        self._blocked: list[str] = [] if parent is None else list(parent._blocked)
-        self._warned: set[tuple[str, str]] = set() if parent is None else set(parent._warned)
+        self.blocked: list[str] = [] if parent is None else list(parent.blocked)
+        """Patterns of the names of plugins that are left out."""
+        self.warned: set[tuple[str, str]] = set() if parent is None else set(parent.warned)
+        """Plugins and hooks whose failure somebody has been told of."""
         self._sources: dict[str, str] = {}
         self.given: dict[str, Any] = {}
         """Values of the plugins' options where a simulation does not say: those of the command line."""
@@ -51,10 +53,9 @@ class PluginManager:
         self.broken: dict[str, str] = {} if parent is None else dict(parent.broken)
         """Plugins that were found and could not be loaded: the reason by name."""
         if parent is not None:
-            for name, plugin in parent._hooks.list_name_plugin():
-                if plugin is not None:
-                    self._hooks.register(plugin, name)
-                    self._sources[name] = parent._sources[name]
+            for name in parent.names:
+                self._hooks.register(parent.plugin(name), name)
+                self._sources[name] = parent.source(name)
 
     # -- registering -------------------------------------------------------------------------------------------------
 
@@ -67,9 +68,13 @@ class PluginManager:
         """Where a plugin came from, for people."""
         return self._sources[name]
 
+    def plugin(self, name: str) -> Any:
+        """The plugin of that name."""
+        return self._hooks.get_plugin(name)
+
     def hooks_of(self, name: str) -> list[str]:
         """The hooks that a plugin implements."""
-        callers = self._hooks.get_hookcallers(self._hooks.get_plugin(name)) or []
+        callers = self._hooks.get_hookcallers(self.plugin(name)) or []
         return sorted(caller.name for caller in callers)
 
     def register(self, plugin: Any, name: str | None = None, *, source: str = "registered") -> str | None:
@@ -92,7 +97,7 @@ class PluginManager:
         if self._hooks.is_registered(plugin):
             return self._hooks.get_name(plugin)
         name = self._free_name(name or str(getattr(plugin, "name", "")) or type(plugin).__name__)
-        if any(fnmatchcase(name, pattern) for pattern in self._blocked):
+        if any(fnmatchcase(name, pattern) for pattern in self.blocked):
             return None
         try:
             self._hooks.register(plugin, name)
@@ -136,7 +141,7 @@ class PluginManager:
 
     def block(self, pattern: str) -> None:
         """Leave out plugins of this name, also those that are registered."""
-        self._blocked.append(pattern)
+        self.blocked.append(pattern)
         for name in [name for name in self._sources if fnmatchcase(name, pattern)]:
             self._hooks.unregister(name=name)
             del self._sources[name]
@@ -144,7 +149,7 @@ class PluginManager:
     def load_found(self) -> None:
         """Register what is installed. One that cannot be imported is warned about, and is in :attr:`broken`."""
         for found in discovery.find_plugins():
-            if any(fnmatchcase(found.name, pattern) for pattern in self._blocked):
+            if any(fnmatchcase(found.name, pattern) for pattern in self.blocked):
                 continue
             try:
                 self.register(found.load(), found.name, source=found.source)
@@ -188,8 +193,8 @@ class PluginManager:
                 try:
                     function(*[given[argument] for argument in wanted])
                 except (Exception, SystemExit) as error:
-                    if (name, hook) not in self._warned:
-                        self._warned.add((name, hook))
+                    if (name, hook) not in self.warned:
+                        self.warned.add((name, hook))
                         warn(
                             f"plugin {name} failed in {hook}; the run goes on, and further failures there are not shown",
                             error,
@@ -260,6 +265,10 @@ class PluginManager:
             more[name] = (given, owner)
         _add(found, more, "kernbench_algorithms")
         return found
+
+    def operator_costs(self) -> dict[str, tuple[Any, str]]:
+        """Costs of operators by name: what each plugin gives, and who it is."""
+        return self.merged("kernbench_operator_costs")
 
     def options(self) -> list[tuple[str, Any]]:
         """The options that plugins declare (``click.Option``), each with its plugin."""

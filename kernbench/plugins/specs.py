@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         RankEvent,
         TimelineEvent,
     )
-    from kernbench.plugins.manager import PluginManager
 
 PROJECT = "kernbench"
 PREFIX = "kernbench_"
@@ -60,6 +59,13 @@ class Plugin:
     """What messages call it; by default the class's."""
 
 
+class Registry(Protocol):
+    """Where plugins are registered: a :class:`~kernbench.plugins.manager.PluginManager`."""
+
+    def register(self, plugin: Any, name: str | None = None) -> str | None:
+        """Add a plugin: a module, an object, or a class, which is called. Returns its name, None if it is left out."""
+
+
 class CostModel(Protocol):
     """Says how long operations take."""
 
@@ -75,7 +81,7 @@ class CostModel(Protocol):
 
 
 @_rule("none")
-def kernbench_register(manager: PluginManager) -> None:
+def kernbench_register(manager: Registry) -> None:
     """The plugin has been registered with ``manager``, and may register others with it."""
 
 
@@ -94,6 +100,13 @@ def kernbench_systems() -> Mapping[str, str | Path] | None:
 def kernbench_algorithms() -> Mapping[str, str | Mapping[str, Any]] | None:
     """Collective algorithms by name: an entry of ``ccl.yaml`` (``{"module": ..., "topology": ...}``), or only the module.
     Merged; a name that is taken is an error. ``ccl.yaml`` may change their parameters."""
+
+
+@_rule("merged")
+def kernbench_operator_costs() -> Mapping[str, Any] | None:
+    """Costs of operators that torch does not bring, by qualified name (``"mylib::flash"``): a function of operands and
+    results, or the torch operator that it is priced like, as ``kernbench.cost.register`` takes them. Asked when a simulation
+    opens. Merged; a name that is taken is an error."""
 
 
 @_rule("first")

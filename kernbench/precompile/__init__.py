@@ -5,12 +5,12 @@ from kernbench.precompile.events import CompileCount, CompileEvent, count_compil
 from kernbench.precompile.record import Record, record
 from kernbench.precompile.run import Report, precompile
 from kernbench.precompile.space import Space, Variant, read_spaces, space, variants
-from kernbench.precompile.worker import Outcome
+from kernbench.precompile.worker import Compilation
 
 __all__ = [
+    "Compilation",
     "CompileCount",
     "CompileEvent",
-    "Outcome",
     "Record",
     "Report",
     "Space",

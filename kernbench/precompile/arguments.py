@@ -58,6 +58,7 @@ class Pointer:
 
     @staticmethod
     def stride() -> tuple[int, ...]:
+        """Of a vector."""
         return (1,)
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from kernbench.errors import KernbenchError
 from kernbench.precompile.space import Space, Variant, read_spaces, variants
-from kernbench.precompile.worker import COMPILED, FAILED, HIT, Outcome, compile_variant, set_cache
+from kernbench.precompile.worker import COMPILED, FAILED, HIT, Compilation, compile_variant, set_cache
 
-Progress = Callable[[Outcome], None]
+Progress = Callable[[Compilation], None]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Report:
         jobs: number of processes.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Compilation, ...]
     seconds: float
     jobs: int
 
@@ -51,7 +51,7 @@ class Report:
         return sum(outcome.status == HIT for outcome in self.outcomes)
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[Compilation, ...]:
         """Variants that could not be compiled."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == FAILED)
 
@@ -108,7 +108,7 @@ def compile_all(
     begin = time.perf_counter()
     jobs = max(1, min(jobs or _cores(), len(todo)))
     cache = None if cache_dir is None else str(Path(cache_dir).resolve())
-    done: dict[str, Outcome] = {}
+    done: dict[str, Compilation] = {}
     for outcome in _run(list(todo), jobs, cache, values):
         done[outcome.name] = outcome
         if progress is not None:
@@ -117,13 +117,13 @@ def compile_all(
     return Report(tuple(ordered), time.perf_counter() - begin, jobs)
 
 
-def _run(todo: list[Variant], jobs: int, cache: str | None, values: bool) -> Iterator[Outcome]:
+def _run(todo: list[Variant], jobs: int, cache: str | None, values: bool) -> Iterator[Compilation]:
     """Outcomes as they come."""
     while todo:
         suspects: list[Variant] = []
         with _pool(jobs, cache) as pool:
             waiting = iter(todo)
-            running: dict[Future[Outcome], Variant] = {}
+            running: dict[Future[Compilation], Variant] = {}
             left = {variant.name: variant for variant in todo}
             try:
                 while True:
@@ -144,13 +144,13 @@ def _run(todo: list[Variant], jobs: int, cache: str | None, values: bool) -> Ite
         todo = list(left.values())
 
 
-def _alone(variant: Variant, cache: str | None, values: bool) -> Outcome:
+def _alone(variant: Variant, cache: str | None, values: bool) -> Compilation:
     """Compile in a process of its own; if that dies, this variant is what kills it."""
     with _pool(1, cache) as pool:
         try:
             return pool.submit(compile_variant, variant, values).result()
         except BrokenProcessPool:
-            return Outcome(
+            return Compilation(
                 variant.name, FAILED, 0.0, (), "the compiler crashed: its process died without a Python error"
             )
 
@@ -165,9 +165,9 @@ def _pool(jobs: int, cache: str | None) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _refuse_shared(outcomes: list[Outcome]) -> list[Outcome]:
+def _refuse_shared(outcomes: list[Compilation]) -> list[Compilation]:
     """Two different programs under one entry of the cache: whichever is compiled first is run for both."""
-    first: dict[str, tuple[str, Outcome]] = {}
+    first: dict[str, tuple[str, Compilation]] = {}
     checked = []
     for outcome in outcomes:
         for entry, identity in outcome.entries:

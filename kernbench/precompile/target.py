@@ -47,20 +47,16 @@ def compiling_for(target: str) -> Iterator[None]:
 
     The environment is left as it is: Triton writes some of its variables into the cache key.
     """
-    from triton.runtime import driver
+    from kernbench.triton_engine.driver.activation import driving
 
-    before = driver._active
-    driver.set_active(_target_driver(normalise(target)))
-    try:
+    with driving(_target_driver(normalise(target))):
         yield
-    finally:
-        driver._active = before
 
 
 @contextmanager
 def compiling_values_for(target: str) -> Iterator[None]:
     """Inside the block, Triton compiles what kernbench's own engine runs: as far as TTIR, a tenth of the work."""
-    from kernbench.triton_engine.driver.activation import activate, deactivate, get_target, set_target
+    from kernbench.triton_engine import activate, deactivate, get_target, set_target
     from kernbench.triton_engine.driver.pipeline import compile_for
 
     before = get_target()

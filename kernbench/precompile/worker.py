@@ -17,7 +17,7 @@ COMPILED, HIT, FAILED = "compiled", "hit", "failed"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Compilation:
     """What became of one variant.
 
     Attributes:
@@ -42,7 +42,7 @@ def set_cache(directory: str | None) -> None:
         os.environ["TRITON_CACHE_DIR"] = directory
 
 
-def compile_variant(variant: Variant, values: bool = False) -> Outcome:
+def compile_variant(variant: Variant, values: bool = False) -> Compilation:
     """Compile one variant into Triton's cache, or find it there. Never raises an Exception.
 
     ``values``: what kernbench's own engine runs, instead of the device's binary.
@@ -62,10 +62,10 @@ def compile_variant(variant: Variant, values: bool = False) -> Outcome:
             inner.warmup(**arguments, **variant.options, grid=(1,))
         entries = tuple((event.hash, event.identity) for event in count.events)
         status = COMPILED if count.compiled else HIT
-        return Outcome(variant.name, status, time.perf_counter() - begin, entries)
+        return Compilation(variant.name, status, time.perf_counter() - begin, entries)
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        return Outcome(variant.name, FAILED, time.perf_counter() - begin, (), _first_line(error), text)
+        return Compilation(variant.name, FAILED, time.perf_counter() - begin, (), _first_line(error), text)
 
 
 def _first_line(error: BaseException) -> str:

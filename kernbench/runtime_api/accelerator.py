@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kernbench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.storages import DeviceMemory
 
 
 class Accelerator:
     """The SIPs of a context, numbered 0.. in the order of its ``target_device``."""
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
 
     def is_available(self) -> bool:
         """True: a context always has a SIP."""
@@ -24,7 +23,7 @@ class Accelerator:
 
     def device_count(self) -> int:
         """Number of SIPs that the context may use."""
-        return len(self._ctx.sips)
+        return len(self._simulation.sips)
 
     def current_accelerator(self) -> torch.device:
         """The torch device that values live on."""
@@ -33,25 +32,28 @@ class Accelerator:
     def set_device_index(self, device: int | torch.device | str) -> None:
         """Drive another SIP from now on."""
         index = self._index(device)
-        if not 0 <= index < len(self._ctx.sips):
-            raise ConfigError(f"no device {index}: this context has 0..{len(self._ctx.sips) - 1}")
-        self._ctx._me().sip = self._ctx.sips[index]
+        if not 0 <= index < len(self._simulation.sips):
+            raise ConfigError(f"no device {index}: this context has 0..{len(self._simulation.sips) - 1}")
+        self._simulation.hosts.current().sip = self._simulation.sips[index]
 
     def current_device_index(self) -> int:
         """The SIP that this rank drives."""
-        return self._ctx.sips.index(self._ctx._me().sip)
+        return self._simulation.sips.index(self._simulation.hosts.current().sip)
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for everything that this rank has enqueued."""
-        self._ctx.synchronize()
+        self._simulation.synchronize()
 
     def memory_allocated(self, device: Any = None) -> int:
         """Bytes allocated in the HBM of this rank's SIP."""
-        return self._ctx.engine.memory.space("hbm", self._ctx._me().sip).used
+        return self._memory().used
 
     def max_memory_allocated(self, device: Any = None) -> int:
         """Most bytes that were ever allocated there at one time."""
-        return self._ctx.engine.memory.space("hbm", self._ctx._me().sip).peak
+        return self._memory().peak
+
+    def _memory(self) -> DeviceMemory:
+        return self._simulation.storages.memory(self._simulation.hosts.current().sip)
 
     @staticmethod
     def _index(device: int | torch.device | str) -> int:

@@ -1,54 +1,46 @@
 """The context of one simulation: what a rank program calls ``torch``.
 
-A :class:`RuntimeContext` owns a system, the ranks that run on it, their values and their virtual time. It is shaped like
-the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
+A :class:`RuntimeContext` is the way into a :class:`~kernbench.simulation.simulation.Simulation`, whose owners do the work. It
+is shaped like the ``torch`` namespace, so that a program takes it as its ``torch`` argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from greenlet import getcurrent
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
-from kernbench.cost.work import Cost
 from kernbench.errors import KernbenchError
+from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
-from kernbench.runtime_api import current, triton_launch
 from kernbench.runtime_api.accelerator import Accelerator
-from kernbench.runtime_api.barriers import Barriers
-from kernbench.runtime_api.couplings import Couplings
-from kernbench.runtime_api.deadlines import Deadlines
-from kernbench.runtime_api.distributed import Collective, Distributed
+from kernbench.runtime_api.distributed import Distributed
 from kernbench.runtime_api.factories import Factories
-from kernbench.runtime_api.handles import Handle, Work
-from kernbench.runtime_api.hooks import open_hooks
-from kernbench.runtime_api.launch import FunctionLaunch, ValueMarker, as_grid, function_work
-from kernbench.runtime_api.multiprocessing import Multiprocessing, _drain_pending, drive_until
-from kernbench.runtime_api.polling import POLL_SECONDS as POLL_SECONDS
-from kernbench.runtime_api.polling import Polls
-from kernbench.runtime_api.rank_state import RankState
-from kernbench.runtime_api.storages import StorageTable
-from kernbench.runtime_api.tensor import Tensor, plain, storage_of, tensors_in
+from kernbench.runtime_api.multiprocessing import Multiprocessing
+from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
-from kernbench.scheduler import RankScheduler, make_policy
-from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.scheduler import HostEffects, RankScheduler, make_policy
+from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
+from kernbench.simulation.current import activate, deactivate
+from kernbench.simulation.groups import Collective
+from kernbench.simulation.kernel_launch import is_kernel
+from kernbench.simulation.polling import POLL_SECONDS as POLL_SECONDS
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.triton_driver import follow_active_simulation
+from kernbench.simulation.waits import Awaited
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.environment import Environment
-    from kernbench.torch_backend.rank_state.leaks import LeakGuard
+from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.process_groups.work import Work
 
 
 @dataclass(eq=False)
-class RuntimeContext(Factories, Barriers):
+class RuntimeContext:
     """One simulation.
 
     Attributes:
@@ -61,6 +53,8 @@ class RuntimeContext(Factories, Barriers):
         ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
         plugins: whose hooks are called; by default those that are installed.
         options: values of the plugins' options; those that are not given have their defaults.
+        host_effects: what a run does to its process; by default what ``KERNBENCH_HOST_EFFECTS`` says.
+        simulation: the owners behind the names.
     """
 
     engine: GraphEngine
@@ -72,48 +66,41 @@ class RuntimeContext(Factories, Barriers):
     ccl: CclConfig | None = None
     plugins: PluginManager = field(default_factory=default_manager, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    host_effects: HostEffects | None = field(default=None, repr=False)
+    simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
     accelerator: Accelerator = field(init=False, repr=False)
 
+    Tensor = Tensor
+
     def __post_init__(self) -> None:
+        topology = self.topology
         if self.spec is None:
-            self.spec = self.topology.spec
-        self.sips = self.target_device.resolve(self.topology.sip_count)
-        self.scheduler = RankScheduler(make_policy(self.policy, self.seed))
-        self.executor = DataExecutor()
-        self.storages = StorageTable(self.engine.memory, self.note_memory)
-        self._pending_worker_waits: list[tuple[Handle, Any]] = []
-        self._ended_waits: list[Operation] = []
-        """Operations that somebody waits for and whose end is known; their values may be to come."""
-        self._pending_collectives: list[Collective] = []
-        self.deadlines = Deadlines()
-        self._environment: Environment | None = None
-        self._leaks: LeakGuard | None = None
-        self._ccl_loaded: CclConfig | None = self.ccl
-        self.polls = Polls(self)
-        self.couplings = Couplings(self)
-        self._inside_kernel = False
-        self.launch_costs = self.topology.device.launch
-        """What a launch costs, which every operation looks up."""
-        self.last_launch: Operation | None = None
-        self.kernel_memory = triton_launch.KernelMemory(self.engine.memory)
-        self.op_costs = OpCosts(self.topology.device)
-        self.wave_reads: dict[Any, tuple[int, int] | None] = {}  # of products, by program and shapes
-        self.sampled_costs: dict[Any, Cost] = {}  # of launches that were only counted, by program and shapes
-        self._main = RankState(None, self.sips[0], self.seed)
-        self._ranks: dict[int, RankState] = {}
-        self.multiprocessing = Multiprocessing(self)
-        self.distributed = Distributed(self)
-        self.accelerator = Accelerator(self)
-        self.observing = False
-        """Whether a plugin is being told something: what it does is not the program's."""
+            self.spec = topology.spec
         self.options = self.plugins.option_values(self.options)
-        self.engine.cost_model = self.plugins.cost_model(self.topology)
-        self.hooks = open_hooks(self, self.plugins)
+        self.engine.cost_model = self.plugins.cost_model(topology)
+        self.simulation = simulation = Simulation(
+            self.engine, RankScheduler(make_policy(self.policy, self.seed), self.host_effects),
+            self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
+            plugins=self.plugins, context=self, describe=self._describe,
+        )  # fmt: skip
+        devices = HostDevices(simulation)
+        simulation.torch_recorder = devices
+        self.factories = Factories(simulation)
+        self.distributed = simulation.distributed = Distributed(simulation)
+        self.multiprocessing = Multiprocessing(simulation, devices, self.distributed)
+        self.accelerator = Accelerator(simulation)
         self._activate()
-        if self.hooks is not None:
-            self.hooks.opened()
+        if simulation.hooks is not None:
+            simulation.hooks.opened()
+
+    def _describe(self) -> ContextEvent:
+        return ContextEvent(
+            system=self.topology.system.name, sips=len(self.simulation.sips), seed=self.seed, policy=self.policy,
+            enable_data=self.enable_data, correlation_id=self.correlation_id, options=dict(self.options),
+            time=self.engine.latest_end,
+        )  # fmt: skip
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -122,39 +109,26 @@ class RuntimeContext(Factories, Barriers):
         return self
 
     def _activate(self) -> None:
-        current.activate(self)
-        triton_launch.follow_active_context()
+        activate(self.simulation)
+        follow_active_simulation()
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         try:
             if exc_type is None:
-                self.multiprocessing._join_at_exit()
+                self.multiprocessing.join_at_exit()
                 self.synchronize()
         finally:
             self.close()
 
     def close(self) -> None:
         """Unwind what still runs, drop what is still queued. The context's tensors keep their values. Idempotent."""
-        waiting = [target for _, target in self._pending_worker_waits]
         try:
-            self.scheduler.abort(waiting)
+            self.simulation.close()
         finally:
-            self._clear_queues()
-            self.distributed._reset()
-            current.deactivate(self)
-            triton_launch.follow_active_context()
-            hooks, self.hooks = self.hooks, None
-            if hooks is not None:
-                hooks.closed()
-
-    def _clear_queues(self) -> None:
-        self._pending_worker_waits.clear()
-        self._ended_waits.clear()
-        self._pending_collectives.clear()
-        self.deadlines.clear()
-        self.polls.clear()
-        self.couplings.clear()
-        self.executor.clear()
+            deactivate(self.simulation)
+            follow_active_simulation()
+            if self.simulation.hooks is not None:
+                self.simulation.hooks.closed()
 
     # -- who and when ------------------------------------------------------------------------------------------------
 
@@ -169,46 +143,44 @@ class RuntimeContext(Factories, Barriers):
         return self.engine.enable_data
 
     @property
+    def sips(self) -> Sequence[int]:
+        """The SIPs that ranks may drive."""
+        return self.simulation.sips
+
+    @property
+    def scheduler(self) -> RankScheduler:
+        """Of the ranks."""
+        return self.simulation.scheduler
+
+    @property
+    def op_costs(self) -> OpCosts:
+        """What torch's operations cost, and which of them no model knows."""
+        return self.simulation.op_costs
+
+    @property
     def ccl_config(self) -> CclConfig:
-        """The collective configuration, read when it is first needed."""
-        if self._ccl_loaded is None:
-            self._ccl_loaded = load_ccl_config(system=self.topology.system, plugins=self.plugins)
-        return self._ccl_loaded
+        """The collective configuration."""
+        return self.simulation.ccl_config
 
-    def _activity(self) -> tuple[int, int]:
-        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
-        return self.engine.progress, self.scheduler.resumed
+    @property
+    def _pending_worker_waits(self) -> list[tuple[Awaited, Any]]:
+        return self.simulation.waits.pending
 
-    def _me(self) -> RankState:
-        """State of whoever runs: a rank's, or main's."""
-        rank = self.scheduler.rank_by_greenlet.get(getcurrent())
-        return self._main if rank is None else self._ranks[rank]
+    @property
+    def _pending_collectives(self) -> list[Collective]:
+        return self.simulation.matcher.pending
 
     def now(self) -> float:
         """Virtual time of whoever asks, seconds: the rank's host clock; in main, the time when all is done."""
-        me = self._me()
-        return max(me.clock, self.engine.now) if me is self._main else me.clock
+        return self.simulation.now()
 
     def sleep(self, seconds: float) -> None:
         """Let ``seconds`` of virtual time pass for this rank, while the others go on."""
-        if seconds < 0:
-            raise ValueError(f"sleep length must be non-negative, got {seconds}")
-        me = self._me()
-        self.wait(self._timer(me, me.clock + seconds))
+        self.simulation.waits.sleep(seconds)
 
-    def _timer(self, me: RankState, at: float) -> Operation:
-        if self.observing:
-            raise self._beside_the_program("wait")
-        op = Operation("sleep", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
-        if at <= self.engine.now:  # a host that is behind its device
-            op.resolve(me.clock, at)
-            return op
-        self.engine.at(at, lambda: self.engine.resolve_now(op))
-        return op
+    # -- launching and waiting ---------------------------------------------------------------------------------------
 
-    # -- launching ---------------------------------------------------------------------------------------------------
-
-    def launch(self, kernel: Any, grid: Any, *args: Any, name: str | None = None, **kwargs: Any) -> Handle:
+    def launch(self, kernel: Any, grid: Any, *args: Any, name: str | None = None, **kwargs: Any) -> Operation:
         """Enqueue ``kernel`` over ``grid`` programs on the stream of this rank's SIP, and return at once.
 
         Args:
@@ -218,213 +190,48 @@ class RuntimeContext(Factories, Barriers):
             name: what reports and traces call it.
             kwargs: the kernel's keyword arguments, Triton only.
         """
-        if triton_launch.is_kernel(kernel):
-            return triton_launch.launch(self, kernel, grid, args, kwargs, name)
+        if is_kernel(kernel):
+            return self.simulation.kernels.launch(kernel, grid, args, kwargs, name)
         if not callable(kernel):
             raise KernbenchError(f"cannot launch {kernel!r}: expected a @triton.jit kernel or a Python function")
         if kwargs:
             raise KernbenchError(f"keyword arguments {', '.join(kwargs)} are for Triton kernels; pass them by position")
-        sizes = as_grid(grid)
-        work = function_work(kernel, sizes, args)
-        label = name or str(getattr(kernel, "__name__", type(kernel).__name__))
-        awaited = self._me().awaiting_values()
-        op = self._enqueue(label, "kernel", work.cost(self.topology.device), args)
-        op.detail = {"grid": list(sizes)}
-        if self.enable_data:
-            self.executor.submit(FunctionLaunch(self, kernel, sizes, args, op, awaited))
-            if any(type(tensor) is not Tensor for tensor in tensors_in(args)):
-                self._flush_values()  # nobody tells us when the host looks at a plain tensor
-        if self.hooks is not None:
-            self.hooks.launched(op)
-        return op
+        return self.simulation.functions.launch(kernel, grid, args, name)
 
-    def _enqueue(self, name: str, kind: str, cost: Cost | None, tensors: Iterable[Any]) -> Operation:
-        """Put an operation on this rank's compute stream; the host pays the launch and goes on.
-
-        ``cost`` None: its duration will be told once it has been executed.
-        """
-        if self.observing:
-            raise self._beside_the_program("launch")
-        me = self._me()
-        launch = self.launch_costs
-        me.clock += launch.overhead
-        op = Operation(
-            name, kind, rank=me.rank, sip=me.sip, stream=me.stream, enqueue=me.clock + launch.latency,
-            duration=None,
-        )  # fmt: skip
-        if cost is not None:
-            op.duration, op.spread, op.nbytes = cost.seconds, cost.spread, cost.nbytes
-        self._touch(op, tensors, me)
-        self.engine.submit(op, after=me.take_awaited())
-        me.last = me.tails[me.stream] = op
-        return op
-
-    def _touch(self, op: Operation, tensors: Iterable[Any], me: RankState) -> None:
-        """Note in ``op`` and in the storages which memory it touches."""
-        operands = []
-        for tensor in tensors_in(tensors):
-            state = self.storages.adopt(tensor, me)
-            state.last = op
-            operands.append(state.operand(tensor))
-        op.operands = operands
-
-    # -- waiting -----------------------------------------------------------------------------------------------------
-
-    def wait(self, handle: Handle | Work) -> None:
+    def wait(self, handle: Awaited | Work) -> None:
         """Block until ``handle`` is done; raise what made it fail.
 
         In a rank, a handle that is done returns without a switch; else the rank is queued and main goes on. In main it
         drives the simulation. The host clock of whoever waits moves forward to the handle's end.
         """
-        op = handle.operation if isinstance(handle, Work) else handle
-        op.observed = True
-        try:
-            if not op.done:
-                self._block_on(op)
-        finally:
-            self._host_waited(self._me(), op)
-        if op.error is not None:
-            raise op.error
-
-    def note_memory(self, sip: int, change: int) -> None:
-        """Log that ``change`` bytes more are allocated on ``sip`` now."""
-        self.engine.op_log.note_memory(sip, self.now(), change)
-
-    def wait_on_stream(self, handle: Handle) -> None:
-        """Let this rank's current stream wait for ``handle``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).
-
-        The values must be there for what the host computes next, so the rank is blocked until all members of the collective
-        have arrived; no virtual time passes for its host. Raises what made it fail.
-        """
-        handle.observed = True
-        if not handle.executed and handle.error is None:
-            self._block_on(self.distributed.matcher.runs.values_of(handle))
-        if handle.error is not None:
-            raise handle.error
-        me = self._me()
-        me.let_wait(me.stream, (handle,))
-
-    def _host_waited(self, me: RankState, op: Operation) -> None:
-        """Move a host clock forward to the end of what it has waited for, and log the wait."""
-        end = op.end
-        if end is not None and end > me.clock:
-            self.engine.op_log.add_wait((me.rank, me.clock, end, op))
-            me.clock = end
-
-    def _block_on(self, op: Operation) -> None:
-        if self.observing:
-            raise self._beside_the_program("wait, or read another operation's result")
-        if self._inside_kernel:
-            raise KernbenchError(
-                "a kernel cannot wait for a handle or read another operation's result: launch it later"
-            )
-        scheduler = self.scheduler
-        if getcurrent() is scheduler.main:
-            drive_until(self, op)
-        else:
-            if scheduler.before_switch is not None:
-                scheduler.before_switch()
-            self._pending_worker_waits.append((op, scheduler.waitable()))
-            op.when_resolved(partial(self._ended_waits.append, op))
-            scheduler.switch_to_main()
-            if not op.done:
-                raise KernbenchError(
-                    f"resumed before {op!r} was done: a greenlet was switched to from outside kernbench"
-                )
-
-    def settle_stream(self) -> None:
-        """What this rank's current stream has to do first has been computed; its host's clock stays where it is.
-
-        For operations that torch computes at once: a launch before them may wait for somebody still.
-        """
-        me = self._me()
-        behind = [*me.unsettled.pop(me.stream, ()), *me.awaiting_values()]
-        for stream in [stream for stream, ops in me.unsettled.items() if all(op.executed for op in ops)]:
-            del me.unsettled[stream]
-        if not all(op.executed for op in behind):
-            marker = Operation("values", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
-            marker.resolve(me.clock, me.clock)
-            self.executor.submit(ValueMarker(marker, behind))
-            self._block_on(marker)
-        for op in behind:
-            if op.error is not None and not op.observed:
-                op.observed = True
-                raise op.error
-
-    @staticmethod
-    def _beside_the_program(what: str) -> KernbenchError:
-        return KernbenchError(f"a plugin that observes cannot {what}: it is no part of the program")
+        self.simulation.waits.wait(handle.operation if isinstance(handle, Work) else handle)
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
 
         Raises what made one of this rank's operations fail, if nobody has waited for that one.
         """
-        me = self._me()
-        if me is self._main:
-            _drain_pending(self)
-            self.executor.flush(self.engine.now)
-            self._settle_time()
-        for op in list(me.tails.values()):
-            self.wait(op)
-        if self.executor.failed:
-            self._flush_values()
-            for op in self._unobserved_failures(me):
-                op.observed = True
-                assert op.error is not None
-                raise op.error
+        self.simulation.synchronize()
 
-    def _settle_time(self) -> None:
-        """In main: run the engine until nothing is in flight; main's host clock moves to the end of it all."""
-        self.engine.run()
-        while self.couplings.settle():
-            self.engine.run()
-        self._main.clock = max(self._main.clock, self.engine.now, self.engine.latest_end)
+    # -- the rest of torch -------------------------------------------------------------------------------------------
 
-    def _unobserved_failures(self, me: RankState | None = None) -> list[Operation]:
-        """Failed operations (of ``me``) that nobody has waited for."""
-        return [op for op in self.executor.failed if not op.observed and (me is None or op.rank == me.rank)]
+    def manual_seed(self, seed: int) -> torch.Generator:
+        """Seed this rank's generator, and return it."""
+        return self.simulation.hosts.current().generator.manual_seed(seed)
 
-    # -- recording ---------------------------------------------------------------------------------------------------
-
-    def _record_compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Put a torch operation that has just been computed on this rank's stream."""
-        inputs = list(tensors_in(args, kwargs))
-        outputs = list(tensors_in((result,)))
-        name = getattr(func, "__name__", "op")
-        if outputs and _is_view(name, inputs, outputs):
-            return
-        cost = self.op_costs.of_tensors(name, inputs, outputs)
-        op = self._enqueue(name.strip("_"), cost.kind, cost, outputs or inputs)
-        if self.hooks is not None:
-            self.hooks.launched(op)
-
-    @contextmanager
-    def _operation_of_its_own(self) -> Iterator[None]:
-        """What torch computes in here is recorded as one operation, by the context: whoever else records steps aside."""
-        me = self._me()
-        outer, me.inside_operation = me.inside_operation, True
-        try:
-            yield
-        finally:
-            me.inside_operation = outer
-
-    def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor:
-        """Make ``tensor`` a tensor of this context, in the memory of this rank's SIP."""
-        me = self._me()
-        me.holds_tensors = True
-        self.storages.allocate(plain(tensor), me, name, noted=True)
-        return tensor.as_subclass(Tensor)
-
-    Tensor = Tensor
+    def __getattr__(self, name: str) -> Any:
+        """Tensors are made by :class:`~kernbench.runtime_api.factories.Factories`; all else that is public is torch's."""
+        if name.startswith("_") or name in _FIELDS:
+            raise AttributeError(name)
+        found = getattr(self.factories if hasattr(Factories, name) else torch, name, None)
+        if found is None:
+            raise AttributeError(f"neither the context nor torch has {name!r}")
+        self.__dict__[name] = found  # the next look finds it at once
+        return found
 
 
-def _is_view(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether an operation has only made views of its inputs: ``reshape`` or ``contiguous`` without need for a copy."""
-    if name.endswith("_") or any(output is each for output in outputs for each in inputs[1:]):
-        return False  # in place, or out=
-    memory = {id(storage_of(each)) for each in inputs}
-    return all(id(storage_of(output)) in memory for output in outputs)
+_FIELDS = frozenset(RuntimeContext.__dataclass_fields__) | {"factories"}
+"""Names that are the context's own, also before they are set."""
 
 
 @contextmanager
@@ -442,6 +249,7 @@ def simulate(
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
     log_limit: int | None = DEFAULT_LIMIT,
+    host_effects: HostEffects | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -459,6 +267,8 @@ def simulate(
             those that are installed (:mod:`kernbench.plugins`).
         options: values of the plugins' options.
         log_limit: operations that the op log keeps, the last ones; None: all.
+        host_effects: what the simulation may do to the process while ranks run (:class:`~kernbench.scheduler.HostEffects`);
+            default: what ``KERNBENCH_HOST_EFFECTS`` says, all of it if that is not set.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -480,6 +290,7 @@ def simulate(
         ccl=load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl,
         plugins=manager,
         options=options or {},
+        host_effects=host_effects,
     )
     with ctx:
         yield ctx

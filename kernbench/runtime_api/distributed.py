@@ -1,60 +1,62 @@
-"""``ctx.distributed``: process groups and collectives of simulated ranks, with ``torch.distributed``'s names.
+"""``ctx.distributed``: ``torch.distributed`` of a context's ranks.
 
-The calls are posted to and matched by :mod:`kernbench.runtime_api.matching`.
+The names are thin ways to the process group that torch's own functions call inside a rank: nothing here moves data or waits by
+itself. What has no method here (``all_gather_object``, ``batch_isend_irecv``, ...) is ``torch.distributed``'s, for this rank's
+groups. ``init_process_group`` may be left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.schedule import Schedule
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.runtime_api.groups import Collective, ProcessGroup, Signature
-from kernbench.runtime_api.handles import Work
-from kernbench.runtime_api.matching import Matcher
-from kernbench.runtime_api.posting import rank_of
-from kernbench.runtime_api.reports import deadlock_report
-from kernbench.sim_engine.operation import COMM_STREAM
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.process_groups import world
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker
+from kernbench.torch_backend.process_groups.work import Work
 
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-
-BACKENDS = ("kernbench", "gloo", "nccl", "mpi", "ccl", "xccl", "hccl", "ahbm")
-
-__all__ = ["Collective", "Distributed", "ProcessGroup"]
+Group = SimProcessGroup | None
+"""A process group; None: the default one, of all ranks."""
 
 
 class Distributed:
-    """``torch.distributed`` of a context."""
+    """``torch.distributed`` of a context.
+
+    ``group``: of this context or of torch; default: the world. Collectives return None, or a
+    :class:`~kernbench.torch_backend.process_groups.work.Work` if ``async_op``. ``algorithm``: an entry of ``ccl.yaml``;
+    default: the one that it names.
+    """
 
     ReduceOp = ReduceOp
 
-    def __init__(self, ctx: RuntimeContext) -> None:
-        self._ctx = ctx
-        self._rank_by_greenlet = ctx.scheduler.rank_by_greenlet
-        self.matcher = Matcher(ctx)
-        self._world: ProcessGroup | None = None
-        self._groups: dict[tuple[int, ...], list[ProcessGroup]] = {}
-        self._group_calls: dict[tuple[int, tuple[int, ...]], int] = {}
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._rank_by_greenlet = simulation.scheduler.rank_by_greenlet
+        self._maker: GroupMaker | None = None
+        self._default: dict[int, SimProcessGroup] = {}
         self._backends: dict[int, str] = {}
+        self._made: dict[int, int] = {}
 
     # -- world -------------------------------------------------------------------------------------------------------
 
-    def _open_world(self, size: int) -> None:
-        self._reset()
-        self.matcher.history.clear()
-        self._world = ProcessGroup("default", tuple(range(size)))
+    def open(self, maker: GroupMaker) -> None:
+        """Ranks begin to run, whose groups ``maker`` makes."""
+        self._maker = maker
 
-    def _reset(self) -> None:
-        self._world = None
-        self._groups.clear()
-        self._group_calls.clear()
+    def close(self) -> None:
+        """They have ended."""
+        self._maker = None
+        self._default.clear()
         self._backends.clear()
-        self.matcher.reset()
+        self._made.clear()
 
     def is_available(self) -> bool:
         """True."""
@@ -62,13 +64,13 @@ class Distributed:
 
     def is_initialized(self) -> bool:
         """Whether this rank has called :meth:`init_process_group`."""
-        return self._ctx._me().rank in self._backends
+        return self._simulation.hosts.current().rank in self._backends
 
     def init_process_group(
         self,
         backend: str | None = None,
         init_method: str | None = None,
-        timeout: Any = None,
+        timeout: timedelta | None = None,
         world_size: int = -1,
         rank: int = -1,
         store: Any = None,
@@ -76,78 +78,100 @@ class Distributed:
         **kwargs: Any,
     ) -> None:
         """Join the world that ``spawn`` has made. ``rank`` and ``world_size``, if given, must agree with it."""
-        me = self._ctx._me()
+        me = self._simulation.hosts.current()
         if me.rank is None:
             raise KernbenchError("init_process_group is for ranks: call it inside the function given to spawn")
         if me.rank in self._backends:
             raise KernbenchError(f"rank {me.rank}: trying to initialize the default process group twice")
-        world = self._require_world()
+        size = self._simulation.world.require()
         if rank not in (-1, me.rank):
             raise ConfigError(f"init_process_group(rank={rank}) on the rank that spawn calls {me.rank}")
-        if world_size not in (-1, world.size):
-            raise ConfigError(f"init_process_group(world_size={world_size}) in a world of {world.size} ranks")
+        if world_size not in (-1, size):
+            raise ConfigError(f"init_process_group(world_size={world_size}) in a world of {size} ranks")
         self._backends[me.rank] = backend or "kernbench"
 
-    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+    def destroy_process_group(self, group: Group = None) -> None:
         """Leave the world (``group=None``), or drop a sub-group."""
         if group is None:
             self._backends.pop(self._rank(), None)
 
-    def get_backend(self, group: ProcessGroup | None = None) -> str:
+    def get_backend(self, group: Group = None) -> str:
         """The backend name that was asked for."""
         return self._backends.get(self._rank(), "kernbench")
 
-    def get_rank(self, group: ProcessGroup | None = None) -> int:
+    def get_rank(self, group: Group = None) -> int:
         """This rank's number in ``group`` (default: the world), -1 if it is not a member."""
         rank = self._rank()
-        return rank if group is None else group.index.get(rank, -1)
+        return rank if group is None else group.rank()
 
-    def get_world_size(self, group: ProcessGroup | None = None) -> int:
+    def get_world_size(self, group: Group = None) -> int:
         """Number of ranks of ``group`` (default: the world), -1 if this rank is not a member.
 
         Outside ranks: the size a world would have if nobody says, from ``ccl.yaml``, else the number of SIPs.
         """
         if group is not None:
-            return group.size if self._rank() in group.index else -1
-        if self._world is not None:
-            return self._world.size
-        return self._ctx.ccl_config.world_size(len(self._ctx.sips))
+            return group.size() if group.rank() >= 0 else -1
+        simulation = self._simulation
+        return simulation.world.size or simulation.ccl_config.world_size(len(simulation.sips))
 
-    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
+    def get_process_group_ranks(self, group: Group = None) -> list[int]:
         """The ranks of ``group``, in group order."""
-        return list((group or self._require_world()).ranks)
+        return list((group or self.group()).communicator.ranks)
 
     def new_group(
-        self, ranks: Sequence[int] | None = None, timeout: Any = None, backend: str | None = None, **kwargs: Any
-    ) -> ProcessGroup:
+        self,
+        ranks: Sequence[int] | None = None,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        **kwargs: Any,
+    ) -> SimProcessGroup:
         """A group of ``ranks`` (default: all). Every rank of the world calls this, members or not, in the same order."""
-        world = self._require_world()
-        members = tuple(world.ranks if ranks is None else sorted(ranks))
-        wrong = [rank for rank in members if rank not in world.index]
+        size = self._simulation.world.require()
+        members = tuple(range(size) if ranks is None else sorted(ranks))
+        wrong = [rank for rank in members if not 0 <= rank < size]
         if wrong or len(set(members)) != len(members) or not members:
             raise ConfigError(
-                f"new_group({list(members)}): expected distinct ranks of 0..{world.size - 1}"
+                f"new_group({list(members)}): expected distinct ranks of 0..{size - 1}"
                 + (f", found {wrong}" if wrong else "")
             )
-        # the k-th call of a rank with these members gives the k-th group of these members
-        key = (self._rank(), members)
-        nth = self._group_calls.get(key, 0)
-        self._group_calls[key] = nth + 1
-        made = self._groups.setdefault(members, [])
-        if nth == len(made):
-            number = sum(map(len, self._groups.values()))
-            made.append(ProcessGroup(f"group {number} {list(members)}", members, f"{COMM_STREAM} {number}"))
-        return made[nth]
+        mine = self._rank()
+        number = self._made[mine] = self._made.get(mine, 0) + 1
+        return self._make(f"{number}", members, members.index(mine) if mine in members else -1, timeout, backend)
+
+    def _make(
+        self,
+        name: str,
+        members: tuple[int, ...],
+        rank: int,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+    ) -> SimProcessGroup:
+        self._simulation.world.require()
+        assert self._maker is not None
+        return self._maker.make(
+            members=members, rank=rank, backend=backend or self.get_backend(), timeout=timeout or DEFAULT_TIMEOUTS[0],
+            name=name,
+        )  # fmt: skip
+
+    def group(self) -> SimProcessGroup:
+        """This rank's default group."""
+        mine = self._rank()
+        found = self._default.get(mine)
+        if found is None:
+            size = self._simulation.world.require()
+            found = self._default[mine] = self._make("0", tuple(range(size)), mine)
+        return found
 
     def _rank(self) -> int:
-        return rank_of(self._ctx._me())
+        return self._simulation.hosts.current_rank()
 
-    def _require_world(self) -> ProcessGroup:
-        if self._world is None:
-            raise KernbenchError(
-                "there is no world: collectives are called inside ranks, see ctx.multiprocessing.spawn"
-            )
-        return self._world
+    def __getattr__(self, name: str) -> Any:
+        """What is not here ``torch.distributed`` has, as long as that is public; it is told of this rank's default group."""
+        if name.startswith("_") or not hasattr(dist, name):
+            raise AttributeError(f"neither ctx.distributed nor torch.distributed has {name!r}")
+        if self._maker is not None and self._simulation.hosts.current().rank is not None and not dist.is_initialized():
+            world.enter(self.group(), "0")
+        return getattr(dist, name)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -155,7 +179,7 @@ class Distributed:
         self,
         tensor: torch.Tensor,
         op: Any = ReduceOp.SUM,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         async_op: bool = False,
         *,
         out: torch.Tensor | None = None,
@@ -166,240 +190,174 @@ class Distributed:
         Args:
             tensor: any shape; fp16, bf16, fp32, fp64 or an integer dtype. Same shape and dtype on every member.
             op: ``ReduceOp``, torch's or ours, or its name: sum, prod, min, max, avg, band, bor, bxor.
-            group: default: the world.
-            async_op: return a :class:`Work` at once.
             out: where the result goes; default: ``tensor``.
-            algorithm: entry of ``ccl.yaml``; default: the one it names.
         """
-        reduction = ReduceOp.parse(op)
-        reduction.check_dtype(tensor.dtype)
-        target = tensor if out is None else out
-        if target.shape != tensor.shape or target.dtype != tensor.dtype:
-            raise KernbenchError(
-                f"all_reduce: out has {tuple(target.shape)} {target.dtype}, tensor has {tuple(tensor.shape)} {tensor.dtype}"
-            )
-        signature = Signature(
-            "all_reduce",
-            tuple(tensor.shape),
-            tensor.dtype,
-            reduction.value,
-            None,
-            algorithm or self._ctx.ccl_config.algorithm,
-        )
-        return self._post(signature, (tensor,), (target,), group, async_op)
+        work = (group or self.group()).allreduce([tensor], ReduceOp.parse(op), out=out, algorithm=algorithm)
+        return self._finish(work, async_op)
 
     def broadcast(
         self,
         tensor: torch.Tensor,
         src: int | None = None,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         async_op: bool = False,
         *,
         group_src: int | None = None,
     ) -> Work | None:
         """Give every member of ``group`` the tensor of rank ``src`` (a rank of the world; ``group_src``: of the group)."""
-        members = group or self._require_world()
-        root = members.root(src, group_src)
-        signature = Signature("broadcast", tuple(tensor.shape), tensor.dtype, None, root, self._algorithm("broadcast"))
-        return self._post(signature, (tensor,), (tensor,), group, async_op)
+        members = group or self.group()
+        return self._finish(members.broadcast([tensor], members.communicator.root(src, group_src)), async_op)
 
     def reduce(
         self,
         tensor: torch.Tensor,
         dst: int | None = None,
         op: Any = ReduceOp.SUM,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         async_op: bool = False,
         *,
         group_dst: int | None = None,
     ) -> Work | None:
         """Reduce ``tensor`` over all members; rank ``dst`` (of the world; ``group_dst``: of the group) gets the result."""
-        members = group or self._require_world()
-        root = members.root(dst, group_dst)
-        signature = self._signature("reduce", tensor, op=op, root=root)
-        outputs = (tensor,) if root == self._rank() else ()
-        return self._post(signature, (tensor,), outputs, group, async_op)
+        members = group or self.group()
+        root = members.communicator.root(dst, group_dst)
+        return self._finish(members.reduce([tensor], root, ReduceOp.parse(op)), async_op)
 
     def all_gather_into_tensor(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: ProcessGroup | None = None,
-        async_op: bool = False,
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Group = None, async_op: bool = False
     ) -> Work | None:
         """Every member gets all members' ``input_tensor`` ``[n, ...]``, in group order: ``[members * n, ...]``, or stacked
         as ``[members, n, ...]``. ``output_tensor`` is contiguous."""
-        members = group or self._require_world()
-        outputs = self._parts("all_gather_into_tensor", "output_tensor", output_tensor, input_tensor, members)
-        signature = self._signature("all_gather", input_tensor)
-        return self._post(signature, (input_tensor,), outputs, group, async_op)
+        return self._finish((group or self.group()).all_gather_single(output_tensor, input_tensor), async_op)
 
     def all_gather(
-        self,
-        tensor_list: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        group: ProcessGroup | None = None,
-        async_op: bool = False,
+        self, tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group: Group = None, async_op: bool = False
     ) -> Work | None:
-        """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``, all of one shape."""
-        self._check_list("all_gather", "tensor_list", tensor_list, tensor, group or self._require_world())
-        return self._post(self._signature("all_gather", tensor), (tensor,), tensor_list, group, async_op)
+        """Every member gets all members' ``tensor`` in the tensors of ``tensor_list``."""
+        return self._finish((group or self.group()).allgather([tensor_list], [tensor]), async_op)
 
     def reduce_scatter_tensor(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         op: Any = ReduceOp.SUM,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         async_op: bool = False,
     ) -> Work | None:
         """Reduce ``input`` ``[members * n, ...]`` over all members; member i gets part i, ``[n, ...]``, in ``output``."""
-        members = group or self._require_world()
-        inputs = self._parts("reduce_scatter_tensor", "input", input, output, members)
-        signature = self._signature("reduce_scatter", output, op=op)
-        return self._post(signature, inputs, (output,), group, async_op)
+        work = (group or self.group()).reduce_scatter_single(output, input, ReduceOp.parse(op))
+        return self._finish(work, async_op)
 
     def reduce_scatter(
         self,
         output: torch.Tensor,
         input_list: Sequence[torch.Tensor],
         op: Any = ReduceOp.SUM,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         async_op: bool = False,
     ) -> Work | None:
         """Reduce the members' i-th inputs; member i gets that in ``output``."""
-        self._check_list("reduce_scatter", "input_list", input_list, output, group or self._require_world())
-        signature = self._signature("reduce_scatter", output, op=op)
-        return self._post(signature, input_list, (output,), group, async_op)
+        work = (group or self.group()).reduce_scatter([output], [input_list], ReduceOp.parse(op))
+        return self._finish(work, async_op)
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: Sequence[torch.Tensor] | None = None,
+        dst: int | None = None,
+        group: Group = None,
+        async_op: bool = False,
+        *,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        """Rank ``dst`` gets all members' ``tensor`` in ``gather_list``, which the others leave out."""
+        members = group or self.group()
+        root = members.communicator.root(dst, group_dst)
+        return self._finish(members.gather([gather_list or []], [tensor], root), async_op)
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: Sequence[torch.Tensor] | None = None,
+        src: int | None = None,
+        group: Group = None,
+        async_op: bool = False,
+        *,
+        group_src: int | None = None,
+    ) -> Work | None:
+        """Member i gets the i-th tensor of rank ``src``'s ``scatter_list``, which the others leave out, in ``tensor``."""
+        members = group or self.group()
+        root = members.communicator.root(src, group_src)
+        return self._finish(members.scatter([tensor], [scatter_list or []], root), async_op)
 
     def all_to_all_single(
-        self, output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, async_op: bool = False
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: Group = None,
+        async_op: bool = False,
     ) -> Work | None:
-        """Part j of ``input`` goes to member j, which keeps it as part i: an even split of dimension 0."""
-        members = group or self._require_world()
-        rows = input.shape[0] if input.dim() else 0
-        if rows % members.size or output.shape != input.shape:
-            raise KernbenchError(
-                f"all_to_all_single: rank {self._rank()} has input {tuple(input.shape)} and output {tuple(output.shape)}: "
-                f"expected one shape whose dimension 0 divides by {members.size}"
-            )
-        parts = rows // members.size
-        signature = Signature("all_to_all", None, input.dtype, None, None, self._algorithm("all_to_all"))
-        return self._post(signature, input.split(parts), output.split(parts), group, async_op)
+        """Rows ``input_split_sizes[j]`` of ``input`` go to member j; without sizes, dimension 0 is cut evenly."""
+        members = group or self.group()
+        return self._finish(members.all_to_all_single(output, input, output_split_sizes, input_split_sizes), async_op)
 
-    def isend(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Work:
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[torch.Tensor],
+        input_tensor_list: Sequence[torch.Tensor],
+        group: Group = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Tensor j of ``input_tensor_list`` goes to member j, which keeps it as its tensor i."""
+        return self._finish((group or self.group()).alltoall(output_tensor_list, input_tensor_list), async_op)
+
+    def barrier(self, group: Group = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
+        """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
+        return self._finish((group or self.group()).barrier(), async_op)
+
+    def isend(self, tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> Work:
         """Start to send ``tensor`` to rank ``dst`` of the world."""
-        return self._message(tensor, dst, group, tag, sends=True)
+        members = group or self.group()
+        return members.send([tensor], self._peer(members, dst), tag)
 
-    def irecv(
-        self, tensor: torch.Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
-    ) -> Work:
+    def irecv(self, tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Work:
         """Start to receive into ``tensor`` from rank ``src`` of the world; None: from whoever sends first."""
-        return self._message(tensor, src, group, tag, sends=False)
+        members = group or self.group()
+        if src is None:
+            return members.recv_anysource([tensor], tag)
+        return members.recv([tensor], self._peer(members, src), tag)
 
-    def send(self, tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> None:
+    def send(self, tensor: torch.Tensor, dst: int, group: Group = None, tag: int = 0) -> None:
         """Send ``tensor`` to rank ``dst`` of the world."""
         self.isend(tensor, dst, group, tag).wait()
 
-    def recv(
-        self, tensor: torch.Tensor, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0
-    ) -> None:
+    def recv(self, tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> None:
         """Receive into ``tensor`` from rank ``src`` of the world."""
         self.irecv(tensor, src, group, tag).wait()
 
-    def _message(
-        self, tensor: torch.Tensor, peer: int | None, group: ProcessGroup | None, tag: int, *, sends: bool
-    ) -> Work:
-        members = group or self._require_world()
-        if peer is not None and peer not in members.index:
-            raise ConfigError(f"rank {peer} is not a member of {members.name} ({list(members.ranks)})")
-        op = self.matcher.mailbox.post(members, tensor, peer=peer, tag=tag, sends=sends)
-        return Work(self._ctx, op, (tensor,))
+    @staticmethod
+    def _peer(members: SimProcessGroup, rank: int) -> int:
+        number = members.communicator.rank(rank)
+        if number < 0:
+            communicator = members.communicator
+            raise ConfigError(f"rank {rank} is not a member of {communicator.name} ({list(communicator.ranks)})")
+        return number
 
-    def _signature(self, name: str, tensor: torch.Tensor, *, op: Any = None, root: int | None = None) -> Signature:
-        reduction = None
-        if op is not None:
-            reduction = ReduceOp.parse(op)
-            reduction.check_dtype(tensor.dtype)
-        return Signature(
-            name,
-            tuple(tensor.shape),
-            tensor.dtype,
-            None if reduction is None else reduction.value,
-            root,
-            self._algorithm(name),
-        )
-
-    def _algorithm(self, collective: str) -> str:
-        return self._ctx.ccl_config.algorithm_for(collective)
-
-    def _parts(
-        self, op: str, what: str, whole: torch.Tensor, part: torch.Tensor, members: ProcessGroup
-    ) -> Sequence[torch.Tensor]:
-        """``whole`` cut into one ``[n]`` view per member, each as large as ``part``."""
-        if whole.numel() != part.numel() * members.size or whole.dtype != part.dtype or not whole.is_contiguous():
-            raise KernbenchError(
-                f"{op}: rank {self._rank()} has {what} {tuple(whole.shape)} {whole.dtype} for parts of "
-                f"{tuple(part.shape)} {part.dtype}: expected a contiguous tensor of {members.size} times as many elements, "
-                "of one dtype"
-            )
-        flat = whole.view(-1)
-        return flat.split(part.numel()) if part.numel() else [flat] * members.size
-
-    def _check_list(
-        self, op: str, what: str, tensors: Sequence[torch.Tensor], part: torch.Tensor, members: ProcessGroup
-    ) -> None:
-        shapes = {(tuple(tensor.shape), tensor.dtype) for tensor in tensors}
-        if len(tensors) != members.size or shapes != {(tuple(part.shape), part.dtype)}:
-            raise KernbenchError(
-                f"{op}: rank {self._rank()} has {len(tensors)} tensors in {what}: expected {members.size} of shape "
-                f"{tuple(part.shape)} and dtype {part.dtype}"
-            )
-
-    def barrier(self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
-        """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
-        signature = Signature("barrier", None, None, None, None, self._ctx.ccl_config.algorithm)
-        return self._post(signature, (), (), group, async_op)
+    @staticmethod
+    def _finish(work: Work, async_op: bool) -> Work | None:
+        if async_op:
+            return work
+        work.wait()
+        return None
 
     def schedule_of(
-        self,
-        collective: str,
-        count: int,
-        dtype: torch.dtype,
-        group: ProcessGroup | None = None,
-        root: int | None = None,
+        self, collective: str, count: int, dtype: torch.dtype, group: Group = None, root: int | None = None
     ) -> Schedule:
         """The schedule that a collective over ``group`` (default: the world) runs with a work buffer of ``count`` elements.
 
         For checks: it says in which order values are reduced.
         """
-        return self.matcher.runs.request_for(collective, count, dtype, group or self._require_world(), root).schedule
-
-    # -- posting and matching ----------------------------------------------------------------------------------------
-
-    def _post(
-        self,
-        signature: Signature,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        group: ProcessGroup | None,
-        async_op: bool,
-    ) -> Work | None:
-        op = self.matcher.post(group if group is not None else self._require_world(), signature, inputs, outputs)
-        if async_op:
-            return Work(self._ctx, op, outputs)
-        self._ctx.wait(op)
-        self._ctx._me().last = None  # whatever it had enqueued has ended
-        return None
-
-    def _forget_unmatched(self) -> None:
-        """Drop what can never be matched."""
-        self.matcher.forget_unmatched()
-
-    def _unmatched_ranks(self) -> set[int]:
-        """The ranks that have called a collective which others have not."""
-        pending = self._ctx._pending_collectives
-        return {rank for collective in pending if not collective.matched for rank in collective.arrivals}
-
-    def _report(self) -> str:
-        return deadlock_report(self._ctx)
+        communicator = (group or self.group()).communicator
+        return self._simulation.runs.request_for(collective, count, dtype, communicator, root).schedule

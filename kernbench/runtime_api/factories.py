@@ -5,18 +5,16 @@ They allocate in the HBM of the SIP that the calling rank drives. ``dtype`` may 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from kernbench.errors import ConfigError
-from kernbench.runtime_api.tensor import Tensor, poison
+from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import as_dtype
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.rank_state import RankState
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.tensors import poison
 
 
 def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -26,22 +24,28 @@ def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 class Factories:
-    """Base of the context: makes tensors."""
+    """Makes tensors in the memory of the SIP that whoever runs drives."""
 
-    if TYPE_CHECKING:
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
 
-        @property
-        def enable_data(self) -> bool: ...
-        def _me(self) -> RankState: ...
-        def _operation_of_its_own(self) -> AbstractContextManager[None]: ...
-        def _adopt(self, tensor: torch.Tensor, *, name: str = "") -> Tensor: ...
+    def _make(self, make: Any, name: str, requires_grad: bool, kernel: str = "") -> Tensor:
+        """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled.
 
-    def _make(self, make: Any, name: str, requires_grad: bool) -> Tensor:
-        """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled."""
-        with self._operation_of_its_own():
-            made = make("cpu" if self.enable_data else "meta")
-        tensor = self._adopt(made, name=name)
-        return tensor.requires_grad_() if requires_grad else tensor  # type: ignore[return-value]
+        ``kernel``: torch's operation that fills it on a GPU; without one, nothing is launched.
+        """
+        simulation = self._simulation
+        host = simulation.hosts.current()
+        with host.as_one():
+            made = make("cpu" if simulation.engine.enable_data else "meta")
+        host.uses_gpu = True
+        storages = simulation.storages
+        storages.put(made, storages.memory(host.sip))
+        storages.adopt(made, host, name)
+        if kernel and not host.unrecorded:
+            simulation.streams.enqueue(host, f"{kernel}.default", simulation.op_costs.of_tensors(kernel, [], [made]))
+        tensor = made.as_subclass(Tensor)
+        return tensor.requires_grad_() if requires_grad else tensor
 
     def empty(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
@@ -55,14 +59,14 @@ class Factories:
     ) -> Tensor:
         """Zeros, written to the memory store, so that kernels that read it by address see them."""
         shape, kind = _size(size), as_dtype(dtype)
-        return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad)
+        return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad, "zeros")
 
     def ones(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Ones."""
         shape, kind = _size(size), as_dtype(dtype)
-        return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad)
+        return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad, "ones")
 
     def full(
         self, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
@@ -71,13 +75,15 @@ class Factories:
         """``fill_value`` everywhere; the dtype is inferred from it unless given."""
         kind = None if dtype is None else as_dtype(dtype)
         return self._make(
-            lambda where: torch.full(_size((size,)), fill_value, dtype=kind, device=where), name, requires_grad
+            lambda where: torch.full(_size((size,)), fill_value, dtype=kind, device=where), name, requires_grad, "full"
         )
 
     def arange(self, *bounds: Any, dtype: Any = None, device: Any = None, name: str = "", **kwargs: Any) -> Tensor:
         """``torch.arange``."""
         kind = None if dtype is None else as_dtype(dtype)
-        return self._make(lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False)
+        return self._make(
+            lambda where: torch.arange(*bounds, dtype=kind, device=where, **kwargs), name, False, "arange"
+        )
 
     def randn(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
@@ -85,27 +91,27 @@ class Factories:
     ) -> Tensor:  # fmt: skip
         """Normal random numbers from the rank's own generator."""
         shape, kind = _size(size), as_dtype(dtype)
-        source = generator or self._me().generator
+        source = generator or self._simulation.hosts.current().generator
 
         def make(where: str) -> torch.Tensor:
             if where == "meta":
                 return torch.empty(shape, dtype=kind, device=where)
             return torch.randn(shape, dtype=kind, generator=source)
 
-        return self._make(make, name, requires_grad)
+        return self._make(make, name, requires_grad, "randn")
 
     def rand(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Uniform random numbers in [0, 1) from the rank's own generator."""
-        shape, kind, source = _size(size), as_dtype(dtype), self._me().generator
+        shape, kind, source = _size(size), as_dtype(dtype), self._simulation.hosts.current().generator
 
         def make(where: str) -> torch.Tensor:
             if where == "meta":
                 return torch.empty(shape, dtype=kind, device=where)
             return torch.rand(shape, dtype=kind, generator=source)
 
-        return self._make(make, name, requires_grad)
+        return self._make(make, name, requires_grad, "rand")
 
     def randint(
         self, low: int, high: Any, size: Any = None, *, dtype: Any = None, device: Any = None, name: str = ""
@@ -113,14 +119,14 @@ class Factories:
         """Random integers in ``[low, high)``, or ``[0, low)`` as ``randint(low, size)``, from the rank's own generator."""
         if size is None:
             low, high, size = 0, low, high
-        shape, kind, source = _size((size,)), as_dtype(dtype, torch.int64), self._me().generator
+        shape, kind, source = _size((size,)), as_dtype(dtype, torch.int64), self._simulation.hosts.current().generator
 
         def make(where: str) -> torch.Tensor:
             if where == "meta":
                 return torch.empty(shape, dtype=kind, device=where)
             return torch.randint(low, high, shape, dtype=kind, generator=source)
 
-        return self._make(make, name, False)
+        return self._make(make, name, False, "randint")
 
     def tensor(
         self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
@@ -150,13 +156,4 @@ class Factories:
 
     def manual_seed(self, seed: int) -> torch.Generator:
         """Seed this rank's generator, and return it."""
-        return self._me().generator.manual_seed(seed)
-
-    def __getattr__(self, name: str) -> Any:
-        """What the context does not define itself it has from torch, as long as that is public: dtypes, functions."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return getattr(torch, name)
-        except AttributeError:
-            raise AttributeError(f"neither the context nor torch has {name!r}") from None
+        return self._simulation.hosts.current().generator.manual_seed(seed)

@@ -1,7 +1,9 @@
 """Tensors of a context.
 
-A :class:`Tensor` is a ``torch.Tensor``: any torch function takes it. What is added is *when*: an operation on it is
-enqueued on the stream of the SIP that its rank drives, and looking at a value first drains what the value depends on.
+A :class:`Tensor` is a ``torch.Tensor`` in a SIP's memory, as one made with ``device="cuda"`` in a rank is: the same recorder
+sees what is computed with it, at the same cost. What is added is that it *tells of looks*. Launches that write it may be kept
+until somebody looks, so that one drain runs the same kernel of many ranks; looking at a value first drains what the value
+depends on.
 
 Looking is a closed list, :data:`_HOST_READ_BARRIERS`. Everything else that torch can do with a tensor either reads its
 metadata, makes a view, or is an operation of the device.
@@ -10,135 +12,89 @@ metadata, makes a view, or is an operation of the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from kernbench.runtime_api.current import current_context
+from kernbench.scheduler.carrier import current_carrier
+from kernbench.simulation.current import current_simulation
+from kernbench.simulation.host_reads import ENTRY_POINTS as _HOST_READ_BARRIERS
+from kernbench.simulation.tensors import plain, poison, tensors_in
 
-_HOST_READ_BARRIERS: tuple[str, ...] = (
-    "numpy", "data", "item", "tolist", "cpu", "is_nonzero", "equal", "allclose", "storage", "untyped_storage",
-    "__getitem__", "__repr__", "__str__", "__format__", "__bool__", "__float__", "__int__", "__index__", "__complex__",
-    "__array__", "__iter__", "__contains__", "__dlpack__", "__reduce_ex__", "__deepcopy__",
-)  # fmt: skip
-"""Every entry point through which the host looks at a value. Closed: a test compares it with torch's own list."""
-
-HOST_COPIES = frozenset(_HOST_READ_BARRIERS) - {
-    "data", "storage", "untyped_storage", "__getitem__", "__iter__", "__str__", "__deepcopy__",
-}  # fmt: skip
-"""Those that bring values to the host. The others make a view, and work without values too."""
-
-COMPARED_ON_DEVICE = frozenset({"equal", "allclose", "is_nonzero", "__contains__"})
-"""Those of them that bring a verdict, not the tensor."""
-
-FRESH = frozenset({"empty_like", "new_empty", "empty", "new_empty_strided"})
+_FRESH = frozenset({"empty_like", "new_empty", "empty", "new_empty_strided"})
 """Operations whose result is memory that nobody has written."""
 
-_METADATA = frozenset(
+_UNTOUCHED = frozenset(
     {
+        # metadata
         "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "is_contiguous",
         "data_ptr", "is_complex", "is_floating_point", "is_signed", "is_inference", "is_conj", "is_neg", "is_pinned",
         "is_shared", "is_same_size", "is_set_to", "get_device", "has_names", "__len__", "__hash__", "requires_grad_",
         "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "is_coalesced", "dense_dim", "sparse_dim",
-        "__set__", "__delete__", "_is_view", "_version", "__setstate__", "nbytes", "itemsize", "backward",
-    }
-)  # fmt: skip
-
-# reshape, flatten, ravel and contiguous may copy: they are operations, which cost nothing when they end as views
-_VIEWS = frozenset(
-    {
+        "__set__", "__delete__", "_is_view", "_version", "__setstate__", "nbytes", "itemsize", "__get__", "as_subclass",
+        # views: what copies if it must (reshape, flatten, contiguous) is an operation
         "view", "view_as", "t", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "detach", "expand",
         "expand_as", "squeeze", "unsqueeze", "narrow", "select", "chunk", "split", "split_with_sizes", "tensor_split",
-        "unbind", "unflatten", "diagonal", "unfold", "alias", "as_strided", "as_subclass", "broadcast_to", "real", "imag",
-        "mT", "mH", "T", "H", "adjoint", "hsplit", "vsplit", "dsplit", "values", "indices", "__get__", "view_as_real",
-        "view_as_complex",
+        "unbind", "unflatten", "diagonal", "unfold", "alias", "as_strided", "broadcast_to", "real", "imag", "mT", "mH", "T",
+        "H", "adjoint", "hsplit", "vsplit", "dsplit", "values", "indices", "view_as_real", "view_as_complex",
     }
 )  # fmt: skip
+"""What neither reads nor writes values: kept launches need not run for it."""
 
-META, VIEW, READ, COPY, COMPUTE = range(5)
-_BASE = torch.Tensor.__torch_function__
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_kinds: dict[Any, int] = {torch.Tensor.data.__get__: READ}  # type: ignore[attr-defined]
+_Base: Any = torch.Tensor
+_GRAD = _Base.grad.__get__
+"""What torch gives as a plain tensor."""
+
+UNTOUCHED, READ, COPY, COMPUTE = range(4)
+_kinds: dict[Any, int] = {_Base.data.__get__: READ}
 
 
 def _classify(func: Any) -> int:
     name = getattr(func, "__name__", "")
     if name in _HOST_READ_BARRIERS:
         kind = READ
-    elif name in _VIEWS:
-        kind = VIEW
-    elif name in _METADATA:
-        kind = META
-    elif name == "copy_":
-        kind = COPY
+    elif name in _UNTOUCHED:
+        kind = UNTOUCHED
     else:
-        kind = COMPUTE
+        kind = COPY if name == "copy_" else COMPUTE
     _kinds[func] = kind
     return kind
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor without the subclass: operations on it are neither recorded nor drained for."""
-    if type(tensor) is Tensor:
-        result: torch.Tensor = _BASE(torch.Tensor.as_subclass, (), (tensor, torch.Tensor))
-        return result
-    return tensor
-
-
-def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The storage of a tensor, without looking at its values."""
-    if type(tensor) in _PLAIN:
-        return tensor.untyped_storage()
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.untyped_storage()
-
-
-def tensors_in(args: Any, kwargs: Any = None) -> Iterator[torch.Tensor]:
-    """Every tensor in nested arguments."""
-    for value in args:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
-        elif isinstance(value, dict):
-            yield from tensors_in(value.values())
-    if kwargs:
-        yield from tensors_in(kwargs.values())
-
-
-def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill fresh memory with what shows: NaN for floats, the largest value for integers, True for booleans."""
-    if tensor.dtype == torch.bool:
-        return tensor.fill_(True)
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.fill_(float("nan"))
-    return tensor.fill_(torch.iinfo(tensor.dtype).max)
-
-
 class Tensor(torch.Tensor):
     """A tensor in a SIP's memory. Made by a context (``ctx.zeros`` ...), not by its constructor."""
+
+    tells_of_looks = True
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = _kinds.get(func)
         if kind is None:
             kind = _classify(func)
-        if kind <= VIEW:
-            return super().__torch_function__(func, types, args, kwargs or {})
-        ctx = current_context()
-        if ctx is None or ctx._inside_kernel:
-            return super().__torch_function__(func, types, args, kwargs or {})
-        if kind == READ:
-            ctx._before_host_read(tensors_in(args, kwargs), getattr(func, "__name__", "").replace("__get__", "data"))
-            return super().__torch_function__(func, types, args, kwargs or {})
-        if kind == COPY:
-            ctx._before_copy(args[0], args[1])
-        ctx._before_compute(tensors_in(args, kwargs))
-        with ctx._operation_of_its_own():
+        simulation = None if kind == UNTOUCHED else current_simulation()
+        if simulation is None or simulation.hosts.inside_kernel:
             result = super().__torch_function__(func, types, args, kwargs or {})
-        if func.__name__ in FRESH and not result.is_meta:
-            poison(plain(result))
-        ctx._record_compute(func, args, kwargs, result)
+            return result if func != _GRAD or result is None else result.as_subclass(cls)
+        host = simulation.hosts.current()
+        if kind == READ:
+            name = getattr(func, "__name__", "").replace("__get__", "data")
+            simulation.host_reads.before(tensors_in(args, kwargs), name)
+            with host.as_one():
+                if name == "cpu":  # a copy, as from a GPU
+                    return plain(args[0]).detach().clone()
+                return super().__torch_function__(func, types, args, kwargs or {})
+        if kind == COPY:
+            simulation.host_reads.before_copy(args[1])
+            if not isinstance(args[0], Tensor):  # to the host, which is not to wait inside of torch's own code
+                simulation.host_reads.finish_stream(host.stream)
+        simulation.values.before_use(tensors_in(args, kwargs))
+        host.uses_gpu = True
+        with nullcontext() if current_carrier() is not None else simulation.torch_recorder.recording():
+            result = super().__torch_function__(func, types, args, kwargs or {})
+        if func.__name__ in _FRESH and not result.is_meta:
+            with host.as_one():
+                poison(plain(result))
         return result
 
     # torch does not offer these to __torch_function__ by name, or not before it has looked at the values
@@ -164,6 +120,9 @@ class Tensor(torch.Tensor):
 
 
 def _look_at(tensor: torch.Tensor, name: str) -> None:
-    ctx = current_context()
-    if ctx is not None and not ctx._inside_kernel:
-        ctx._before_host_read((tensor,), name)
+    simulation = current_simulation()
+    if simulation is not None and not simulation.hosts.inside_kernel:
+        simulation.host_reads.before((tensor,), name)
+
+
+__all__ = ["_HOST_READ_BARRIERS", "Tensor"]

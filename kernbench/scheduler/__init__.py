@@ -1,11 +1,16 @@
-"""Who runs next: ranks as greenlets, carriers (OS threads behind a baton), policies and the wait-for graph.
+"""Who runs next: ranks as greenlets or carriers (OS threads behind a baton), policies and the wait-for graph.
 
 This room knows no torch and no virtual time. It guarantees one thing: at any moment exactly one rank, kernel or the
 main greenlet executes, and the parent of every rank is main.
 """
 
+from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin, SeededRandom, make_policy
-from kernbench.scheduler.ranks import Rank, RankScheduler, RankState
+from kernbench.scheduler.rank import Rank, RankPhase
+from kernbench.scheduler.rank_scheduler import RankScheduler
 from kernbench.scheduler.waitgraph import find_cycle
 
-__all__ = ["Policy", "Rank", "RankScheduler", "RankState", "RoundRobin", "SeededRandom", "find_cycle", "make_policy"]
+__all__ = [
+    "HostEffects", "Policy", "Rank", "RankPhase", "RankScheduler", "RoundRobin", "SeededRandom", "find_cycle",
+    "make_policy",
+]  # fmt: skip

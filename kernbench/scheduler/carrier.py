@@ -15,19 +15,11 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
-import gc
-import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from greenlet import getcurrent, greenlet
-
-try:
-    from greenlet import _greenlet
-except ImportError:  # another build of greenlet: threads end as it likes
-    _greenlet = None
 
 
 class _OfThread(threading.local):
@@ -40,82 +32,6 @@ _local = _OfThread()
 def current_carrier() -> Carrier | None:
     """The carrier whose thread is running, or None on the main thread (and on a user's own threads)."""
     return _local.carrier
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Keep the calling thread, and the threads that it starts, on the core that it is on, and let them take turns.
-
-    One carrier runs at a time, so more cores are of no use, and handing the baton to a thread on another core costs many
-    times what it costs on the same one: that core has to be woken up. As batch work (``SCHED_BATCH``) a thread that is
-    woken does not push aside the one that woke it, which is about to wait and still holds the interpreter's lock: that
-    would be two changes of thread for nothing. Without effect where the system has no such calls.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    core = ctypes.CDLL(None).sched_getcpu()
-    if core in before:
-        os.sched_setaffinity(0, {core})
-    batch = os.sched_getscheduler(0) == os.SCHED_OTHER and _set_policy(os.SCHED_BATCH)
-    try:
-        yield
-    finally:
-        if batch:
-            _set_policy(os.SCHED_OTHER)
-        os.sched_setaffinity(0, before)
-
-
-def _set_policy(policy: int) -> bool:
-    """Set the scheduling policy of the calling thread; False if the system does not let us."""
-    try:
-        os.sched_setscheduler(0, policy, os.sched_param(0))
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def quick_thread_end() -> Iterator[None]:
-    """Let threads that have used greenlets end quickly.
-
-    When such a thread ends, greenlet looks through every object of the process for references to the thread's own
-    greenlet, in case one keeps it alive: ten milliseconds and more once torch is imported. A carrier's root is forgotten
-    when its rank ends, so there is nothing to find.
-    """
-    if _greenlet is None or not hasattr(_greenlet, "enable_optional_cleanup"):
-        yield
-        return
-    if _greenlet.get_clocks_used_doing_optional_cleanup() is None:
-        yield  # somebody else has turned it off, such as the simulation around this one, and will turn it on
-        return
-    _greenlet.enable_optional_cleanup(False)
-    try:
-        yield
-    finally:
-        _greenlet.enable_optional_cleanup(True)
-
-
-@contextmanager
-def settled_heap() -> Iterator[None]:
-    """Let the collector of cyclic garbage look at new objects only, for the length of a block.
-
-    Ranks make so many objects, most of them lasting (the log's), that full collections come often, and each walks through
-    everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
-
-    Threads end quickly meanwhile (:func:`quick_thread_end`), and they must: greenlet's search for references to a thread's own
-    greenlet sees nothing of what has settled, and would take away a reference that somebody there has.
-    """
-    with quick_thread_end():
-        if gc.get_freeze_count():
-            yield  # somebody else has done it, and will undo it
-            return
-        gc.freeze()
-        try:
-            yield
-        finally:
-            gc.unfreeze()
 
 
 class Baton:
@@ -196,30 +112,34 @@ class Carrier:
     """Runs ``body`` on its own OS thread whenever :meth:`front`, which is a rank's greenlet body, is running.
 
     Args:
+        index: the number of the rank, by which debuggers show the thread.
         body: what the thread executes; it must not raise.
-        name: the thread's name, as shown by debuggers.
         main: the greenlet that runs the scheduler.
         baton: shared by the carriers of one world.
         on_bound: called in the thread, first, with the thread's own greenlet.
-        before_run: called each time that the thread is about to get the baton, by who gives it.
+        before_run: called with ``index`` each time that the thread is about to get the baton, by who gives it.
 
     Attributes:
+        index: the number of the rank.
         greenlet: the fronting greenlet.
         root: the thread's own greenlet, which is what ``greenlet.getcurrent()`` returns inside the rank.
         turn: held while it is not the thread's turn.
-        started: whether its thread exists.
+        started: whether its thread has been made.
+        finished: whether its body has ended, or no thread could be made.
+        stuck: whether the thread is known to wait for ever, and cannot be unwound.
     """
 
     def __init__(
         self,
+        index: int,
         body: Callable[[], None],
-        name: str,
         main: Any,
         baton: Baton,
         *,
         on_bound: Callable[[Any], None],
-        before_run: Callable[[], None] | None,
+        before_run: Callable[[int], None] | None,
     ) -> None:
+        self.index = index
         self.greenlet: Any = greenlet(self.front, main)
         self.root: Any = None
         self.turn = threading.Lock()
@@ -230,24 +150,25 @@ class Carrier:
         self._main = main
         self._baton = baton
         self._on_bound = on_bound
-        self._finished = False
+        self.finished = False
         self.stuck = False
-        """Whether the thread is known to wait for ever, and cannot be unwound."""
         self._thrown: BaseException | None = None
-        self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), name=name, daemon=True)
+        self.thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(self._run,), name=f"kernbench-rank-{index}", daemon=True
+        )
 
     def front(self) -> None:
         """Body of the fronting greenlet: lend the baton to the thread until it has finished."""
-        while not self._finished and not self.stuck:
+        while not self.finished and not self.stuck:
             if self.before_run is not None:
-                self.before_run()
+                self.before_run(self.index)
             try:
                 self._baton.lend(self)
             except BaseException as error:  # KeyboardInterrupt while ranks run, or no thread
                 self._baton.recall()
                 self._leave(self._main.throw, error)
             else:
-                if not self._finished:
+                if not self.finished:
                     self._leave(self._main.switch)
         if not self.stuck and self.thread.ident is not None:
             self.thread.join()
@@ -258,7 +179,7 @@ class Carrier:
         try:
             self.thread.start()
         except RuntimeError:
-            self._finished = True
+            self.finished = True
             self._baton.holder = None
             raise
 
@@ -290,7 +211,7 @@ class Carrier:
         try:
             self._body()
         finally:
-            self._finished = True
+            self.finished = True
             self.before_run = None
             del self._body, self._on_bound  # they lead to the world, which is to be forgotten
             self.root = None  # it ends with the thread

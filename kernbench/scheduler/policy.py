@@ -46,15 +46,18 @@ class SeededRandom:
         self._entries: list[Entry] = []
 
     def append(self, entry: Entry) -> None:
+        """Add an entry that may run."""
         self._entries.append(entry)
 
     def popleft(self) -> Entry:
+        """Remove and return any one of the entries."""
         entries = self._entries
         index = self._random.randrange(len(entries))
         entries[index], entries[-1] = entries[-1], entries[index]
         return entries.pop()
 
     def clear(self) -> None:
+        """Forget every entry."""
         self._entries.clear()
 
     def __len__(self) -> int:

@@ -14,15 +14,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernbench.errors import KernbenchError
-
-if TYPE_CHECKING:
-    from kernbench.scheduler.ranks import Rank, RankScheduler
+from kernbench.scheduler.carrier import Baton, Carrier
 
 PERIOD = 1.0
 """Seconds of wall-clock time between two looks."""
@@ -39,10 +37,20 @@ class HiddenBlockingError(KernbenchError):
 
 
 class Watchdog:
-    """Looks at the rank that holds the baton now and then."""
+    """Looks at the carrier that holds the baton now and then.
 
-    def __init__(self, scheduler: RankScheduler) -> None:
-        self._scheduler = scheduler
+    Args:
+        baton: who runs.
+        carriers: of the same world.
+        give_up: called, in the watchdog's thread, with a carrier that waits for ever and what to raise in main.
+    """
+
+    def __init__(
+        self, baton: Baton, carriers: Collection[Carrier], give_up: Callable[[Carrier, BaseException], None]
+    ) -> None:
+        self._baton = baton
+        self._carriers = carriers
+        self._give_up = give_up
         self._stop = threading.Event()
 
     @contextmanager
@@ -60,22 +68,21 @@ class Watchdog:
         seen: Any = None
         looks = 0
         while not self._stop.wait(PERIOD):
-            rank = self._scheduler.holder()
-            place = None if rank is None else _place(rank)
+            carrier = self._baton.holder
+            place = None if carrier is None else _place(carrier.thread)
             looks = looks + 1 if place is not None and place == seen else 0
             seen = place
-            if rank is not None and looks == PATIENCE:
-                self._report(rank)
+            if carrier is not None and looks == PATIENCE:
+                self._report(carrier)
 
-    def _report(self, rank: Rank) -> None:
-        assert rank.carrier is not None
-        frame = sys._current_frames().get(rank.carrier.thread.ident or 0)
+    def _report(self, carrier: Carrier) -> None:
+        frame = sys._current_frames().get(carrier.thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        for_ever = self._for_ever(rank)
+        for_ever = self._for_ever(carrier.thread)
         report = (
-            f"rank {rank.index} has been blocking its thread for {PERIOD * PATIENCE:g} s of wall-clock time, and no other rank "
-            "can run meanwhile: it waits for something outside the simulation (a lock, a queue, a thread, a process, a socket)."
-            f"\n{stack.rstrip()}\n"
+            f"rank {carrier.index} has been blocking its thread for {PERIOD * PATIENCE:g} s of wall-clock time, and no other "
+            "rank can run meanwhile: it waits for something outside the simulation (a lock, a queue, a thread, a process, a "
+            f"socket).\n{stack.rstrip()}\n"
         )
         if for_ever:
             report += (
@@ -85,17 +92,16 @@ class Watchdog:
         sys.stderr.write(f"kernbench: {report}\n")
         sys.stderr.flush()
         if for_ever:
-            self._scheduler.give_up(rank, HiddenBlockingError(report))
+            self._give_up(carrier, HiddenBlockingError(report))
 
-    def _for_ever(self, rank: Rank) -> bool:
-        """Whether the rank waits for a lock that only another rank, none of which can run, could release."""
-        carriers = {each.carrier.thread for each in self._scheduler.ranks if each.carrier is not None}
+    def _for_ever(self, thread: threading.Thread) -> bool:
+        """Whether a rank's thread waits for a lock that only another rank, none of which can run, could release."""
+        carriers = {each.thread for each in self._carriers}
         own = {threading.current_thread(), threading.main_thread()}
-        helpers = {thread for thread in threading.enumerate() if thread.name == "kernbench-watchdog"}
+        helpers = {each for each in threading.enumerate() if each.name == "kernbench-watchdog"}
         if set(threading.enumerate()) - carriers - own - helpers:
             return False
-        assert rank.carrier is not None
-        task = Path("/proc/self/task", str(rank.carrier.thread.native_id))
+        task = Path("/proc/self/task", str(thread.native_id))
         try:
             call = (task / "syscall").read_text().split()[0]
             children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
@@ -104,10 +110,8 @@ class Watchdog:
         return call == _FUTEX.get(os.uname().machine) and not children.strip()
 
 
-def _place(rank: Rank) -> Any:
+def _place(thread: threading.Thread) -> Any:
     """Where a rank's thread is and what processor time it has used; None if that cannot be told."""
-    assert rank.carrier is not None
-    thread = rank.carrier.thread
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return None

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
+from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Operation
 
 
@@ -56,9 +57,11 @@ class Finished:
         self.errors: Sequence[BaseException | None] | None = errors
 
     def run(self) -> bool:
+        """Nothing is left to do."""
         return False
 
     def describe_wait(self) -> str:
+        """It waits for nobody."""
         return "nothing"
 
 
@@ -76,6 +79,7 @@ class DataExecutor:
         self._queues: dict[_Queue, deque[Deferred]] = {}
         self._touched: dict[int, int] = {}
         self._suspended: list[tuple[Running, list[Deferred]]] = []
+        self._awaited: list[tuple[Sequence[Operation], Condition]] = []
         self.failed: list[Operation] = []
         """Operations that failed and whose error nobody may have seen yet."""
         self.on_settled: Callable[[Operation], None] | None = None
@@ -97,9 +101,15 @@ class DataExecutor:
 
     def kept(self, rank: int | None) -> list[Operation]:
         """The operations of a rank whose launches are kept or suspended."""
+        return [launch.op for launch in self._launches() if launch.rank == rank]
+
+    def _launches(self) -> list[Deferred]:
         kept = [launch for queue in self._queues.values() for launch in queue]
-        kept += [launch for _, batch in self._suspended for launch in batch]
-        return [launch.op for launch in kept if launch.rank == rank]
+        return kept + [launch for _, batch in self._suspended for launch in batch]
+
+    def when_executed(self, operations: Sequence[Operation], condition: Condition) -> None:
+        """Fulfil ``condition`` once the values of all ``operations`` are there."""
+        self._awaited.append((operations, condition))
 
     def flush(self, now: float) -> bool:
         """Run every kept launch that can run; an error ends its own operation only. Returns whether anything ran.
@@ -114,7 +124,21 @@ class DataExecutor:
             if not moved:
                 break
             ran = True
-        return ran
+        return self._tell() or ran
+
+    def _tell(self) -> bool:
+        """Fulfil the conditions whose operations have been executed; False if there is none."""
+        if not self._awaited:
+            return False
+        waiting, self._awaited = self._awaited, []
+        told = False
+        for operations, condition in waiting:
+            if all(op.executed for op in operations):
+                condition.fulfil()
+                told = True
+            else:
+                self._awaited.append((operations, condition))
+        return told
 
     def suspended(self) -> list[tuple[list[Deferred], str]]:
         """The batches that wait for somebody, and for what."""
@@ -126,11 +150,12 @@ class DataExecutor:
 
     def abandon(self, error: BaseException, now: float) -> None:
         """Fail every kept launch with ``error``: nobody will ever be able to run it."""
-        kept = [launch for queue in self._queues.values() for launch in queue]
-        kept += [launch for _, batch in self._suspended for launch in batch]
+        kept, awaited = self._launches(), self._awaited
         self.clear()
         for launch in kept:
             launch.op.fail(error, now)
+        for _, condition in awaited:
+            condition.fail(error, now)
 
     def clear(self) -> None:
         """Drop every kept launch, and forget failures."""
@@ -138,6 +163,7 @@ class DataExecutor:
         self._queues.clear()
         self._touched.clear()
         self._suspended.clear()
+        self._awaited.clear()
 
     def _resume_suspended(self, now: float) -> bool:
         moved = False
@@ -168,11 +194,7 @@ class DataExecutor:
         for _, batch in self._suspended:
             for launch in [launch for launch in batch if launch.op is op]:
                 batch.remove(launch)
-                self._forget(launch)
-                op.fail(error, now)
-                self.failed.append(op)
-                if self.on_settled is not None:
-                    self.on_settled(op)
+                self._end(launch, error, now)
         self._suspended = [entry for entry in self._suspended if entry[1]]
 
     def _settle(self, running: Running, batch: list[Deferred], now: float) -> None:
@@ -181,18 +203,18 @@ class DataExecutor:
             self._suspended.append((running, batch))
             return
         for launch, error in zip(batch, errors, strict=True):
-            self._forget(launch)
             launch.op.executed = True
-            if error is not None:
-                launch.op.fail(error, now if launch.op.end is None else launch.op.end)
-                self.failed.append(launch.op)
-            if self.on_settled is not None:
-                self.on_settled(launch.op)
+            self._end(launch, error, now if launch.op.end is None else launch.op.end)
 
-    def _forget(self, launch: Deferred) -> None:
+    def _end(self, launch: Deferred, error: BaseException | None, at: float) -> None:
         for storage in launch.touches:
             left = self._touched[storage] - 1
             if left:
                 self._touched[storage] = left
             else:
                 del self._touched[storage]
+        if error is not None:
+            launch.op.fail(error, at)
+            self.failed.append(launch.op)
+        if self.on_settled is not None:
+            self.on_settled(launch.op)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
+from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
@@ -59,11 +60,6 @@ class GraphEngine:
         heapq.heappush(self._events, (max(time, self.now), next(self._serial), callback))
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self._events
-
-    @property
     def events_in_flight(self) -> int:
         """Number of events that are still to come."""
         return len(self._events)
@@ -95,10 +91,14 @@ class GraphEngine:
         while self.step():
             pass
 
-    def resolve_now(self, op: Operation) -> None:
-        """End ``op``, a timer, at the present time."""
-        self.resolved_count += 1
-        op.resolve(op.enqueue, self.now)
+    def fulfil_at(self, condition: Condition, time: float) -> None:
+        """``condition`` is true once the clock reaches ``time`` (s)."""
+
+        def fulfil() -> None:
+            self.resolved_count += 1
+            condition.fulfil(self.now)
+
+        self.at(time, fulfil)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -123,6 +123,17 @@ class GraphEngine:
         """
         if self.cost_model is not None and op.duration is not None:
             op.duration = self.cost_model(op, op.duration)
+        if op.duration is not None and not after:
+            stream = self.stream(op.sip, op.stream)
+            tail = stream.tail
+            if tail is None or tail.end is not None:  # nearly always: its times are known at once
+                start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+                op.start, op.end = start, start + op.duration
+                stream.tail = op
+                self.op_log.add(op)
+                if op.end > self.latest_end:
+                    self.latest_end = op.end
+                return op
 
         def start_at(start: float) -> None:
             if op.end is not None:
@@ -163,7 +174,7 @@ class GraphEngine:
         if not pending:
             start_at(start)
         else:
-            self._when_ended(op, start, pending, start_at)
+            self._when_ended(start, pending, start_at)
 
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
@@ -182,15 +193,14 @@ class GraphEngine:
         return start, pending
 
     @staticmethod
-    def _when_ended(
-        op: Operation, start: float, pending: Sequence[Operation], start_at: Callable[[float], None]
-    ) -> None:
-        """Call ``start_at(time)`` with when ``op`` starts, once all of ``pending`` have ended."""
-        op._unresolved = len(pending)
+    def _when_ended(start: float, pending: Sequence[Operation], start_at: Callable[[float], None]) -> None:
+        """Once all of ``pending`` have ended, call ``start_at(time)`` with their last end, ``start`` at the earliest."""
+        left = len(pending)
 
         def one_less() -> None:
-            op._unresolved -= 1
-            if op._unresolved == 0:
+            nonlocal left
+            left -= 1
+            if left == 0:
                 start_at(max([start, *(other.end for other in pending if other.end is not None)]))
 
         for other in pending:
@@ -275,7 +285,7 @@ class GraphEngine:
         if not waiting:
             start()
         for member, (at, pending) in list(waiting.items()):
-            self._when_ended(parts[member], at, pending, partial(member_ready, member))
+            self._when_ended(at, pending, partial(member_ready, member))
         return run
 
     def _start_plan(self, run: PlanRun) -> None:

@@ -20,9 +20,10 @@ class Flow:
         remaining: bytes still to send at time ``updated``.
         cap: the most it can take, in bytes/s, whatever the links offer.
         rate: what it gets now, in bytes/s.
+        version: counts its rates: an event that was scheduled for another rate is void.
     """
 
-    __slots__ = ("_version", "cap", "links", "on_done", "rate", "remaining", "updated")
+    __slots__ = ("cap", "links", "on_done", "rate", "remaining", "updated", "version")
 
     def __init__(
         self, links: Sequence[int], nbytes: float, cap: float, now: float, on_done: Callable[[float], None]
@@ -33,7 +34,7 @@ class Flow:
         self.rate = 0.0
         self.updated = now
         self.on_done = on_done
-        self._version = 0
+        self.version = 0
 
 
 class Network:
@@ -74,10 +75,10 @@ class Network:
         return bool(self._on_link.get(link))
 
     def _finish(self, flow: Flow, version: int) -> None:
-        if flow._version != version:
+        if flow.version != version:
             return  # its rate changed since: a later event stands for it
         now = self._clock()
-        flow._version += 1
+        flow.version += 1
         self.flows -= 1
         neighbours: dict[Flow, None] = {}
         for link in flow.links:
@@ -96,8 +97,8 @@ class Network:
         flow.remaining = max(0.0, flow.remaining - flow.rate * (now - flow.updated))
         flow.updated = now
         flow.rate = rate
-        flow._version += 1
-        version = flow._version
+        flow.version += 1
+        version = flow.version
         self._schedule(now + flow.remaining / rate, lambda: self._finish(flow, version))
 
     def _component(self, seed: Flow) -> list[Flow]:

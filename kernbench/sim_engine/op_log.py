@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kernbench.errors import ConfigError
+from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
@@ -79,15 +80,15 @@ class CollectiveTrace:
     sips: Sequence[int]
     buffer_kind: str
     addresses: Sequence[int]
-    cell_offsets: Sequence[int]
+    chunk_offsets: Sequence[int]
     detail: dict[str, Any]
 
 
 MemoryChange = tuple[int, float, int]
 """SIP, when (s), and bytes that are allocated in its HBM from then on."""
 
-HostWait = tuple[int | None, float, float, Operation]
-"""A host that waited: rank (None: main), from and until when (s), for which operation. A plain tuple: waits are many."""
+HostWait = tuple[int | None, float, float, "Operation | Condition", int]
+"""A host that waited: rank (None: main), from and until when (s), for what, and its SIP. A plain tuple: waits are many."""
 
 
 DEFAULT_LIMIT = 1_000_000
@@ -170,14 +171,6 @@ class OpLog:
     def __len__(self) -> int:
         return len(self.operations) + sum(len(trace.run.plan) for trace in self.collectives)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.operations.clear()
-        self.collectives.clear()
-        self.waits.clear()
-        self.dropped, self.begin = 0, 0.0
-        self.memory.clear()
-
     def records(self, *, steps: bool = True) -> Iterator[OpRecord]:
         """Yield the log: operations in the order of enqueueing, then (``steps``) the chunk steps of collectives.
 
@@ -198,14 +191,14 @@ class OpLog:
 def _step_records(trace: CollectiveTrace) -> Iterator[OpRecord]:
     plan, times = trace.run.plan, trace.run.times
     columns = zip(
-        plan.src.tolist(), plan.dst.tolist(), plan.src_cell.tolist(), plan.dst_cell.tolist(), plan.nbytes.tolist(),
+        plan.src.tolist(), plan.dst.tolist(), plan.src_chunk.tolist(), plan.dst_chunk.tolist(), plan.nbytes.tolist(),
         plan.queue.tolist(), plan.reduces.tolist(), times.start.tolist(), times.arrived.tolist(), strict=True,
     )  # fmt: skip
-    for src, dst, src_cell, dst_cell, nbytes, queue, reduces, start, arrived in columns:
+    for src, dst, src_chunk, dst_chunk, nbytes, queue, reduces, start, arrived in columns:
         source, target = trace.ranks[src], trace.ranks[dst]
         yield OpRecord(
             kind="collective_step",
-            name=f"{trace.name} {'reduce' if reduces else 'copy'} chunk {dst_cell}",
+            name=f"{trace.name} {'reduce' if reduces else 'copy'} chunk {dst_chunk}",
             rank=source,
             sip=trace.sips[src],
             stream=f"queue {source}->{target}",
@@ -214,10 +207,10 @@ def _step_records(trace: CollectiveTrace) -> Iterator[OpRecord]:
             end=arrived,
             nbytes=nbytes,
             operands=(
-                Operand("hbm", trace.sips[src], trace.addresses[src] + trace.cell_offsets[src_cell], nbytes, "r"),
+                Operand("hbm", trace.sips[src], trace.addresses[src] + trace.chunk_offsets[src_chunk], nbytes, "r"),
                 Operand(trace.buffer_kind, trace.sips[dst], 0, nbytes, "rw", "IPCQ slots"),
                 Operand(
-                    "hbm", trace.sips[dst], trace.addresses[dst] + trace.cell_offsets[dst_cell], nbytes,
+                    "hbm", trace.sips[dst], trace.addresses[dst] + trace.chunk_offsets[dst_chunk], nbytes,
                     "rw" if reduces else "w",
                 ),
             ),

@@ -38,7 +38,6 @@ class Operation:
 
     __slots__ = (
         "_dependents",
-        "_unresolved",
         "detail",
         "duration",
         "end",
@@ -84,7 +83,6 @@ class Operation:
         self.nbytes = 0
         self.operands: Sequence[Any] = ()
         self.detail: dict[str, Any] | None = None
-        self._unresolved = 0
         self._dependents: list[Callable[[], None]] | None = None
 
     @property

@@ -1,7 +1,7 @@
 """What a collective does to time: transfers between members, round by round.
 
-A plan is the timed form of a ``ccl`` schedule. Each transfer sends one cell (a chunk of the buffer) from a member to a
-member over a queue and a route. It may start when the cell is ready at its source, the same cell at its destination is
+A plan is the timed form of a ``ccl`` schedule. Each transfer sends one chunk of the buffer from a member to a
+member over a queue and a route. It may start when the chunk is ready at its source, the same chunk at its destination is
 no longer being read, and the queue's previous transfer has left. The plan is kept as arrays, one row per transfer, so
 that a thousand ranks cost a few numpy calls per round; :func:`evaluate` and :class:`PlanRun` (in ``plan_run``) must
 agree on every plan whose queues share no link.
@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from kernbench.sim_engine.plan_classes import TransferClasses
+from kernbench.sim_engine.plan_classes import Row, TransferClasses
 
 _SMALL_PLAN = 512
 """Transfers up to which plain Python is quicker than a dozen numpy calls per round.
@@ -41,13 +41,13 @@ class TransferPlan:
     Attributes:
         name: for traces, e.g. ``"all_reduce ring"``.
         members: number of members.
-        cells: number of cells per member.
+        chunks: number of chunks per member.
         rounds: ``[rounds + 1]`` offsets of each round into the arrays below.
         src, dst: ``[transfers]`` member that sends, member that receives.
-        src_cell, dst_cell: ``[transfers]`` cell read at the source, cell written at the destination.
+        src_chunk, dst_chunk: ``[transfers]`` chunk read at the source, chunk written at the destination.
         nbytes: ``[transfers]`` payload, bytes.
         serial: ``[transfers]`` seconds for which the transfer holds its queue when it has the route to itself.
-        latency: ``[transfers]`` seconds from the last byte sent to the cell being ready at the destination.
+        latency: ``[transfers]`` seconds from the last byte sent to the chunk being ready at the destination.
         queue: ``[transfers]`` index of the queue it goes through, in order.
         queue_links: for each queue, the links of its route.
         reduces: ``[transfers]`` whether the destination combines what arrives with what it has.
@@ -58,12 +58,12 @@ class TransferPlan:
 
     name: str
     members: int
-    cells: int
+    chunks: int
     rounds: IntArray
     src: IntArray
     dst: IntArray
-    src_cell: IntArray
-    dst_cell: IntArray
+    src_chunk: IntArray
+    dst_chunk: IntArray
     nbytes: IntArray
     serial: FloatArray
     latency: FloatArray
@@ -84,7 +84,7 @@ class TransferPlan:
     @cached_property
     def classes(self) -> TransferClasses:
         """Its transfers by when they happen, if all members start together."""
-        return TransferClasses(self)
+        return TransferClasses(self.round_rows, self.members, self.chunks, *self.queue_members)
 
     @cached_property
     def links(self) -> frozenset[int]:
@@ -115,16 +115,16 @@ class TransferPlan:
         return members
 
     @cached_property
-    def _queue_members(self) -> tuple[list[int], list[int]]:
+    def queue_members(self) -> tuple[list[int], list[int]]:
         """``queue_src`` and ``queue_dst`` as lists."""
         return self.queue_src.tolist(), self.queue_dst.tolist()
 
     @cached_property
-    def _as_rows(self) -> list[list[tuple[int, int, int, float, float]]]:
-        """Per round, ``(source cell, target cell, queue, serial, latency)`` of each transfer."""
+    def round_rows(self) -> list[list[Row]]:
+        """The transfers of each round as rows."""
         rows = list(
             zip(
-                (self.src * self.cells + self.src_cell).tolist(), (self.dst * self.cells + self.dst_cell).tolist(),
+                (self.src * self.chunks + self.src_chunk).tolist(), (self.dst * self.chunks + self.dst_chunk).tolist(),
                 self.queue.tolist(), self.serial.tolist(), self.latency.tolist(), strict=True,
             )
         )  # fmt: skip
@@ -136,7 +136,7 @@ class TransferPlan:
         """The plan as a graph: ``(after_arrival, needed, after_sent)``.
 
         ``after_arrival[i]`` are the transfers that need transfer i's arrival, ``after_sent[i]`` those that need its
-        last byte to have left (its queue's next, and whoever overwrites the cell it read); ``needed[i]`` is how many
+        last byte to have left (its queue's next, and whoever overwrites the chunk it read); ``needed[i]`` is how many
         such conditions transfer i has.
         """
         after_arrival: list[list[int]] = [[] for _ in range(len(self))]
@@ -145,8 +145,8 @@ class TransferPlan:
         last_write: dict[int, int] = {}
         last_reads: dict[int, list[int]] = {}
         last_in_queue: dict[int, int] = {}
-        source_at = (self.src * self.cells + self.src_cell).tolist()
-        target_at = (self.dst * self.cells + self.dst_cell).tolist()
+        source_at = (self.src * self.chunks + self.src_chunk).tolist()
+        target_at = (self.dst * self.chunks + self.dst_chunk).tolist()
         queue = self.queue.tolist()
         for begin, end in zip(self.rounds[:-1].tolist(), self.rounds[1:].tolist(), strict=True):
             for i in range(begin, end):
@@ -204,15 +204,15 @@ def member_ends(plan: TransferPlan, member_start: Starts) -> list[float]:
 
 
 def _run_rounds(plan: TransferPlan, member_start: Starts, times: PlanTimes | None) -> FloatArray:
-    ready = np.repeat(member_start, plan.cells)
-    read_until = np.zeros(plan.members * plan.cells)
+    ready = np.repeat(member_start, plan.chunks)
+    read_until = np.zeros(plan.members * plan.chunks)
     queue_free = np.zeros(len(plan.queue_links))
     queue_arrived = np.zeros(len(plan.queue_links))
     bounds = plan.rounds.tolist()
     for k in range(len(bounds) - 1):
         rows = slice(bounds[k], bounds[k + 1])
         src, dst, q = plan.src[rows], plan.dst[rows], plan.queue[rows]
-        at, to = src * plan.cells + plan.src_cell[rows], dst * plan.cells + plan.dst_cell[rows]
+        at, to = src * plan.chunks + plan.src_chunk[rows], dst * plan.chunks + plan.dst_chunk[rows]
         begin = np.maximum(ready[at], ready[to])
         np.maximum(begin, read_until[to], out=begin)
         np.maximum(begin, queue_free[q], out=begin)
@@ -232,11 +232,11 @@ def _run_rounds(plan: TransferPlan, member_start: Starts, times: PlanTimes | Non
 
 def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) -> list[float]:
     """The same arithmetic as :func:`_run_rounds`, hence the same bits, without arrays."""
-    ready = [start for start in member_start for _ in range(plan.cells)]
+    ready = [start for start in member_start for _ in range(plan.chunks)]
     read_until = [0.0] * len(ready)
     queue_free = [0.0] * len(plan.queue_links)
     queue_arrived = [0.0] * len(plan.queue_links)
-    for rows in plan._as_rows:
+    for rows in plan.round_rows:
         # a round looks at what was before it, whatever its transfers do to each other
         begins = []
         for at, to, q, _, _ in rows:
@@ -258,7 +258,7 @@ def _run_rounds_one_by_one(plan: TransferPlan, member_start: Sequence[float]) ->
                 read_until[at] = leave
             ready[to] = arrive
     ends = list(member_start)
-    senders, receivers = plan._queue_members
+    senders, receivers = plan.queue_members
     for member, time in (*zip(senders, queue_free, strict=True), *zip(receivers, queue_arrived, strict=True)):
         if time > ends[member]:
             ends[member] = time

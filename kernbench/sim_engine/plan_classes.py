@@ -16,11 +16,9 @@ start at different times, and plans of more than 65,536 transfers, are computed 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kernbench.sim_engine.plan import TransferPlan
+Row = tuple[int, int, int, float, float]
+"""A transfer: source chunk and target chunk (numbered over all members), queue, serial and latency (s)."""
 
 _START = 0
 Times = frozenset[int]
@@ -38,23 +36,26 @@ class TransferClasses:
     """The classes of a plan's transfers.
 
     Args:
-        plan: the plan.
+        rounds: the transfers of each round.
+        members, chunks: members, and chunks of each.
+        senders, receivers: for each queue, the member that sends and the one that receives.
     """
 
-    def __init__(self, plan: TransferPlan) -> None:
+    def __init__(
+        self,
+        rounds: Sequence[Sequence[Row]],
+        members: int,
+        chunks: int,
+        senders: Sequence[int],
+        receivers: Sequence[int],
+    ) -> None:
         self._steps: list[tuple[int, tuple[int, ...], float, float]] = []
         number: dict[tuple[Times, float, float], int] = {}
-        ready: list[Times] = [frozenset({_START})] * (plan.members * plan.cells)
+        ready: list[Times] = [frozenset({_START})] * (members * chunks)
         read_until = [_NEVER] * len(ready)
-        queue_free = [_NEVER] * len(plan.queue_links)
-        queue_arrived = [_NEVER] * len(plan.queue_links)
-        columns = zip(
-            (plan.src * plan.cells + plan.src_cell).tolist(), (plan.dst * plan.cells + plan.dst_cell).tolist(),
-            plan.queue.tolist(), plan.serial.tolist(), plan.latency.tolist(), strict=True,
-        )  # fmt: skip
-        transfers = list(columns)
-        for first, last in pairwise(plan.rounds.tolist()):
-            rows = transfers[first:last]
+        queue_free = [_NEVER] * len(senders)
+        queue_arrived = [_NEVER] * len(senders)
+        for rows in rounds:
             begins = [_latest(ready[at], ready[to], read_until[to], queue_free[q]) for at, to, q, _, _ in rows]
             for begin, (at, to, queue, serial, latency) in zip(begins, rows, strict=True):
                 key = (begin, serial, latency)
@@ -68,10 +69,10 @@ class TransferClasses:
                 queue_arrived[queue] = _latest(queue_arrived[queue], arrive)
                 read_until[at] = _latest(read_until[at], leave)
                 ready[to] = arrive
-        ends: list[Times] = [frozenset({_START})] * plan.members
-        for queue, member in enumerate(plan.queue_src.tolist()):
+        ends: list[Times] = [frozenset({_START})] * members
+        for queue, member in enumerate(senders):
             ends[member] = _latest(ends[member], queue_free[queue])
-        for queue, member in enumerate(plan.queue_dst.tolist()):
+        for queue, member in enumerate(receivers):
             ends[member] = _latest(ends[member], queue_arrived[queue])
         distinct = list(dict.fromkeys(ends))
         self._ends = [tuple(sorted(end)) for end in distinct]

@@ -9,14 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from kernbench.sim_engine.plan import PlanTimes, TransferPlan, evaluate, member_ends
 
-if TYPE_CHECKING:
-    from kernbench.sim_engine.engine import GraphEngine
+
+class SharedLinks(Protocol):
+    """The clock and the links that runs share: the engine."""
+
+    now: float
+
+    def at(self, time: float, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when the clock reaches ``time`` (s)."""
+
+    def start_flow(
+        self,
+        links: Sequence[int],
+        nbytes: float,
+        on_done: Callable[[float], None],
+        *,
+        cap: float,
+        on_behalf_of: PlanRun,
+    ) -> Any:
+        """Send ``nbytes`` over ``links`` now, at ``cap`` bytes/s at most; ``on_done`` is told when the last has left."""
+
+    def plan_finished(self, run: PlanRun) -> None:
+        """The last member of ``run`` has ended."""
 
 
 class PlanRun:
@@ -33,7 +53,7 @@ class PlanRun:
 
     def __init__(
         self,
-        engine: GraphEngine,
+        engine: SharedLinks,
         plan: TransferPlan,
         on_members_end: Callable[[Sequence[int], float], None],
     ) -> None:
@@ -68,6 +88,7 @@ class PlanRun:
 
     @property
     def finished(self) -> bool:
+        """Whether all members have ended."""
         return self._running == 0
 
     def start_alone(self) -> None:

@@ -45,6 +45,7 @@ class Journal:
         self._file.flush()
 
     def close(self) -> None:
+        """Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernbench import __version__
 from kernbench.errors import ConfigError
 from kernbench.grid import Point, expand, label
 from kernbench.precompile.kernels import load_module
 from kernbench.spec_files import read_spec
+from kernbench.version import __version__
 
 Program = Callable[..., "Mapping[str, Any] | None"]
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from kernbench.runtime_api.context import simulate
-from kernbench.testing.ranks import tagged_output
+from kernbench.testing.ranks import RANK
 from kernbench.topology import TopologyHandle, resolve_topology
 from kernbench.torch_backend.distributed_cases import SimulatedTestCases, patched_classes, see_devices
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.output import rank_streams
 
 
 class DistributedTests:
@@ -36,7 +37,7 @@ class DistributedTests:
         """
 
         with simulate(self._system) as ctx:
-            see_devices(self._patches, ctx)
+            see_devices(self._patches, ctx.simulation)
         try:
             self._cases.install()
         except ImportError as error:
@@ -53,8 +54,8 @@ class DistributedTests:
             environment.state.modules.classes = patched_classes()
             environment.state.variables = lambda rank: {}  # nobody has launched a test's processes by torchrun
 
-        with simulate(self._system_for(count)) as ctx, tagged_output(ctx):
-            ctx.multiprocessing._configure = configure
+        with simulate(self._system_for(count)) as ctx, rank_streams(ctx.simulation, RANK):
+            ctx.multiprocessing.configure = configure
             ctx.multiprocessing.spawn(body, nprocs=count, per_rank_modules=per_rank_modules)
 
     def _system_for(self, count: int) -> TopologyHandle:

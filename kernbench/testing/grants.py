@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 
 from kernbench.errors import ConfigError
-from kernbench.testing.plugin import ROW
-from kernbench.testing.pool import Capacity, Grant, Request, ResourceError, port_is_free, workers_that_fit
+from kernbench.testing.pool import Capacity, Grant, ResourceError, ResourceRequest, port_is_free, workers_that_fit
 from kernbench.testing.sizes import parse_size
+from kernbench.testing.table import ROW
 
 _SLACK = 1 << 20  # bytes that a CUDA library may keep for itself after its first use
 
@@ -68,7 +67,7 @@ def _cuda_count(mark: pytest.Mark) -> int:
     return int(mark.args[0] if mark.args else mark.kwargs.get("n", 1))
 
 
-def request_of(item: pytest.Item) -> Request:
+def request_of(item: pytest.Item) -> ResourceRequest:
     """What a test's marks ask for."""
     devices, ports = 0, 0
     memory: int | str | None = None
@@ -87,7 +86,7 @@ def request_of(item: pytest.Item) -> Request:
         devices = max(devices, _cuda_count(cuda))
     if memory is None:
         memory = item.config.getoption("--kernbench-memory") if devices else 0
-    return Request(devices, parse_size(memory), ports)
+    return ResourceRequest(devices, parse_size(memory), ports)
 
 
 def grant_for(item: pytest.Item, session: Any) -> Iterator[Grant]:
@@ -141,12 +140,3 @@ def _on_gpus(grant: Grant, row: dict[str, Any], breaches: list[str]) -> Iterator
             torch.cuda.empty_cache()
             if left > _SLACK:
                 breaches.append(f"{left:,} bytes of device {device} are not released")
-
-
-def resident_bytes() -> int:
-    """Memory of this process, bytes; 0 where that is not told."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

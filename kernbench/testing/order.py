@@ -18,6 +18,9 @@ from kernbench.errors import ConfigError
 
 _LONGEST_WAIT = 60.0  # seconds for a dependency that another worker has
 
+_NEEDS: pytest.StashKey[list[str]] = pytest.StashKey()
+_FAILED: pytest.StashKey[str] = pytest.StashKey()  # of a test that others depend on: how, empty if it has not
+
 
 def order_items(items: list[pytest.Item]) -> None:
     """Move every test behind those that it depends on. Raises ConfigError for a cycle."""
@@ -45,8 +48,8 @@ def order_items(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(name))
     for item in items:
         for other in edges[id(item)]:
-            other._kernbench_is_dependency = True  # type: ignore[attr-defined]
-        item._kernbench_needs = [_key(other) for other in edges[id(item)]]  # type: ignore[attr-defined]
+            other.stash[_FAILED] = ""
+        item.stash[_NEEDS] = [_key(other) for other in edges[id(item)]]
     items[:] = ordered
 
 
@@ -93,11 +96,12 @@ def _key(item: pytest.Item) -> str:
 
 
 def note_outcome(item: pytest.Item, report: Any, directory: Path) -> None:
-    """Write down how a test ended, once its teardown is over; whatever failed before counts."""
-    failed = getattr(item, "_kernbench_failed", "")
+    """Write down how a test that others depend on ended, once its teardown is over; whatever failed before counts."""
+    if _FAILED not in item.stash:
+        return
+    failed = item.stash[_FAILED]
     if report.outcome != "passed" and not failed:
-        failed = f"{report.outcome} in {report.when}"
-        item._kernbench_failed = failed  # type: ignore[attr-defined]
+        item.stash[_FAILED] = failed = f"{report.outcome} in {report.when}"
     if report.when == "teardown":
         directory.mkdir(parents=True, exist_ok=True)
         beside = directory / f"outcome-{_key(item)}.part"
@@ -108,7 +112,7 @@ def note_outcome(item: pytest.Item, report: Any, directory: Path) -> None:
 def require_dependencies(item: pytest.Item, directory: Path) -> None:
     """Skip a test whose dependencies did not pass; wait for those that another worker runs."""
     deadline = time.monotonic() + _LONGEST_WAIT
-    for key in getattr(item, "_kernbench_needs", ()):
+    for key in item.stash.get(_NEEDS, ()):
         path = directory / f"outcome-{key}"
         while not path.exists():
             if time.monotonic() > deadline:

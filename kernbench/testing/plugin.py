@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernbench.testing.table import ROW, resident_bytes, show_table
+
 if TYPE_CHECKING:
     from kernbench.testing.kernels import KernelWatch
     from kernbench.testing.pool import Grant, ResourcePool
@@ -33,6 +35,7 @@ _TABLE_ROWS = 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """See pytest."""
     group = parser.getgroup("kernbench", "kernbench: simulated ranks, resources")
     option = group.addoption
     option(
@@ -56,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Marks, the session's plugin, and simulated ranks for torch's test cases before the first of them is imported."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
     config.pluginmanager.register(_Session(config), "kernbench-session")
@@ -80,6 +84,7 @@ class _Session:
         self._pool: ResourcePool | None = None
         self.rows: list[tuple[str, dict[str, Any]]] = []
         self._kernels: KernelWatch | None = None
+        self._ordered = False
 
     # -- where the processes of this run meet ------------------------------------------------------------------------
 
@@ -143,6 +148,7 @@ class _Session:
             from kernbench.testing.order import order_items
 
             order_items(items)
+            self._ordered = True
         return (yield)
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -172,23 +178,18 @@ class _Session:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         if not _is_ours(item):
             return (yield)
-        from kernbench.testing.grants import resident_bytes
-
-        begin, before = time.perf_counter(), resident_bytes()
-        item.stash[_BEGIN] = (begin, before)
+        item.stash[_BEGIN] = time.perf_counter(), resident_bytes()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
         report: Any = yield
         if call.when == "teardown" and _BEGIN in item.stash:
-            from kernbench.testing.grants import resident_bytes
-
             begin, before = item.stash[_BEGIN]
             row: dict[str, Any] = {"seconds": time.perf_counter() - begin, "host": resident_bytes() - before}
             added: dict[str, Any] = item.stash.setdefault(ROW, {})
             report.user_properties.append(("kernbench", row | added))
-        if getattr(item, "_kernbench_is_dependency", False):
+        if self._ordered:
             from kernbench.testing.order import note_outcome
 
             note_outcome(item, report, self.directory)
@@ -204,24 +205,11 @@ class _Session:
         if self._kernels is not None:
             self._kernels.report(terminalreporter)
         shown = self.config.getoption("--kernbench-table")
-        if not self.rows or not shown:
-            return
-        terminalreporter.section("kernbench: memory and duration")
-        terminalreporter.write_line(f"{'seconds':>8} {'host MB':>8} {'device MB':>10}  {'devices':12} test")
-        rows = sorted(self.rows, key=lambda row: -row[1]["seconds"])
-        for nodeid, row in rows[:shown]:
-            device = f"{row['device'] / 1e6:.1f}" if "device" in row else "-"
-            devices = ",".join(map(str, row.get("devices", ()))) or "-"
-            terminalreporter.write_line(
-                f"{row['seconds']:8.2f} {row['host'] / 1e6:+8.1f} {device:>10}  {devices:12} {nodeid}"
-            )
-        if len(rows) > shown:
-            terminalreporter.write_line(f"... and {len(rows) - shown} more (--kernbench-table N)")
+        if self.rows and shown:
+            show_table(self.rows, shown, terminalreporter)
 
 
 _BEGIN: pytest.StashKey[tuple[float, int]] = pytest.StashKey()
-ROW: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
-"""What a test adds to its row of the table."""
 
 
 def _is_ours(item: pytest.Item) -> bool:

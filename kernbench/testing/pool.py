@@ -53,7 +53,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Request:
+class ResourceRequest:
     """What a test needs: ``devices``, ``memory`` bytes on each of them, ``ports``."""
 
     devices: int = 0
@@ -104,7 +104,7 @@ class ResourcePool:
 
     # -- granting ----------------------------------------------------------------------------------------------------
 
-    def acquire(self, request: Request, *, timeout: float | None = None) -> Grant:
+    def acquire(self, request: ResourceRequest, *, timeout: float | None = None) -> Grant:
         """Wait for what ``request`` asks for.
 
         Args:
@@ -144,7 +144,7 @@ class ResourcePool:
             state["grants"] = [each for each in state["grants"] if each["id"] != grant.id]
 
     @contextmanager
-    def granted(self, request: Request, *, timeout: float | None = None) -> Iterator[Grant]:
+    def granted(self, request: ResourceRequest, *, timeout: float | None = None) -> Iterator[Grant]:
         """:meth:`acquire` and :meth:`release` around a block."""
         grant = self.acquire(request, timeout=timeout)
         try:
@@ -152,7 +152,7 @@ class ResourcePool:
         finally:
             self.release(grant)
 
-    def _try(self, state: dict[str, Any], ticket: str, request: Request) -> Grant | None:
+    def _try(self, state: dict[str, Any], ticket: str, request: ResourceRequest) -> Grant | None:
         at = next(index for index, each in enumerate(state["queue"]) if each["id"] == ticket)
         before = state["queue"][:at]
         if any(each["overtaken"] >= OVERTAKINGS for each in before):
@@ -171,7 +171,7 @@ class ResourcePool:
         )
         return Grant(ticket, tuple(devices), request.memory, tuple(ports), self.capacity.simulated)
 
-    def _devices(self, state: dict[str, Any], request: Request) -> list[int] | None:
+    def _devices(self, state: dict[str, Any], request: ResourceRequest) -> list[int] | None:
         """The emptiest devices that have room, or None."""
         free = dict(enumerate(self.capacity.device_memory))
         for grant in state["grants"]:
@@ -192,7 +192,7 @@ class ResourcePool:
                 found.append(port)
         return found if len(found) == count else None
 
-    def _require_possible(self, request: Request) -> None:
+    def _require_possible(self, request: ResourceRequest) -> None:
         able = sum(size >= request.memory for size in self.capacity.device_memory)
         if request.devices > able:
             sizes = ", ".join(f"{size / 1e9:g} GB" for size in self.capacity.device_memory) or "none"
@@ -259,7 +259,7 @@ def workers_that_fit(capacity: Capacity, memory: int) -> int:
     return max(1, sum(size // memory for size in capacity.device_memory))
 
 
-def _words(request: Request) -> str:
+def _words(request: ResourceRequest) -> str:
     parts = []
     if request.devices:
         each = f" with {request.memory / 1e9:g} GB each" if request.memory else ""

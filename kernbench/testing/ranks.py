@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import gc
 import inspect
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
-from greenlet import getcurrent
 
 from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
-from kernbench.testing.plugin import ROW
+from kernbench.testing.table import ROW
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
+from kernbench.torch_backend.rank_state.output import rank_streams
+
+RANK = "[rank {}] "
+"""In front of the lines that a rank prints."""
 
 
 class RankFailed(AssertionError):
@@ -45,7 +45,7 @@ def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
 
         spaces: list[Any] = []
         try:
-            with tagged_output(ctx):
+            with rank_streams(ctx.simulation, RANK):
                 ctx.multiprocessing.spawn(body, nprocs=count, isolation=mark.kwargs.get("isolation", "carrier"))
             if ended:
                 raise ended[min(ended)]
@@ -107,48 +107,3 @@ def _of_test(error: BaseException, item: pytest.Function) -> Any:
     while trace is not None and trace.tb_frame.f_code is not code:
         trace = trace.tb_next
     return trace or error.__traceback__
-
-
-class _TaggedStream:
-    """Writes go to ``stream``, each line behind the number of the rank that wrote it."""
-
-    def __init__(self, stream: TextIO, current_rank: Callable[[], int | None]) -> None:
-        self._stream = stream
-        self._current_rank = current_rank
-        self._open: dict[int, str] = {}
-
-    def write(self, text: str) -> int:
-        rank = self._current_rank()
-        if rank is None:
-            return self._stream.write(text)
-        *lines, rest = (self._open.pop(rank, "") + text).split("\n")
-        for line in lines:
-            self._stream.write(f"[rank {rank}] {line}\n")
-        if rest:
-            self._open[rank] = rest
-        return len(text)
-
-    def finish(self) -> None:
-        """Write the lines that were never ended."""
-        for rank, rest in sorted(self._open.items()):
-            self._stream.write(f"[rank {rank}] {rest}\n")
-        self._open.clear()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def tagged_output(ctx: RuntimeContext) -> Iterator[None]:
-    def current_rank() -> int | None:
-        return ctx.distributed._rank_by_greenlet.get(getcurrent())
-
-    before = sys.stdout, sys.stderr
-    tagged = [_TaggedStream(stream, current_rank) for stream in before]
-    sys.stdout, sys.stderr = tagged
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for stream in tagged:
-            stream.finish()

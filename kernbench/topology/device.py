@@ -33,7 +33,7 @@ class Target(Spec):
     warp_size: Literal[32, 64] = Field(description="threads of a warp (32) or wavefront (64)")
 
 
-class Memory(Spec):
+class MemorySpec(Spec):
     """A memory of given ``size``; ``bandwidth`` and ``latency`` are of one access path, read or write."""
 
     size: Bytes = Field(description="capacity")
@@ -44,7 +44,7 @@ class Memory(Spec):
 class Pe(Spec):
     """One processing element (an SM or CU on a GPU)."""
 
-    tcm: Memory = Field(description="tightly coupled memory: shared memory, LDS or scratchpad of one PE")
+    tcm: MemorySpec = Field(description="tightly coupled memory: shared memory, LDS or scratchpad of one PE")
     tcm_per_block: Bytes = Field(description="most TCM that one thread block (Triton program) may use")
     registers: Bytes = Field(description="size of the register file")
     max_threads: Count = Field(description="most resident threads")
@@ -52,13 +52,13 @@ class Pe(Spec):
     special_rate: OpsPerSecond = Field(description="special functions (exp, rsqrt, sin) per second")
 
 
-class L2(Memory):
+class L2(MemorySpec):
     """The device-wide cache. ``partitions`` > 1: separate caches, each serving its share of the PEs (AMD XCDs)."""
 
     partitions: Count = Field(default=1, description="number of separate caches that make up `size`")
 
 
-class Hbm(Memory):
+class Hbm(MemorySpec):
     """Device memory. ``bandwidth`` is the pin bandwidth of all ``channels`` together."""
 
     copy_efficiency: Share = Field(description="share of `bandwidth` that a large copy was measured to reach")
@@ -91,7 +91,7 @@ class Rates(Spec):
         return {name: rate for name, rate in self if rate is not None}
 
 
-class Launch(Spec):
+class LaunchCosts(Spec):
     """What starting a kernel costs."""
 
     overhead: Seconds = Field(description="host time of one enqueue")
@@ -133,13 +133,14 @@ class Cubes(Spec):
     w: Side = Field(description="columns of the mesh")
     h: Side = Field(description="rows of the mesh")
     pes: Count = Field(description="PEs of one cube")
-    sram: Memory = Field(description="memory shared by the PEs of one cube; bandwidth of the whole cube")
+    sram: MemorySpec = Field(description="memory shared by the PEs of one cube; bandwidth of the whole cube")
     noc: Noc = Field(description="network on chip: latency")
     die_to_die: DieToDie = Field(description="joint between cubes: bandwidth, latency")
     io_die: IoDie = Field(description="the die that traffic leaves by: x, y, bandwidth, latency")
 
     @property
     def count(self) -> int:
+        """How many there are."""
         return self.w * self.h
 
 
@@ -166,18 +167,21 @@ class DeviceSpec(Spec):
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
     target: Target = Field(description="what Triton compiles for: backend, arch, warp_size")
+    generation: str | None = Field(
+        default=None, description="shipped generation of devices, or a file's path; by `target` when it is left out"
+    )
     pes: Count = Field(description="PEs of the SIP (SMs, CUs or accelerator cores)")
     clock: Hertz = Field(description="clock that the rates hold at")
     pe: Pe = Field(description="one PE: tcm, tcm_per_block, registers, max_threads, max_blocks, special_rate")
     l2: L2 | None = Field(default=None, description="device-wide cache, where there is one")
-    llc: Memory | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
+    llc: MemorySpec | None = Field(default=None, description="memory-side cache behind the L2 (AMD Infinity Cache)")
     hbm: Hbm = Field(description="device memory: size, bandwidth, copy_efficiency, latency, channels")
     matrix: Rates = Field(description="matrix engines")
     matrix_efficiency: Share | None = Field(
         default=None, description="share of the 16-bit matrix peak that the inner loop of a large product sustains"
     )
     vector: Rates = Field(description="vector (plain ALU) units")
-    launch: Launch = Field(description="what a kernel start costs: overhead, latency")
+    launch: LaunchCosts = Field(description="what a kernel start costs: overhead, latency")
     host_link: HostLink = Field(description="link to the host: bandwidth, latency")
     cubes: Cubes | None = Field(default=None, description="the optional inner level: a mesh of cubes")
 
@@ -202,7 +206,7 @@ class DeviceSpec(Spec):
         """What a large copy reaches, bytes/s (read and written bytes together)."""
         return self.hbm.bandwidth * self.hbm.copy_efficiency
 
-    def memory_port(self, kind: MemoryKind) -> Memory:
+    def memory_port(self, kind: MemoryKind) -> MemorySpec:
         """A memory as **one PE** meets it: its size within reach, the PE's share of its bandwidth, its latency.
 
         ``tcm`` is the PE's own. ``sram`` is shared by the PEs of a cube; a device without cubes has its L2 in that
@@ -212,7 +216,7 @@ class DeviceSpec(Spec):
         if kind == "tcm":
             return self.pe.tcm
         if kind == "hbm":
-            return Memory.model_construct(
+            return MemorySpec.model_construct(
                 size=self.hbm.size, bandwidth=self.hbm_copy_bandwidth / self.pes, latency=self.hbm.latency
             )
         if kind != "sram":
@@ -223,4 +227,6 @@ class DeviceSpec(Spec):
             shared, sharers = self.l2, self.pes
         else:
             raise ConfigError(f"device {self.name} has neither cubes with an SRAM nor an L2; use tcm or hbm buffers")
-        return Memory.model_construct(size=shared.size, bandwidth=shared.bandwidth / sharers, latency=shared.latency)
+        return MemorySpec.model_construct(
+            size=shared.size, bandwidth=shared.bandwidth / sharers, latency=shared.latency
+        )

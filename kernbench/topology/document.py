@@ -74,6 +74,7 @@ class Document:
         return merged
 
     def copy(self) -> Document:
+        """One that can be changed without changing this."""
         return Document(deepcopy(self.data), dict(self.marks), list(self.problems))
 
     def _merge(self, loc: Loc, other: Document) -> None:

@@ -25,7 +25,7 @@ _SWITCH_COLUMNS = 12
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Places:
     """Centres of a node's SIPs, relative to the node's inner corner, and the room that they take."""
 
     centres: list[Point]
@@ -76,7 +76,7 @@ def _drawn_nodes(nodes: int) -> list[int]:
     return list(range(nodes)) if nodes <= _DRAWN_NODES else [*range(_DRAWN_NODES - 1), nodes - 1]
 
 
-def _layout(topology: Topology) -> _Layout:
+def _layout(topology: Topology) -> _Places:
     sips = topology.system.sips
     if sips.topology in GRID_TOPOLOGIES:
         return _rows(sips.count, sips.w or 1, gap=_GAP * 1.8, margin=_GAP * 1.4)
@@ -85,27 +85,27 @@ def _layout(topology: Topology) -> _Layout:
     return _circle(sips.count)
 
 
-def _rows(count: int, columns: int, *, gap: float, margin: float) -> _Layout:
+def _rows(count: int, columns: int, *, gap: float, margin: float) -> _Places:
     rows = -(-count // columns)
     step_x, step_y = _SIP_W + gap, _SIP_H + gap
     centres = [
         (margin + _SIP_W / 2 + at % columns * step_x, margin + _SIP_H / 2 + at // columns * step_y)
         for at in range(count)
     ]
-    return _Layout(centres, columns * step_x - gap + 2 * margin, rows * step_y - gap + 2 * margin)
+    return _Places(centres, columns * step_x - gap + 2 * margin, rows * step_y - gap + 2 * margin)
 
 
-def _circle(count: int) -> _Layout:
+def _circle(count: int) -> _Places:
     """SIPs on a circle, number 0 on top, clockwise."""
     radius = 0.0 if count == 1 else max(90.0, count * (_SIP_W + _GAP) / (2 * math.pi))
     width, height = 2 * radius + _SIP_W, 2 * radius + _SIP_H
     turns = [2 * math.pi * at / count - math.pi / 2 for at in range(count)]
     centres = [(width / 2 + radius * math.cos(turn), height / 2 + radius * math.sin(turn)) for turn in turns]
-    return _Layout(centres, width, height)
+    return _Places(centres, width, height)
 
 
 def _draw_node(
-    canvas: Canvas, topology: Topology, layout: _Layout, node: int, x: float, top: float, width: float
+    canvas: Canvas, topology: Topology, layout: _Places, node: int, x: float, top: float, width: float
 ) -> float:
     """One node; returns its lower edge."""
     sips, device = topology.sips_of(node), topology.device

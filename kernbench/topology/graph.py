@@ -56,6 +56,7 @@ class Topology:
 
     @property
     def device(self) -> DeviceSpec:
+        """What every SIP is."""
         return self.system.sips.device
 
     @property
@@ -74,6 +75,7 @@ class Topology:
         return self._plan.rails
 
     def node_of(self, sip: int) -> int:
+        """The node that a SIP is in."""
         self._check(sip)
         return sip // self.sips_per_node
 

@@ -20,12 +20,12 @@ from kernbench.topology.device import DeviceSpec, Spec
 from kernbench.topology.document import Document, Loc, read_document
 from kernbench.topology.problems import Problem, describe, nearest, raise_problems
 from kernbench.topology.rules import device_rules, system_rules
-from kernbench.topology.shipped import find_config
+from kernbench.topology.shipped import SUFFIXES, find_config
 from kernbench.topology.system import FabricSpec, SystemSpec
 
 DEFAULT_SYSTEM = "sip8"
 
-SpecT = TypeVar("SpecT", bound=Spec)
+FileT = TypeVar("FileT", bound=Spec)
 
 
 class SystemFile(Spec):
@@ -60,8 +60,12 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
 
 def load_fabric(name_or_path: str | Path) -> FabricSpec:
     """The validated fabric of that shipped name or YAML file. Raises ConfigError listing all that is wrong."""
-    document = _read("fabric", find_config("fabrics", name_or_path))
-    return _validate(FabricFile, document, (), title=str(name_or_path)).fabric
+    return load_part("fabric", name_or_path, FabricFile).fabric
+
+
+def load_part(kind: str, name_or_path: str | Path, model: type[FileT]) -> FileT:
+    """The validated shipped or given file of another kind (``generation``, ...) whose top level is ``model``."""
+    return _validate(model, _read(kind, find_config(f"{kind}s", name_or_path)), (), title=str(name_or_path))
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:
     if isinstance(body, dict) and "name" not in body:
         body["name"] = path.stem  # also when the file extends another: it is another system
         document.marks[kind, "name"] = document.mark((kind,))
+    if isinstance(body, dict):
+        _anchor(body, path)
     if "extends" not in document.data:
         return document
     base = document.data.pop("extends")
@@ -121,10 +127,19 @@ def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:
     return document.over(_read(kind, base_path, here))
 
 
+def _anchor(body: dict[str, Any], path: Path) -> None:
+    """A generation that is given as a path counts from the file that names it."""
+    name = body.get("generation")
+    if isinstance(name, str) and name.endswith(SUFFIXES):
+        body["generation"] = str((path.parent / Path(name).expanduser()).resolve())
+
+
 def _resolve_reference(document: Document, loc: Loc, kind: str, path: Path) -> None:
     """Replace the name of a device or fabric by its description; an inline one may extend a file."""
     value = document.get(loc)
     inline = document.below(loc) if isinstance(value, dict) else None
+    if inline is not None:
+        _anchor(inline.data, path)
     if inline is None:
         name = value
     elif "extends" in inline.data:
@@ -156,9 +171,6 @@ def _unknown_top(document: Document, kind: str) -> list[Problem]:
         for key in document.data
         if key != kind
     ]
-
-
-FileT = TypeVar("FileT", SystemFile, DeviceFile, FabricFile)
 
 
 def _validate(model: type[FileT], document: Document, rules: Iterable[Problem], *, title: str) -> FileT:

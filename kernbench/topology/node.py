@@ -86,9 +86,11 @@ class NodePlan:
         return self._cached(("from_fabric", sip), lambda: [_FABRIC, self._nic(sip)], lambda: self._in(sip))
 
     def to_host(self, sip: int) -> Route:
+        """From a SIP to its host."""
         return self._cached(("to_host", sip), lambda: [*self._out(sip), _HOST])
 
     def from_host(self, sip: int) -> Route:
+        """From the host to its SIP."""
         return self._cached(("from_host", sip), lambda: [_HOST, *self._in(sip)])
 
     def rail(self, sip: int) -> int:

@@ -19,10 +19,12 @@ class Mark:
     path: tuple[str | int, ...]
 
     def child(self, keys: tuple[str | int, ...]) -> Mark:
+        """The place on the same line to which further ``keys`` lead."""
         return Mark(self.file, self.line, self.path + keys)
 
     @property
     def key(self) -> str:
+        """The path as people write it: ``system.sips.count``."""
         return ".".join(str(part) for part in self.path)
 
 
@@ -52,14 +54,15 @@ def raise_problems(problems: Iterable[Problem], *, title: str) -> None:
 
 def describe(value: Any) -> str:
     """A value as a reader of the file would call it."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kernbench.errors import ConfigError
 from kernbench.topology.document import Document, Loc
 from kernbench.topology.problems import Problem
+from kernbench.topology.shipped import find_config
 from kernbench.topology.system import GRID_TOPOLOGIES, SIP_TOPOLOGIES, IpcqSpec
 from kernbench.topology.units import MAX_SIPS_PER_NODE, SIZE, QuantityError
 
@@ -118,7 +120,19 @@ def _block(document: Document, at: Loc) -> Iterator[Problem]:
 
 
 _SYSTEM_RULES: tuple[Rule, ...] = (_grid, _link, _nodes, _ipcq)
-_DEVICE_RULES: tuple[Rule, ...] = (_cubes, _block)
+
+
+def _generation(document: Document, at: Loc) -> Iterator[Problem]:
+    name = document.get((*at, "generation"))
+    if isinstance(name, str):
+        try:
+            find_config("generations", name)
+        except ConfigError as error:
+            mark = document.mark((*at, "generation"))
+            yield Problem(mark, str(error), "a shipped generation of devices, or the path of a file")
+
+
+_DEVICE_RULES: tuple[Rule, ...] = (_cubes, _block, _generation)
 
 
 def _positive(value: Any, most: int = 2**31) -> int | None:

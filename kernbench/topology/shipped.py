@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import kernbench
 from kernbench.errors import ConfigError
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology.problems import nearest
@@ -20,7 +19,7 @@ SUFFIXES = (".yaml", ".yml")
 @cache
 def config_root() -> Path:
     """The directory of the shipped configuration files. Raises ConfigError when the installation lacks it."""
-    package = Path(kernbench.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for candidate in (package / "configs", package.parent / "configs"):
         if candidate.is_dir():
             return candidate

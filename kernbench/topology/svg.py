@@ -42,6 +42,7 @@ class Canvas:
         self.shapes.append(f'<rect class="{kind}" {place}>{tip}</rect>')
 
     def text(self, kind: str, x: float, y: float, text: str, *, anchor: str = "middle") -> None:
+        """A line of text whose ``anchor`` is at the point."""
         self.shapes.append(f'<text class="{kind}" x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, kind: str, points: Iterable[Point], *, title: str = "") -> None:
@@ -55,6 +56,7 @@ class Canvas:
         self.curve(kind, f"M {_n(x)} {_n(y)} Q {_n(cx)} {_n(cy)} {_n(tx)} {_n(ty)}", title=title)
 
     def curve(self, kind: str, path: str, *, title: str = "") -> None:
+        """Any path, in SVG's own language."""
         tip = f"<title>{escape(title)}</title>" if title else ""
         self.shapes.append(f'<path class="{kind}" d="{path}">{tip}</path>')
 

@@ -172,4 +172,5 @@ class SystemSpec(Spec):
 
     @property
     def device(self) -> DeviceSpec:
+        """What every SIP is."""
         return self.sips.device

@@ -7,10 +7,6 @@ test's class. :class:`SimulatedTestCases` replaces the starting and the waiting:
 
 A rank has a class of its own, derived from the test's, so that what a test sets on its class stays in the "process" that it
 set it in; ranks that stand for threads share it.
-
-Relies on: the methods of these classes that are replaced below, ``_run(rank, test_name, file_name, pipe)``,
-``_worker_loop(rank, world_size, file, tasks, completions)`` and ``_check_return_codes``; the tests are in
-``tests/testing/test_distributed_cases.py``.
 """
 
 from __future__ import annotations
@@ -28,11 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.runtime_api.multiprocessing import SpawnException, pid_of
-from kernbench.torch_backend.gpu.cuda_names import NCCL_VERSION, names
-from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.simulation.failures import SpawnException, pid_of
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu import cuda_names
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups.backend_classes import backend_class
+from kernbench.torch_backend.process_groups import backend_classes, stores
+from kernbench.torch_backend.relies_on import Reliance
 
 RunRanks = Callable[[Callable[[int], None], int, Sequence[str]], None]
 """Runs a body on so many simulated ranks, with the globals of these modules per rank; raises :class:`SpawnException`."""
@@ -42,6 +39,41 @@ _THREADS_MEET = "store of threads"
 
 _TERMINATED = -15
 """Exit code of a process that its parent has ended because another one failed."""
+
+
+_CASES = "torch.testing._internal.common_distributed"
+
+RELIES_ON = (
+    Reliance(f"{_CASES}.MultiProcessTestCase", "a test's processes are started, run and judged here", has=(
+        "_start_processes", "_join_processes", "_event_listener", "_check_return_codes", "_current_test_name",
+        "TEST_ERROR_EXIT_CODE", "world_size",
+    )),
+    Reliance(
+        f"{_CASES}.MultiProcessTestCase._run", "it is what one of the processes does",
+        parameters=("rank", "test_name", "file_name", "parent_pipe"),
+    ),
+    Reliance(f"{_CASES}.MultiProcContinuousTest", "the workers of a class of tests are", has=(
+        "_spawn_processes", "_worker_run_main_wait", "MAIN_PROCESS_RANK",
+    )),
+    Reliance(
+        f"{_CASES}.MultiProcContinuousTest._worker_loop", "it is what one of the workers does",
+        parameters=("rank", "world_size", "rdvz_file", "task_queue", "completion_queue"),
+    ),
+    Reliance(f"{_CASES}.MultiThreadedTestCase", "a test's threads are", has=(
+        "_spawn_threads", "join_or_run", "MAIN_THREAD_RANK", "exception_queue", "_current_test_name",
+    )),
+    Reliance(f"{_CASES}.MultiThreadedTestCase._run", "it is what one of the threads does", parameters=("test_name", "rank")),
+    Reliance(
+        f"{_CASES}.MultiThreadedTestCase._check_return_codes", "it judges what threads raised",
+        parameters=("failed_ranks", "timeout", "fn"),
+    ),
+    Reliance(_CASES, "functions with threads of their own, and tests of one process, run on ranks", has=(
+        "spawn_threads_and_init_comms", "DEFAULT_WORLD_SIZE", "TestCase",
+    )),
+    Reliance("torch.testing._internal.common_device_type.CUDATestBase", "its class is set up without a CUDA runtime", has=(
+        "setUpClass", "_do_cuda_non_default_stream", "_do_cuda_memory_leak_check",
+    )),
+)  # fmt: skip
 
 
 class SimulatedProcess:
@@ -231,16 +263,13 @@ class SimulatedTestCases:
 
         A test of one process waits for nobody but its own threads: it keeps torch's own stores, and has not been launched.
         """
-        stores = {name: getattr(dist, name) for name in ("TCPStore", "FileStore", "HashStore")}
+        own_stores = {name: getattr(dist, name) for name in stores.CLASSES}
 
         def alone(case: Any, result: Any) -> None:
             patches = Patches()
             if hasattr(case, "_tls"):  # tolerances are of the thread, and main has set them
                 case._tls.precision, case._tls.rel_tol = type(case)._precision, type(case)._rel_tol
-            for name, cls in stores.items():
-                for module in (dist, dist.distributed_c10d, sys.modules["torch.distributed.rendezvous"]):
-                    if hasattr(module, name):
-                        patches.set(module, name, cls)
+            stores.install(patches, own_stores)
             try:
                 stock(case, result)
             finally:
@@ -264,36 +293,39 @@ class SimulatedTestCases:
         self._patches.set(base, "run", run_test)
 
 
-_SEEN_BY_MAIN = (
-    "is_available", "device_count", "get_device_name", "get_device_capability", "get_device_properties",
-    "is_bf16_supported", "can_device_access_peer",
-)  # fmt: skip
 _IDLE_IN_MAIN = ("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
 
 
-def see_devices(patches: Patches, ctx: Any) -> None:
+def see_devices(patches: Patches, simulation: Simulation) -> None:
     """Let main, too, see how many simulated GPUs there are and what they are: modules of tests ask when they are imported.
 
     Args:
-        ctx: a simulation of the system whose GPUs they are.
+        simulation: a simulation of the system whose GPUs they are.
     """
-    devices = Devices()
-    devices.bind(ctx)
-    table = names(devices)
-    for name in _SEEN_BY_MAIN:
-        patches.set(torch.cuda, name, table[name])
-    patches.set(torch.cuda, "current_device", lambda: 0)
-    for name in _IDLE_IN_MAIN:
-        patches.set(torch.cuda, name, lambda *args, **kwargs: None)
-    accelerator: Any = torch.accelerator
-    patches.set(accelerator, "is_available", lambda: True)
-    patches.set(accelerator, "device_count", table["device_count"])
-    patches.set(accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    patches.set(torch.cuda.nccl, "version", lambda: NCCL_VERSION)
+    count, properties = len(simulation.sips), cuda_names.properties_of(simulation.topology)
+    seen: dict[str, Any] = {
+        "is_available": cuda_names.always,
+        "is_bf16_supported": cuda_names.always,
+        "can_device_access_peer": cuda_names.always,
+        "device_count": lambda: count,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        **dict.fromkeys(_IDLE_IN_MAIN, cuda_names.nothing),
+    }
+    cuda = cuda_names.each_its_own(seen)
+    accelerator = cuda_names.each_its_own({name: seen[name] for name in ("is_available", "device_count")}, cuda)
+    for name, value in cuda.items():
+        patches.set(torch.cuda, name, value)
+    for name, value in accelerator.items():
+        patches.set(torch.accelerator, name, value)
+    patches.set(torch.accelerator, "current_accelerator", cuda_names.ACCELERATOR["current_accelerator"])
+    patches.set(torch.cuda.nccl, "version", cuda_names.nccl_version)
     for module in (dist, dist.distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
-        if not hasattr(module, "ProcessGroupNCCL"):
-            patches.set(module, "ProcessGroupNCCL", backend_class("nccl"))
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        backend_classes.install(patches, backends=("nccl",))
 
 
 _PATCHED = ("torch.distributed.fsdp.",)

@@ -3,9 +3,6 @@
 A kernel launch is one opaque operation to the program that makes it. What computes it here is made of torch calls, and modes
 apply to those too: a ``TorchDispatchMode`` would count them, autocast would lower the precision of a kernel's products,
 inference mode would make cached tensors unusable outside of it, a default dtype or device would leak into constants (ADR 0027).
-
-Relied on: ``torch._C.DisableTorchFunction`` and ``torch._C._DisableTorchDispatch``, guards of the calling thread that skip
-function modes and subclasses, dispatch modes and subclasses.
 """
 
 from __future__ import annotations
@@ -15,6 +12,19 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
+
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance(
+        "torch._C.DisableTorchFunction", "it skips function modes and subclasses, in the calling thread",
+        has=("__enter__", "__exit__"),
+    ),
+    Reliance(
+        "torch._C._DisableTorchDispatch", "it skips dispatch modes and subclasses, in the calling thread",
+        has=("__enter__", "__exit__"),
+    ),
+)  # fmt: skip
 
 
 class plain_torch:

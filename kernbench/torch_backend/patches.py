@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
+
+from kernbench.errors import KernbenchError
 
 _MISSING: Any = object()
 
@@ -21,7 +25,21 @@ class Patches:
         self._in_place = True
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``; if it was not in ``owner`` itself, it will be deleted again."""
+        """Replace ``owner.name``, which ``owner`` may have inherited.
+
+        Raises:
+            KernbenchError: there is no such name, so nobody would use what was to replace it.
+        """
+        if not hasattr(owner, name):
+            wanted_by = inspect.stack(0)[1].frame.f_globals["__name__"]
+            raise KernbenchError(
+                f"{wanted_by} replaces {name!r} of {getattr(owner, '__name__', type(owner).__name__)}, which torch "
+                f"{version('torch')} does not have: `python -m kernbench.torch_backend.relies_on` lists what else it lacks"
+            )
+        self.add(owner, name, value)
+
+    def add(self, owner: Any, name: str, value: Any) -> None:
+        """Give ``owner`` a name, which it may have already; if it was not in ``owner`` itself, it will be deleted again."""
         self._made.append((owner, name, vars(owner).get(name, _MISSING), value))
         setattr(owner, name, value)
 

@@ -9,29 +9,46 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.features import compiling, profiling
-from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.gpu import classes, cuda_names, functions, tensor_methods
+from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups.backend_classes import backend_class
+from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.process_groups.futures import Futures
-from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, default_members, make_helper
-from kernbench.torch_backend.process_groups.stores import StoreHost, store_classes
+from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
 from kernbench.torch_backend.rank_state import clocks, warning_filters
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.environment import Environment
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.relies_on import Reliance
+from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 c10d: Any = torch.distributed.distributed_c10d
+
+RELIES_ON = (
+    Reliance("torch.distributed.distributed_c10d._new_process_group_helper", "groups are made in its place", looked_up_by=(
+        "torch.distributed.distributed_c10d.init_process_group", "torch.distributed.distributed_c10d._new_group_with_tag",
+    )),
+    Reliance("torch.distributed.distributed_c10d", "simulated fabrics offer all backends", has=(
+        "default_pg_nccl_timeout", "is_nccl_available", "is_mpi_available", "_ProcessGroupWrapper",
+    )),
+    Reliance("torch.distributed", "the same, as programs ask", has=("is_nccl_available", "is_mpi_available")),
+    Reliance(
+        "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data", "DDP's record of itself names the backend asked for",
+        parameters=("self",),
+    ),
+    Reliance(
+        "torch.distributed.Reducer._set_forward_pass_work_handle", "the reducer is told of the work that it waits for in C++",
+        looked_up_by=("torch.nn.parallel.DistributedDataParallel",),
+    ),
+)  # fmt: skip
 
 _LOGGED_VARIABLES = {
     "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
@@ -47,18 +64,21 @@ class ReplacedNames:
     """The replaced names, and what they stand on.
 
     Attributes:
-        environment: the spawn whose ranks run, None when none do.
+        groups: makes the process groups of the ranks that run, None when none do.
+        modules: the globals of modules that these ranks have of their own.
         devices, futures, clock, generators, stores: theirs.
         names: what is replaced, None until the first spawn.
     """
 
     def __init__(self) -> None:
-        self.environment: Environment | None = None
+        self.groups: GroupMaker | None = None
+        self.modules: ModuleGlobals | None = None
         self.devices = Devices()
+        self.symmetric_memory = symmetric_memory.SymmetricMemory(self.devices)
         self.futures = Futures()
         self.clock = clocks.RankClock()
         self.generators = LazyGenerators()
-        self.stores = StoreHost()
+        self.stores = stores.StoreHost()
         self.names: Patches | None = None
         self._forward_works: dict[int, Any] = {}
 
@@ -67,12 +87,14 @@ class ReplacedNames:
         """One that no spawn has."""
         return _idle.pop() if _idle else cls()
 
-    def open(self, environment: Environment) -> None:
-        """Set the names, for the ranks of ``environment``."""
-        self.environment = environment
-        self.futures.open(environment.ctx)
-        self.clock.open(environment.ctx)
-        self.stores.open(environment.ctx)
+    def open(self, devices: HostDevices, modules: ModuleGlobals) -> None:
+        """Set the names, for the ranks of a simulation that has these ``devices``."""
+        simulation = devices.simulation
+        self.groups = GroupMaker(simulation, devices, self.futures)
+        self.modules = modules
+        self.futures.open(simulation)
+        self.clock.open(simulation)
+        self.stores.open(simulation)
         if self.names is None or not self.names.redo():
             self.names = None
             names = Patches()
@@ -85,60 +107,60 @@ class ReplacedNames:
 
     def close(self) -> None:
         """Take the names away, and forget who ran: another spawn may have it. Idempotent."""
-        if self.environment is None:
+        if self.groups is None:
             return
         if self.names is not None:
             self.names.undo()
+        self.symmetric_memory.close()
         self.devices.close()
         self.futures.close()
         self.clock.close()
         self.stores.close()
         self._forward_works.clear()
-        self.environment = None
+        self.groups = self.modules = None
         _idle.append(self)
 
-    def _now(self) -> Environment:
-        assert self.environment is not None
-        return self.environment
+    def _own_modules(self) -> ModuleGlobals:
+        assert self.modules is not None
+        return self.modules
+
+    def _maker(self) -> GroupMaker:
+        assert self.groups is not None
+        return self.groups
 
     # -- making ------------------------------------------------------------------------------------------------------
 
     def _install(self, names: Patches) -> None:
-        self._replace_distributed(names.set)
+        self._replace_distributed(names)
         clocks.install(names, self.clock)
         self.futures.install(names)
-        self.devices.install(names)
-        profiling.install(names, lambda: self._now().ctx)
+        for module in (cuda_names, classes, functions, tensor_methods, profiling):
+            module.install(names)
+        symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)
         compiling.install_backend(names)
-        warning_filters.install(names, lambda: self._now().state.modules)
+        warning_filters.install(names, self._own_modules)
 
-    def _replace_distributed(self, patch: Callable[[Any, str, Any], None]) -> None:
-        patch(c10d, "_new_process_group_helper", make_helper(self._now, c10d._new_process_group_helper))
-        for name, cls in store_classes(self.stores).items():
-            for module in (dist, c10d, sys.modules["torch.distributed.rendezvous"]):
-                if hasattr(module, name):
-                    patch(module, name, cls)
-        patch(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    def _replace_distributed(self, names: Patches) -> None:
+        names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))
+        stores.install(names)
+        names.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
         ddp: Any = torch.nn.parallel.DistributedDataParallel
-        patch(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
+        names.set(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         reducer: Any = dist.Reducer
         stock = reducer._set_forward_pass_work_handle
-        patch(reducer, "_set_forward_pass_work_handle", _waits_at_once(stock, self._forward_works))
+        names.set(reducer, "_set_forward_pass_work_handle", _waits_at_once(stock, self._forward_works))
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
-                patch(module, name, _always)
-        patch(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
-        for backend, name in (("gloo", "ProcessGroupGloo"), ("nccl", "ProcessGroupNCCL")):
-            cls = backend_class(backend, self._make_directly)
-            for module in (dist, c10d):
-                patch(module, name, cls)
+                names.set(module, name, _always)
+        names.set(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
+        backend_classes.install(names, self._make_directly)
 
     def _make_directly(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
         """A group that a program makes without ``init_process_group``."""
-        environment = self._now()
-        members, number = default_members(environment, size, rank, store)
-        return environment.make_group(
+        maker = self._maker()
+        members, number = maker.default_members(size, rank, store)
+        return maker.make(
             members=members, rank=number, backend=backend, timeout=timeout or DEFAULT_TIMEOUTS[0],
             name=f"made directly ({backend})", description="undefined", store=store,
         )  # fmt: skip

@@ -1,11 +1,7 @@
-"""Which ``distributed`` a collective goes to, so that the layers are one code for all of them.
+"""The collectives that the layers use, so that they are one code for real processes, simulated ranks and a single process.
 
-- ``torch.distributed`` where it is initialised: NCCL with GPUs, gloo processes, simulated ranks;
-- else ``ctx.distributed`` of the running simulation, which needs no ``init_process_group``;
-- else a world of one: a plain process is its own reference.
-
-A group belongs to the library that made it, so calls go by the group's type and a program may mix them. Works have
-``wait()`` in both.
+A process group is always one of ``torch.distributed``: of NCCL with GPUs, of gloo processes, of simulated ranks (which need
+not call ``init_process_group``), or :data:`SOLO`, that of a process that is alone, its own reference.
 """
 
 from __future__ import annotations
@@ -16,13 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.errors import KernbenchError
-from kernbench.runtime_api.current import current_context, current_owner
-from kernbench.runtime_api.groups import ProcessGroup as SimulatedGroup
 from kernbench.scheduler.carrier import current_carrier
+from kernbench.simulation.current import current_owner, current_simulation
 
 Group = Any
-"""A process group of torch or of a context, or :data:`SOLO`."""
+"""A process group, or :data:`SOLO`."""
 
 SUM, MAX, AVG = "sum", "max", "avg"
 _TORCH_OPS = {SUM: dist.ReduceOp.SUM, MAX: dist.ReduceOp.MAX, AVG: dist.ReduceOp.AVG}
@@ -35,9 +29,11 @@ class SoloGroup:
     """The group of a process that is alone."""
 
     def size(self) -> int:
+        """One."""
         return 1
 
     def rank(self) -> int:
+        """Zero."""
         return 0
 
     def __repr__(self) -> str:
@@ -51,14 +47,6 @@ def _torch_is_up() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _simulated() -> Any:
-    """``ctx.distributed`` when the caller is a simulated rank."""
-    ctx = current_context()
-    if ctx is None or current_owner() is None:
-        raise KernbenchError("this process group belongs to a simulated rank, and none is running here")
-    return ctx.distributed
-
-
 # -- who is there ----------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +54,8 @@ def world_size() -> int:
     """Ranks of the world; 1 where no process group has been initialised."""
     if _torch_is_up():
         return dist.get_world_size()
-    return 1 if current_owner() is None else int(_simulated().get_world_size())
+    simulation = current_simulation()
+    return 1 if simulation is None or current_owner() is None else simulation.world.size
 
 
 def world_rank() -> int:
@@ -81,24 +70,26 @@ def new_group(ranks: Sequence[int]) -> Group:
     """A group of ranks of the world. Every rank calls this for every group, in the same order."""
     if _torch_is_up():
         return dist.new_group(list(ranks))
-    return SOLO if current_owner() is None else _simulated().new_group(list(ranks))
+    simulation = current_simulation()
+    return SOLO if simulation is None or current_owner() is None else simulation.distributed.new_group(list(ranks))
 
 
 def group_size(group: Group) -> int:
     """Members of a group."""
-    return int(group.size) if isinstance(group, SimulatedGroup) else int(group.size())
+    return int(group.size())
 
 
 def group_rank(group: Group) -> int:
     """This rank's number in a group."""
-    return group.rank(world_rank()) if isinstance(group, SimulatedGroup) else int(group.rank())
+    return int(group.rank())
 
 
 def group_ranks(group: Group) -> list[int]:
     """World ranks of a group, in group order."""
     if group is SOLO:
         return [0]
-    return list(group.ranks) if isinstance(group, SimulatedGroup) else dist.get_process_group_ranks(group)
+    simulated = getattr(group, "communicator", None)
+    return dist.get_process_group_ranks(group) if simulated is None else list(simulated.ranks)
 
 
 def can_differentiate() -> bool:
@@ -109,8 +100,8 @@ def can_differentiate() -> bool:
 
 def has_values() -> bool:
     """False in a simulation that models time only: what tensors hold does not matter there."""
-    ctx = current_context()
-    return ctx is None or ctx.enable_data
+    simulation = current_simulation()
+    return simulation is None or simulation.engine.enable_data
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------
@@ -120,8 +111,6 @@ def all_reduce(tensor: torch.Tensor, op: str = SUM, *, group: Group, async_op: b
     """Reduce ``tensor`` in place over the group."""
     if group is SOLO:
         return None
-    if isinstance(group, SimulatedGroup):
-        return _simulated().all_reduce(tensor, op=op, group=group, async_op=async_op)
     return dist.all_reduce(tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
@@ -130,8 +119,6 @@ def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, *, group:
     if group is SOLO:
         output.copy_(tensor)
         return None
-    if isinstance(group, SimulatedGroup):
-        return _simulated().all_gather_into_tensor(output, tensor, group=group, async_op=async_op)
     return _ALL_GATHER(output, tensor, group=group, async_op=async_op)
 
 
@@ -142,8 +129,6 @@ def reduce_scatter_tensor(
     if group is SOLO:
         output.copy_(tensor)
         return None
-    if isinstance(group, SimulatedGroup):
-        return _simulated().reduce_scatter_tensor(output, tensor, op=op, group=group, async_op=async_op)
     return _REDUCE_SCATTER(output, tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
@@ -151,6 +136,4 @@ def broadcast(tensor: torch.Tensor, src: int, *, group: Group, async_op: bool = 
     """Give every member the tensor of rank ``src`` of the world."""
     if group is SOLO:
         return None
-    if isinstance(group, SimulatedGroup):
-        return _simulated().broadcast(tensor, src=src, group=group, async_op=async_op)
     return dist.broadcast(tensor, src=src, group=group, async_op=async_op)

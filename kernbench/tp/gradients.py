@@ -72,7 +72,7 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self.overlap_grad_reduce = overlap_grad_reduce
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        self._syncing = True
+        self.syncing = True  # whether backward starts all-reduces
         self._buckets = [
             _Bucket(params, self._group) for params in _split(reversed(list(module.parameters())), bucket_size)
         ]
@@ -82,10 +82,11 @@ class DistributedDataParallel(nn.Module):
         self.zero_grad_buffer()
 
     def _ready(self, bucket: _Bucket) -> None:
-        if self._syncing:
+        if self.syncing:
             bucket.ready(self.overlap_grad_reduce)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> _NoSync:
@@ -111,10 +112,10 @@ class _NoSync:
         self._ddp = ddp
 
     def __enter__(self) -> None:
-        self._ddp._syncing = False
+        self._ddp.syncing = False
 
     def __exit__(self, *exc: object) -> None:
-        self._ddp._syncing = True
+        self._ddp.syncing = True
 
 
 def _split(params: Iterable[nn.Parameter], bucket_size: int | None) -> list[list[nn.Parameter]]:

@@ -122,6 +122,7 @@ class ColumnParallelLinear(_ParallelLayer):
         return output, self.bias if self.skip_bias_add else None
 
     def extra_repr(self) -> str:
+        """What torch shows of it: sizes and the group's size."""
         return (
             f"{self.input_size}, {self.output_size}, tp={self.tp_size}, bias={self.bias is not None}, "
             f"gather_output={self.gather_output}, sequence_parallel={self.sequence_parallel}"
@@ -199,6 +200,7 @@ class RowParallelLinear(_ParallelLayer):
         return output, None
 
     def extra_repr(self) -> str:
+        """What torch shows of it: sizes and the group's size."""
         return (
             f"{self.input_size}, {self.output_size}, tp={self.tp_size}, bias={self.bias is not None}, "
             f"input_is_parallel={self.input_is_parallel}, sequence_parallel={self.sequence_parallel}"
@@ -258,4 +260,5 @@ class VocabParallelEmbedding(_ParallelLayer):
         return reduce_from_tensor_model_parallel_region(output)
 
     def extra_repr(self) -> str:
+        """What torch shows of it: sizes and the group's size."""
         return f"{self.num_embeddings}, {self.embedding_dim}, tp={self.tp_size}"

@@ -62,6 +62,7 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         reduce_output: bool,
         group: Group,
     ) -> torch.Tensor:
+        """``[..., out]`` activations; see the class."""
         output, pre = _forward(
             inputs,
             weight,
@@ -78,6 +79,7 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        """Gradients of input, weight and bias; what is communicated overlaps what is computed."""
         inputs, weight, pre = ctx.saved_tensors
         need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad = grad_output.reshape(-1, grad_output.size(-1))

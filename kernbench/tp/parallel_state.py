@@ -286,50 +286,62 @@ def get_tensor_and_context_parallel_group(check_initialized: bool = True) -> Gro
 
 
 def get_tensor_model_parallel_world_size() -> int:
+    """Ranks in this rank's tensor parallel group."""
     return _size("tp")
 
 
 def get_tensor_model_parallel_rank() -> int:
+    """This rank's place in its tensor parallel group."""
     return _rank("tp")
 
 
 def get_pipeline_model_parallel_world_size() -> int:
+    """Ranks in this rank's pipeline parallel group."""
     return _size("pp")
 
 
 def get_pipeline_model_parallel_rank() -> int:
+    """This rank's place in its pipeline parallel group."""
     return _rank("pp")
 
 
 def get_data_parallel_world_size(with_context_parallel: bool = False) -> int:
+    """Ranks in this rank's data parallel group."""
     return _size("dp-cp" if with_context_parallel else "dp")
 
 
 def get_data_parallel_rank(with_context_parallel: bool = False) -> int:
+    """This rank's place in its data parallel group."""
     return _rank("dp-cp" if with_context_parallel else "dp")
 
 
 def get_context_parallel_world_size() -> int:
+    """Ranks in this rank's context parallel group."""
     return _size("cp")
 
 
 def get_context_parallel_rank() -> int:
+    """This rank's place in its context parallel group."""
     return _rank("cp")
 
 
 def get_sequence_parallel_world_size() -> int:
+    """Ranks in this rank's sequence parallel group."""
     return _size("tp")
 
 
 def get_sequence_parallel_rank() -> int:
+    """This rank's place in its sequence parallel group."""
     return _rank("tp")
 
 
 def get_tensor_and_context_parallel_world_size() -> int:
+    """Ranks in this rank's tensor and context parallel group."""
     return _size("tp-cp")
 
 
 def get_tensor_and_context_parallel_rank() -> int:
+    """This rank's place in its tensor and context parallel group."""
     return _rank("tp-cp")
 
 

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kernbench.runtime_api.current import current_owner
-from kernbench.runtime_api.rank_state import RankState
+from kernbench.simulation.current import current_owner
+from kernbench.simulation.hosts import Host
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class PerRank(Generic[T]):
 
     def __init__(self, factory: Callable[[], T]) -> None:
         self._factory = factory
-        self._by_rank: weakref.WeakKeyDictionary[RankState, T] = weakref.WeakKeyDictionary()
+        self._by_rank: weakref.WeakKeyDictionary[Host, T] = weakref.WeakKeyDictionary()
         self._process: list[T] = []
 
     def get(self) -> T:

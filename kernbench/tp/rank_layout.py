@@ -45,6 +45,7 @@ class RankLayout:
 
     @property
     def world_size(self) -> int:
+        """The product of all sizes."""
         return int(np.prod([self.sizes.get(name, 1) for name in self.names]))
 
     def groups(self, dimensions: str) -> list[list[int]]:

@@ -61,14 +61,17 @@ class TransformerConfig:
 
     @property
     def query_groups(self) -> int:
+        """Key and value heads; as many as heads unless fewer are asked for."""
         return self.num_query_groups or self.num_attention_heads
 
     @property
     def head_dim(self) -> int:
+        """Width of one head."""
         return divide(self.hidden_size, self.num_attention_heads, "hidden_size by num_attention_heads:")
 
     @property
     def ffn_size(self) -> int:
+        """Width between the two layers of the MLP; four times the hidden size unless given."""
         return self.ffn_hidden_size or 4 * self.hidden_size
 
 
@@ -99,6 +102,7 @@ class ParallelMLP(nn.Module):
         )  # fmt: skip
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What is added to the residual stream; of the shape of ``hidden``."""
         return self.linear_fc2(self.linear_fc1(hidden)[0])[0]
 
 
@@ -129,6 +133,7 @@ class SelfAttention(nn.Module):
         )  # fmt: skip
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What is added to the residual stream; of the shape of ``hidden``."""
         """``[s, b, h] -> [s, b, h]``; with sequence parallelism ``s`` is this rank's part outside, whole inside."""
         mixed, _ = self.linear_qkv(hidden)
         length, batch = mixed.shape[:2]
@@ -164,6 +169,7 @@ class TransformerLayer(nn.Module):
             return nn.functional.dropout(hidden, share)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The residual stream behind both blocks; of the shape of ``hidden``."""
         hidden = hidden + self._drop(self.self_attention(self.input_layernorm(hidden)))
         return hidden + self._drop(self.mlp(self.pre_mlp_layernorm(hidden)))
 

@@ -46,10 +46,12 @@ class VocabUtility:
     def vocab_range_from_per_partition_vocab_size(
         per_partition_vocab_size: int, rank: int, world_size: int
     ) -> tuple[int, int]:
+        """Of a rank that holds ``per_partition_vocab_size`` words."""
         first = rank * per_partition_vocab_size
         return first, first + per_partition_vocab_size
 
     @staticmethod
     def vocab_range_from_global_vocab_size(global_vocab_size: int, rank: int, world_size: int) -> tuple[int, int]:
+        """Of a vocabulary that is divided evenly."""
         size = divide(global_vocab_size, world_size, "vocabulary size")
         return VocabUtility.vocab_range_from_per_partition_vocab_size(size, rank, world_size)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.chrome import write_chrome_trace
 from kernbench.trace.picture import plot_timeline
 from kernbench.trace.summary import CollectiveSummary, RankSummary, Summary, summary
-from kernbench.trace.timeline import MAX_STEPS, Message, Span, Timeline
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
+from kernbench.trace.timeline import MAX_STEPS, ChunkStep, HasEngine, Span, Timeline
 
 __all__ = [
     "MAX_STEPS",
+    "ChunkStep",
     "CollectiveSummary",
-    "Message",
     "RankSummary",
     "Span",
     "Summary",
@@ -52,7 +49,7 @@ def check_trace_path(path: str | Path) -> str:
     raise ConfigError(f"{target}: the suffix says what a trace is written as: expected {', '.join(_WRITERS)}")
 
 
-def write_trace(source: RuntimeContext | GraphEngine, path: str | Path) -> None:
+def write_trace(source: HasEngine | GraphEngine, path: str | Path) -> None:
     """Write the timeline of a context or an engine in the form that the suffix says.
 
     ``.json`` and ``.json.gz``: Chrome trace (:func:`write_chrome_trace`); ``.svg``: picture (:func:`plot_timeline`).

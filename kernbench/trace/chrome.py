@@ -14,15 +14,12 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernbench import __version__
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
-from kernbench.trace.timeline import HOST, MAX_STEPS, Message, Span, Timeline, pack
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
+from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, HasEngine, Span, Timeline, pack
+from kernbench.version import __version__
 
 _TRACK_ORDER = (HOST, "compute", "stream", "comm", "copy")
 _SEND, _RECEIVE = "send to", "receive from"
@@ -33,9 +30,7 @@ Event = tuple[int, int, str]
 """Begin in ns, minus the length in ns (what encloses comes first), and the event as JSON: they are many."""
 
 
-def write_chrome_trace(
-    source: RuntimeContext | GraphEngine, path: str | Path, *, max_steps: int | None = MAX_STEPS
-) -> None:
+def write_chrome_trace(source: HasEngine | GraphEngine, path: str | Path, *, max_steps: int | None = MAX_STEPS) -> None:
     """Write the timeline of ``source`` to ``path``; gzipped if it ends in ``.gz``.
 
     Args:
@@ -207,10 +202,10 @@ def _message_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, s
         sender = tracks.peer(source, _SEND, message.dst, send_lane[id(message)])
         receiver = tracks.peer(target, _RECEIVE, message.src, 0)
         begin, arrival = _ns(message.begin), receive_begin[id(message)]
-        name = f'"{"reduce" if message.reduces else "copy"} cell {message.cell}"'
+        name = f'"{"reduce" if message.reduces else "copy"} chunk {message.chunk}"'
         collective = _encode(message.name)
         args = (
-            f'{{"collective":{collective},"bytes":{message.nbytes},"cell":{message.cell},"from":{message.src},'
+            f'{{"collective":{collective},"bytes":{message.nbytes},"chunk":{message.chunk},"from":{message.src},'
             f'"to":{message.dst}'
         )
         links = _encode([link_names[link] for link in message.links])
@@ -222,12 +217,12 @@ def _message_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, s
 
 
 def _lanes(
-    messages: Iterable[Message],
-    key: Callable[[Message], tuple[int, int]],
-    interval: Callable[[Message], tuple[int, int]],
+    messages: Iterable[ChunkStep],
+    key: Callable[[ChunkStep], tuple[int, int]],
+    interval: Callable[[ChunkStep], tuple[int, int]],
 ) -> dict[int, int]:
     """Lane of each message (by identity) among those with its key, so that none overlap. Messages sorted by begin."""
-    groups: dict[tuple[int, int], list[Message]] = {}
+    groups: dict[tuple[int, int], list[ChunkStep]] = {}
     for message in messages:
         groups.setdefault(key(message), []).append(message)
     return {

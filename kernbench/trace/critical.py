@@ -24,7 +24,7 @@ _NOTICED = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """One part of the path.
 
     Attributes:
@@ -38,6 +38,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.begin
 
     @property
@@ -53,7 +54,7 @@ def kind_of(span: Span) -> str:
     return {"collective": "communication", "dma": "copy"}.get(span.kind, "compute")
 
 
-def critical_path(spans: Iterable[Span]) -> list[Step]:
+def critical_path(spans: Iterable[Span]) -> list[PathStep]:
     """The path through spans, from the beginning to the end of it all."""
     known = [span for span in spans if span.rank is not None and span.end > span.begin]
     if not known:
@@ -61,7 +62,7 @@ def critical_path(spans: Iterable[Span]) -> list[Step]:
     by_rank = {rank: _Rank(spans) for rank, spans in _group(known, lambda span: span.rank).items()}
     members = _group((span for span in known if span.kind == "collective"), collective_of)
     last = max(known, key=lambda span: (span.end, span.track != HOST, -(span.rank or 0)))
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     span: Span | None = last
     moment = last.end
     while span is not None:
@@ -69,7 +70,7 @@ def critical_path(spans: Iterable[Span]) -> list[Step]:
             cause = by_rank[span.rank].awaited(span)
             if cause is not None:
                 if cause.end < moment - _CLOSE:
-                    steps.append(Step(None, cause.end, moment))
+                    steps.append(PathStep(None, cause.end, moment))
                     moment = cause.end
                 span = cause
                 continue
@@ -77,25 +78,25 @@ def critical_path(spans: Iterable[Span]) -> list[Step]:
             span = max(
                 (it for it in members[collective_of(span)] if it.begin < moment), key=lambda it: it.begin, default=span
             )
-        steps.append(Step(span, min(span.begin, moment), moment))
+        steps.append(PathStep(span, min(span.begin, moment), moment))
         moment = min(span.begin, moment)
         before = by_rank[span.rank].before(span, moment)
         if before is not None and before.end < moment - _CLOSE:
-            steps.append(Step(None, before.end, moment))
+            steps.append(PathStep(None, before.end, moment))
         if before is not None:
             moment = min(moment, before.end)
         span = before
     if moment > _CLOSE:
-        steps.append(Step(None, 0.0, moment))
+        steps.append(PathStep(None, 0.0, moment))
     return steps[::-1]
 
 
-def path_total(steps: Iterable[Step]) -> tuple[float, float, float]:
+def path_total(steps: Iterable[PathStep]) -> tuple[float, float, float]:
     """Seconds, low and high of the path."""
     return total(_parts(steps))
 
 
-def _parts(steps: Iterable[Step]) -> Iterable[tuple[str, float, float, float]]:
+def _parts(steps: Iterable[PathStep]) -> Iterable[tuple[str, float, float, float]]:
     for step in steps:
         low = high = step.seconds
         if step.span is not None and step.span.interval is not None and step.span.seconds:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.topology.svg import Canvas
 from kernbench.topology.units import DURATION, SIZE
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Span, Timeline, pack
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, pack
 
 _STYLE = """
   text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1f2937 }
@@ -67,7 +63,7 @@ class _Frame:
 
 
 def plot_timeline(
-    source: RuntimeContext | GraphEngine,
+    source: HasEngine | GraphEngine,
     path: str | Path,
     *,
     begin: float = 0.0,

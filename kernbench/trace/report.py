@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kernbench.cost.estimate import total
-from kernbench.trace.critical import Step, collective_of, critical_path, kind_of, path_total
+from kernbench.trace.critical import PathStep, collective_of, critical_path, kind_of, path_total
 from kernbench.trace.summary import RankSummary, rank_summaries
 from kernbench.trace.timeline import HOST, Span
 
@@ -56,7 +56,7 @@ class TraceReport:
     ranks: tuple[RankSummary, ...]
     kernels: tuple[NameTime, ...]
     collectives: tuple[NameTime, ...]
-    path: tuple[Step, ...]
+    path: tuple[PathStep, ...]
 
     @property
     def path_shares(self) -> dict[str, float]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, Span, Timeline, engine_of
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.sim_engine.engine import GraphEngine
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, engine_of
 
 Interval = tuple[float, float]
 
@@ -60,17 +56,21 @@ class CollectiveSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one simulation; ``str()`` of it is a table. Times are virtual seconds."""
+    """The figures of one simulation; ``str()`` of it is a table. Times are virtual seconds.
+
+    ``unmodelled``: operators that were counted by their bytes because no model knows them, each in a sentence.
+    """
 
     length: float
     ranks: tuple[RankSummary, ...]
     collectives: tuple[CollectiveSummary, ...]
+    unmodelled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
 
 
-def summary(source: RuntimeContext | GraphEngine, window: Interval | None = None) -> Summary:
+def summary(source: HasEngine | GraphEngine, window: Interval | None = None) -> Summary:
     """Sum up a context or an engine.
 
     Args:
@@ -79,10 +79,10 @@ def summary(source: RuntimeContext | GraphEngine, window: Interval | None = None
             counted over the whole simulation.
     """
     engine = engine_of(source)
-    timeline = Timeline.of(engine, max_steps=0)
+    timeline = Timeline.of(source, max_steps=0)
     first, last = window or (0.0, timeline.end)
     ranks = tuple(rank_summaries(timeline.spans, (first, last)))
-    return Summary(last - first, ranks, _collectives(engine.op_log.collectives))
+    return Summary(last - first, ranks, _collectives(engine.op_log.collectives), timeline.unmodelled)
 
 
 def rank_summaries(spans: Iterable[Span], window: Interval) -> Iterator[RankSummary]:
@@ -176,6 +176,8 @@ def _table(figures: Summary) -> list[str]:
         lines += ["", f"{'collective':<20}{'calls':>8}{'payload (B)':>16}{'moved (B)':>16}{'time (us)':>14}"]
         for call in figures.collectives:
             lines.append(f"{call.name:<20}{call.calls:>8}{call.payload:>16}{call.moved:>16}{call.seconds * 1e6:>14.3f}")
+    if figures.unmodelled:
+        lines += ["", *figures.unmodelled]
     return lines
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, MemoryChange
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 COMPUTE_KINDS = frozenset({"kernel", "gemm", "math"})
 HOST = "host"
@@ -52,12 +50,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
+        """How long it took."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One chunk step of a collective: a cell goes from a rank to another.
+class ChunkStep:
+    """One chunk step of a collective: a chunk goes from a rank to another.
 
     Attributes:
         name: the collective.
@@ -66,7 +65,7 @@ class Message:
         sent: when its last byte has left.
         arrived: when it is in place at the destination.
         nbytes: payload, bytes.
-        cell: which part of the buffer.
+        chunk: which part of the buffer.
         reduces: whether the destination combines it with what it has.
         links: links that it crosses, by index.
     """
@@ -78,7 +77,7 @@ class Message:
     sent: float
     arrived: float
     nbytes: int
-    cell: int
+    chunk: int
     reduces: bool
     links: tuple[int, ...]
 
@@ -97,20 +96,22 @@ class Timeline:
         unfinished: operations that have not ended.
         dropped: what the log has not kept, in a sentence.
         memory: SIP, moment, and bytes allocated on it from then on.
+        unmodelled: operators that no model knows, each in a sentence.
     """
 
     topology: Topology
     title: str
     spans: tuple[Span, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[ChunkStep, ...]
     steps_left_out: int
     collectives_left_out: int
     unfinished: int
     dropped: str = ""
     memory: tuple[MemoryChange, ...] = ()
+    unmodelled: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, source: RuntimeContext | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
+    def of(cls, source: HasEngine | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
         """Read the log of a context or an engine.
 
         Args:
@@ -119,7 +120,7 @@ class Timeline:
         """
         engine = engine_of(source)
         log = engine.op_log
-        messages: list[Message] = []
+        messages: list[ChunkStep] = []
         left_out = collectives_left_out = 0
         for trace in log.collectives:
             if max_steps is not None and len(messages) + len(trace.run.plan) > max_steps:
@@ -137,6 +138,7 @@ class Timeline:
             unfinished=sum(op.end is None for op in log.operations),
             dropped=log.note,
             memory=tuple(log.memory),
+            unmodelled=() if isinstance(source, GraphEngine) else tuple(map(str, source.op_costs.unmodelled.operators)),
         )
 
     @property
@@ -152,8 +154,8 @@ class Timeline:
 
     @property
     def note(self) -> str:
-        """What is missing from it, in a sentence; empty if nothing is."""
-        parts = [self.dropped] if self.dropped else []
+        """What is missing from it or not modelled, in a sentence; empty if nothing is."""
+        parts = [*([self.dropped] if self.dropped else []), *self.unmodelled]
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "
@@ -164,7 +166,17 @@ class Timeline:
         return "; ".join(parts)
 
 
-def engine_of(source: RuntimeContext | GraphEngine) -> GraphEngine:
+class HasEngine(Protocol):
+    """A context, as far as a timeline is made of it."""
+
+    engine: GraphEngine
+
+    @property
+    def op_costs(self) -> OpCosts:
+        """What torch's operations cost, and which of them nobody knows."""
+
+
+def engine_of(source: HasEngine | GraphEngine) -> GraphEngine:
     """The engine of a context, or the engine itself."""
     return source if isinstance(source, GraphEngine) else source.engine
 
@@ -191,9 +203,9 @@ def _host_spans(engine: GraphEngine) -> Iterator[Span]:
             continue
         span = Span(op.rank, op.sip, HOST, f"launch {op.name}", "launch", returned - launch.overhead, returned)
         by_rank.setdefault(op.rank, []).append(span)
-    for rank, begin, end, op in engine.op_log.waits:
-        what = op.name if op.kind == "timer" else f"wait for {op.name}"
-        by_rank.setdefault(rank, []).append(Span(rank, op.sip, HOST, what, "wait", begin, end))
+    for rank, begin, end, awaited, sip in engine.op_log.waits:
+        what = awaited.name if awaited.kind == "condition" else f"wait for {awaited.name}"
+        by_rank.setdefault(rank, []).append(Span(rank, sip, HOST, what, "wait", begin, end))
     for spans in by_rank.values():
         free = 0.0
         for span in sorted(spans, key=lambda span: (span.begin, span.end)):
@@ -207,11 +219,11 @@ def _begun_at(span: Span, begin: float) -> Span:
     return Span(span.rank, span.sip, span.track, span.name, span.kind, begin, span.end, span.nbytes, span.detail)
 
 
-def _messages(trace: CollectiveTrace) -> Iterator[Message]:
+def _messages(trace: CollectiveTrace) -> Iterator[ChunkStep]:
     """The chunk steps that have arrived."""
     plan, times = trace.run.plan, trace.run.times
     for i in np.flatnonzero(~np.isnan(times.arrived)).tolist():
-        yield Message(
+        yield ChunkStep(
             trace.name,
             trace.ranks[plan.src[i]],
             trace.ranks[plan.dst[i]],
@@ -219,7 +231,7 @@ def _messages(trace: CollectiveTrace) -> Iterator[Message]:
             float(times.sent[i]),
             float(times.arrived[i]),
             int(plan.nbytes[i]),
-            int(plan.dst_cell[i]),
+            int(plan.dst_chunk[i]),
             bool(plan.reduces[i]),
             plan.queue_links[plan.queue[i]],
         )

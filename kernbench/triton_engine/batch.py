@@ -3,74 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from . import lanes as lane_ops
-from .lift.program import Jump
+from .binding import Binding, RankRoots
+from .frontend.program import Jump
+from .lanes import Lanes, cut, flatten, join, pick
 from .memory import write_epoch
 from .ptx import Frame
-from .values import Aff, Desc, Ptr, from_lane_array
-
-if TYPE_CHECKING:
-    from .binding import RankRoots
-    from .machine import Execution
+from .values import Affine, Desc, Ptr, from_lane_array
 
 
-class Batch:
-    """Lanes that are at the same block. ``lanes`` are the sizes of the lane axes; dimensions of values follow them."""
+@dataclass(slots=True, eq=False)
+class Batch(Lanes):
+    """Lanes that are at the same block: ``env`` holds the value of each slot."""
 
-    __slots__ = (
-        "at",
-        "env",
-        "ids",
-        "lanes",
-        "n",
-        "order",
-        "parked",
-        "pc",
-        "rank",
-        "rank_index",
-        "spins",
-        "suspended",
-        "trace",
-        "watched",
-        "written",
-        "x",
-    )
+    execution: Binding
+    env: list[Any]
+    #: How many lanes.
+    size: int = field(init=False)
+    #: The block, and the instruction inside of it, where to go on.
+    pc: int = 0
+    at: int = 0
+    #: The count of writes at which it began to wait for another one; -1: it can run.
+    parked: int = -1
+    #: Turns of a waiting loop without a write, and what the last one carried.
+    spins: int = 0
+    trace: tuple[Jump, list[Any]] | None = None
+    written: bool = False
+    #: The states of instructions that wait, and the addresses that the last one waits for.
+    suspended: dict[int, Frame] = field(default_factory=dict)
+    watched: np.ndarray | None = None
+    #: The ranks along the rank axis, once asked for.
+    order: tuple[int, ...] | None = None
 
-    def __init__(
-        self,
-        x: Execution,
-        env: list[Any],
-        lanes: tuple[int, ...],
-        ids: np.ndarray,
-        rank_index: np.ndarray | None,
-        rank: int,
-    ) -> None:
-        self.x = x
-        self.env = env
-        self.lanes = lanes
-        self.n = prod(lanes)
-        self.ids = ids
-        self.rank_index = rank_index
-        self.rank = rank
-        self.pc = 0
-        self.parked = -1
-        self.spins = 0
-        #: The values that the last turn of a waiting loop carried.
-        self.trace: tuple[Jump, list[Any]] | None = None
-        self.written = False
-        #: Where to go on inside the block, and the state of an instruction that waits.
-        self.at = 0
-        self.suspended: dict[int, Frame] = {}
-        #: The addresses that it waits for, where an instruction does.
-        self.watched: np.ndarray | None = None
-        #: The ranks along the rank axis, once asked for.
-        self.order: tuple[int, ...] | None = None
+    def __post_init__(self) -> None:
+        self.size = prod(self.lanes)
 
     def rank_roots(self, root: int, item: int) -> RankRoots:
         """Where the pointers of argument ``root`` are in memory, of a batch whose ranks differ along its first axis only."""
@@ -78,10 +50,14 @@ class Batch:
         if order is None:
             assert self.rank_index is not None
             order = self.order = tuple(self.rank_index.reshape(-1).tolist())
-        return self.x.rank_roots(root, order, item)
+        return self.execution.rank_roots(root, order, item)
 
-    def program_id(self, axis: int) -> int | Aff:
-        gx, gy, _ = self.x.grid
+    def ranks_along_first_axis(self) -> bool:
+        """Whether ranks differ, and along the first lane axis only."""
+        return self.rank_index is not None and self.rank_index.shape[0] == self.rank_index.size
+
+    def program_id(self, axis: int) -> int | Affine:
+        gx, gy, _ = self.execution.grid
         linear = self.ids
         part = linear % gx if axis == 0 else linear // gx % gy if axis == 1 else linear // (gx * gy)
         return from_lane_array(squeeze(part))
@@ -97,7 +73,7 @@ class Batch:
         if cell and len(cell) == len(self.lanes):
             ids = ids[tuple(slice(a, max(b, a + 1)) for a, b in cell)]
         flat = np.unique(ids)
-        names = [str(self.x.program_of(int(i))) for i in (flat[0], flat[-1])]
+        names = [str(self.execution.program_of(int(i))) for i in (flat[0], flat[-1])]
         text = f"program {names[0]}" if len(flat) == 1 else f"programs {names[0]} to {names[1]}"
         ranks = self.ranks(cell)
         if ranks:
@@ -113,7 +89,7 @@ class Batch:
             if cell and len(cell) == len(self.lanes):
                 lanes = lanes[tuple(slice(a, max(b, a + 1)) for a, b in cell)]
             index = np.unique(lanes).tolist()
-        return [r for r in (self.x.launches[i].rank for i in index) if r is not None]
+        return [r for r in (self.execution.launches[i].rank for i in index) if r is not None]
 
 
 def squeeze(arr: np.ndarray) -> np.ndarray:
@@ -124,51 +100,41 @@ def squeeze(arr: np.ndarray) -> np.ndarray:
     return arr
 
 
-def select(b: Batch, axis: int, index: np.ndarray, live: Sequence[int]) -> Batch:
+def select(batch: Batch, axis: int, index: np.ndarray, live: Sequence[int]) -> Batch:
     """The lanes ``index`` along one axis, as a batch of its own that keeps the slots ``live``."""
     start, stop = int(index[0]), int(index[-1]) + 1
     straight = stop - start == len(index)
-    owned = b.x.program.owned
-    env = b.env
+    owned = batch.execution.program.owned
+    env = batch.env
     out: list[Any] = [None] * len(env)
     for slot in live:
         v = env[slot]
         if v is None or type(v) in (int, float, bool):
             out[slot] = v
             continue
-        new = lane_ops.cut(v, axis, start, stop) if straight else lane_ops.pick(v, axis, index, b.lanes)
+        new = cut(v, axis, start, stop) if straight else pick(v, axis, index, batch.lanes)
         if new is v and slot in owned and type(v) is Tensor:
             new = v.clone()
         out[slot] = new
-    ids = np.take(b.ids, index, axis=axis) if b.ids.shape[axis] > 1 else b.ids
-    rank_index, rank = b.rank_index, b.rank
+    ids = np.take(batch.ids, index, axis=axis) if batch.ids.shape[axis] > 1 else batch.ids
+    rank_index, rank = batch.rank_index, batch.rank
     if rank_index is not None and rank_index.shape[axis] > 1:
         chosen = np.take(rank_index, index, axis=axis)
         rank_index = chosen
         if chosen.size == 1:
             rank_index, rank = None, int(chosen.reshape(-1)[0])
-    lanes = (*b.lanes[:axis], len(index), *b.lanes[axis + 1 :])
-    batch = Batch(b.x, out, lanes, ids, rank_index, rank)
-    batch.written = b.written
-    return batch
+    lanes = (*batch.lanes[:axis], len(index), *batch.lanes[axis + 1 :])
+    return Batch(lanes, ids, rank_index, rank, batch.execution, out, written=batch.written)
 
 
-def flat(b: Batch, which: tuple[np.ndarray, ...], live: Sequence[int] | None = None) -> Batch:
+def flat(batch: Batch, which: tuple[np.ndarray, ...], live: Sequence[int] | None = None) -> Batch:
     """The lanes at given coordinates as a batch with a single lane axis that keeps the slots ``live`` (None: all)."""
-    env: list[Any] = [None] * len(b.env)
+    env: list[Any] = [None] * len(batch.env)
     for slot in range(len(env)) if live is None else live:
-        v = b.env[slot]
-        env[slot] = v if v is None or type(v) in (int, float, bool) else lane_ops.flatten(v, b.lanes, which)
-    count = len(which[0])
-    ids = b.ids[tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, b.ids.shape, strict=True))]
-    rank_index = b.rank_index
-    if rank_index is not None:
-        rank_index = rank_index[
-            tuple(w if n > 1 else np.zeros_like(w) for w, n in zip(which, rank_index.shape, strict=True))
-        ]
-    batch = Batch(b.x, env, (count,), ids, rank_index, b.rank)
-    batch.written = b.written
-    return batch
+        v = batch.env[slot]
+        env[slot] = v if v is None or type(v) in (int, float, bool) else flatten(v, batch.lanes, which)
+    ids, rank_index = (flatten(at, batch.lanes, which) for at in (batch.ids, batch.rank_index))
+    return Batch((len(which[0]),), ids, rank_index, batch.rank, batch.execution, env, written=batch.written)
 
 
 def merge(parts: list[Batch]) -> Batch:
@@ -180,7 +146,7 @@ def merge(parts: list[Batch]) -> Batch:
             if len(p.lanes) == 1:
                 flattened.append(p)
             else:
-                n = flat(p, tuple(np.unravel_index(np.arange(p.n), p.lanes)))
+                n = flat(p, tuple(np.unravel_index(np.arange(p.size), p.lanes)))
                 n.pc, n.spins = p.pc, p.spins
                 flattened.append(n)
         parts, axis = flattened, 0
@@ -188,7 +154,7 @@ def merge(parts: list[Batch]) -> Batch:
     first = parts[0]
     env: list[Any] = [None] * len(first.env)
     lanes = [p.lanes for p in parts]
-    program = first.x.program
+    program = first.execution.program
     types = program.types
     for slot in program.blocks[first.pc].live_in:
         values = [p.env[slot] for p in parts]
@@ -196,7 +162,7 @@ def merge(parts: list[Batch]) -> Batch:
             continue
         if types[slot].is_ptr or types[slot].elem == "desc":
             values = _common_root(values, parts, types[slot].shape)
-        env[slot] = lane_ops.join(values, axis, lanes, types[slot], first.x)
+        env[slot] = join(values, axis, lanes, types[slot])
     total = sum(ln[axis] for ln in lanes)
     shape = (*first.lanes[:axis], total, *first.lanes[axis + 1 :])
     grow = lambda a, p: np.broadcast_to(a, (*a.shape[:axis], p.lanes[axis], *a.shape[axis + 1 :]))  # noqa: E731
@@ -208,25 +174,27 @@ def merge(parts: list[Batch]) -> Batch:
             for p in parts
         ]
         rank_index = squeeze(np.concatenate(full, axis=axis))
-    merged = Batch(first.x, env, shape, ids, rank_index, first.rank)
-    merged.pc = first.pc
-    merged.spins = max(p.spins for p in parts)
-    merged.written = any(p.written for p in parts)
-    return merged
+    return Batch(
+        shape,
+        ids,
+        rank_index,
+        first.rank,
+        first.execution,
+        env,
+        pc=first.pc,
+        spins=max(p.spins for p in parts),
+        written=any(p.written for p in parts),
+    )
 
 
 def _common_root(values: list[Any], parts: list[Batch], tile: tuple[int, ...]) -> list[Any]:
     """Pointers (or descriptors) of one argument as they are; of several arguments, as addresses."""
     if type(values[0]) is Desc:
         bases = _common_root([v.base for v in values], parts, ())
-        return [_with_base(v, base) for v, base in zip(values, bases, strict=True)]
+        return [v if base is v.base else replace(v, base=base) for v, base in zip(values, bases, strict=True)]
     if any(type(v) is not Ptr for v in values) or len({v.root for v in values}) == 1:
         return values
-    return [p.x.absolute(p, v, tile) for v, p in zip(values, parts, strict=True)]
-
-
-def _with_base(d: Desc, base: Ptr) -> Desc:
-    return d if base is d.base else Desc(base, d.shape, d.strides, d.block, d.elem, d.padding)
+    return [p.execution.absolute(p, v, tile) for v, p in zip(values, parts, strict=True)]
 
 
 def _common_axis(parts: list[Batch]) -> int | None:
@@ -237,7 +205,7 @@ def _common_axis(parts: list[Batch]) -> int | None:
         return None
     if n == 1:
         return 0
-    if any(p.rank_index is None for p in parts) and parts[0].x.n_ranks > 1:
+    if any(p.rank_index is None for p in parts) and parts[0].execution.n_ranks > 1:
         return None
     for axis in range(n):
         signature = [_other_ids(p, axis) for p in parts]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +16,14 @@ from kernbench.errors import MemoryAccessError
 
 from .affine import aff_add
 from .counts import Counts, TensorTraffic
-from .lift.program import OpInfo, Program
-from .memory import Allocation, AllocationMap, allocation_of, find_live, registry
+from .frontend.program import OpInfo, Program
+from .lanes import Lanes
+from .memory import AllocationMap, HostAllocation, allocation_of, find_live, registry
 from .signals import MOST_BYTES, WORD, Party, may_signal
-from .values import Aff, Ptr, dense_int, exact_bounds, from_lane_array, wrap
-
-if TYPE_CHECKING:
-    from .batch import Batch
+from .values import Affine, Ptr, dense_int, exact_bounds, from_lane_array, host_descriptor, wrap
 
 _KEPT_PRODUCTS = 64
-_NULL = Allocation(torch.empty(0), "null pointer")
+_NULL = HostAllocation(torch.empty(0), "null pointer")
 
 
 @dataclass
@@ -55,7 +54,7 @@ class RankRoots:
 
     root: int
     order: tuple[int, ...]
-    bases: list[tuple[Allocation, int]]
+    bases: list[tuple[HostAllocation, int]]
     least: int
     most: int
     aligned: bool
@@ -82,13 +81,16 @@ class Binding:
         if any(launch.program is not self.program or launch.grid != self.grid for launch in launches):
             raise ValueError("launches of one batch must be of one compiled kernel and one grid")
         self.n_ranks = len(launches)
+        self.programs = prod(self.grid)
         self.memory: AllocationMap = memory if memory is not None else registry
         #: Per pointer argument: allocation and byte offset of each launch's pointer.
-        self.roots: dict[int, list[tuple[Allocation, int]]] = {}
+        self.roots: dict[int, list[tuple[HostAllocation, int]]] = {}
         #: Bytes moved, by base address of the allocation and by operation.
         self.traffic: dict[int, TensorTraffic] = {}
         self.bytes: dict[int, int] = {}
-        self._known: dict[int, Allocation] = {}
+        #: Elements updated atomically.
+        self.atomics = 0
+        self._known: dict[int, HostAllocation] = {}
         #: What readers of its signals see; None where nobody asks.
         self.party: Party | None = None
         #: By identity of the array, which is held so that nothing else gets its place.
@@ -98,7 +100,7 @@ class Binding:
         self._alike: dict[tuple[int, int, tuple[int, ...]], tuple[OpInfo, RankRoots, list[int]]] = {}
 
     def bind(self) -> tuple[list[Any], tuple[Any, ...], list[tuple[int, list[Any]]]]:
-        """Slots with constants and arguments, the key of the plan, and the arguments that differ between ranks."""
+        """Slots with constants and arguments, the key of the lane grid, and the arguments that differ between ranks."""
         program = self.program
         env: list[Any] = [None] * program.n_slots
         for slot, value in program.constants.items():
@@ -112,7 +114,8 @@ class Binding:
                 self.roots[i] = [self._root(v, i, r) for r, v in enumerate(values)]
                 env[slot] = Ptr(i, 0)
             elif ty.elem == "desc":
-                env[slot] = ("desc", i, values, ty)
+                self.roots[i] = [self._root(v.base, i, r) for r, v in enumerate(values)]
+                env[slot] = host_descriptor(values[0], i, ty.pointee)
             elif ty.is_int:
                 ints = [bool(v) if ty.elem == "i1" else wrap(int(v), ty.bits) for v in values]
                 if i in keyed:
@@ -130,12 +133,9 @@ class Binding:
                 if len({repr(v) for v in floats}) > 1:
                     lane_args.append((slot, floats))
                 env[slot] = floats[0]
-        for slot, _ in program.args:
-            if type(env[slot]) is tuple:
-                env[slot] = self._descriptor(*env[slot][1:])
         return env, tuple(key), lane_args
 
-    def _root(self, value: Any, arg: int, rank: int) -> tuple[Allocation, int]:
+    def _root(self, value: Any, arg: int, rank: int) -> tuple[HostAllocation, int]:
         if isinstance(value, Tensor):
             tensor = value
             launch = self.launches[rank]
@@ -157,13 +157,6 @@ class Binding:
             )
         return found, address - found.base
 
-    def _descriptor(self, arg: int, values: list[Any], ty: Any) -> Any:
-        from .ops.descriptors import host_descriptor
-
-        first = values[0]
-        self.roots[arg] = [self._root(v.base, arg, r) for r, v in enumerate(values)]
-        return host_descriptor(first, arg, ty)
-
     # Memory services for operations
 
     def scaled(self, arr: np.ndarray, factor: int) -> np.ndarray:
@@ -176,7 +169,7 @@ class Binding:
             found = self._scaled[key] = (arr, arr * factor)
         return found[1]
 
-    def find(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> HostAllocation | None:
         for allocation in self._known.values():
             if allocation.base <= address < allocation.base + allocation.nbytes:
                 return allocation
@@ -189,50 +182,50 @@ class Binding:
             self._known[found.base] = found
         return found
 
-    def offsets(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Tensor:
+    def offsets(self, lanes: Lanes, p: Ptr, tile: tuple[int, ...]) -> Tensor:
         """Byte offsets from the root as an int64 tensor broadcastable to lanes + tile."""
-        off = dense_int(p.off, b.lanes, tile, torch.int64)
+        off = dense_int(p.offset, lanes.lanes, tile, torch.int64)
         if not isinstance(off, Tensor):
-            off = torch.full((1,) * (len(b.lanes) + len(tile)), off, dtype=torch.int64)
-        return off if p.den is None else off + p.den
+            off = torch.full((1,) * (len(lanes.lanes) + len(tile)), off, dtype=torch.int64)
+        return off if p.scattered is None else off + p.scattered
 
-    def addresses(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Tensor:
+    def addresses(self, lanes: Lanes, p: Ptr, tile: tuple[int, ...]) -> Tensor:
         """Absolute byte addresses, as :meth:`offsets`."""
-        out = self.offsets(b, p, tile)
+        out = self.offsets(lanes, p, tile)
         if p.root is None:
             return out
         bases = self.roots[p.root]
-        if b.rank_index is None:
-            allocation, start = bases[b.rank]
+        if lanes.rank_index is None:
+            allocation, start = bases[lanes.rank]
             return out + (allocation.base + start)
-        base = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
+        base = np.array([a.base + s for a, s in bases], dtype=np.int64)[lanes.rank_index]
         return out + torch.from_numpy(base).reshape(base.shape + (1,) * len(tile))
 
-    def absolute(self, b: Batch, p: Ptr, tile: tuple[int, ...]) -> Ptr:
+    def absolute(self, lanes: Lanes, p: Ptr, tile: tuple[int, ...]) -> Ptr:
         """The same pointers without a root, as lanes need whose pointers come from different arguments."""
         if p.root is None:
             return p
         bases = [a.base + start for a, start in self.roots[p.root]]
-        if b.rank_index is None:
-            return Ptr(None, aff_add(p.off, bases[b.rank]), p.den)
-        base = from_lane_array(np.array(bases, dtype=np.int64)[b.rank_index], len(tile))
-        return Ptr(None, aff_add(p.off, base), p.den)
+        if lanes.rank_index is None:
+            return Ptr(None, aff_add(p.offset, bases[lanes.rank]), p.scattered)
+        base = from_lane_array(np.array(bases, dtype=np.int64)[lanes.rank_index], len(tile))
+        return Ptr(None, aff_add(p.offset, base), p.scattered)
 
-    def whole_in_bounds(self, b: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> bool:
+    def whole_in_bounds(self, lanes: Lanes, p: Ptr, tile: tuple[int, ...], item: int) -> bool:
         """True if every element of an affine access, masked or not, lies inside one allocation."""
-        off = p.off
-        lo, hi = exact_bounds(off, b.lanes, tile) if type(off) is Aff else (off, off)
+        off = p.offset
+        lo, hi = exact_bounds(off, lanes.lanes, tile) if type(off) is Affine else (off, off)
         if p.root is None:
             allocation = self.find(lo)
             return allocation is not None and hi + item <= allocation.base + allocation.nbytes
-        ranks = [b.rank] if b.rank_index is None else range(self.n_ranks)
+        ranks = [lanes.rank] if lanes.rank_index is None else range(self.n_ranks)
         for r in ranks:
             allocation, start = self.roots[p.root][r]
             if lo + start < 0 or hi + start + item > allocation.nbytes:
                 return False
         return True
 
-    def touch(self, info: OpInfo, allocation: Allocation, nbytes: int, low: int, high: int) -> None:
+    def touch(self, info: OpInfo, allocation: HostAllocation, nbytes: int, low: int, high: int) -> None:
         """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation."""
         t = self.traffic.get(allocation.base)
         if t is None:
@@ -243,7 +236,7 @@ class Binding:
                 t.read_low = low
             if high > t.read_high:
                 t.read_high = high
-        if not info.result_types or "atomic" in info.name:
+        if not info.result_types or info.row.atomic:
             t.written += nbytes
             if low < t.write_low:
                 t.write_low = low
@@ -253,7 +246,7 @@ class Binding:
         if allocation.words is not None and high - low <= MOST_BYTES and may_signal(info):
             self.signal(allocation, range(low - low % WORD, high, WORD), not info.result_types)
 
-    def signal(self, allocation: Allocation, offsets: Iterable[int], wrote: bool) -> None:
+    def signal(self, allocation: HostAllocation, offsets: Iterable[int], wrote: bool) -> None:
         """Note that lanes have read words of shared memory, or (``wrote``) changed them."""
         if allocation.words is not None and self.party is not None:
             (allocation.words.write if wrote else allocation.words.read)(self.party, offsets)
@@ -289,16 +282,16 @@ class Binding:
         if high > moved[2]:
             moved[2] = high
 
-    def settle_traffic(self) -> None:
-        """Enter what ranks moved alike into ``traffic``."""
+    def settled_traffic(self) -> dict[int, TensorTraffic]:
+        """``traffic``, with what ranks moved alike entered."""
         for info, roots, (nbytes, low, high) in self._alike.values():
             for allocation, start in roots.bases:
                 self.touch(info, allocation, nbytes, low + start, high + start)
         self._alike.clear()
+        return self.traffic
 
     def snapshot_counts(self) -> tuple[dict[int, int], dict[int, TensorTraffic]]:
-        self.settle_traffic()
-        return dict(self.bytes), {k: copy(v) for k, v in self.traffic.items()}
+        return dict(self.bytes), {base: copy(traffic) for base, traffic in self.settled_traffic().items()}
 
     def restore_counts(self, saved: tuple[dict[int, int], dict[int, TensorTraffic]]) -> None:
         self._alike.clear()

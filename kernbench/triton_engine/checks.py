@@ -7,7 +7,6 @@ checked launch takes several times the memory and time.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
 
-from .lift.program import OpInfo
-from .memory import Allocation, registry
-
-if TYPE_CHECKING:
-    from .access import Piece
-    from .batch import Batch
+from .access import Access, Piece
+from .batch import Batch
+from .binding import Binding
+from .memory import HostAllocation, registry
 
 
 class RaceError(MemoryAccessError):
@@ -41,19 +38,19 @@ def set_checks(on: bool) -> bool:
     return before
 
 
-def checks_of(x: Any) -> MemoryChecks | None:
+def checks_of(binding: Binding) -> MemoryChecks | None:
     """The checks of an execution, if they are on."""
-    return MemoryChecks(x) if _enabled else None
+    return MemoryChecks(binding) if _enabled else None
 
 
 class MemoryChecks:
     """Who wrote which byte during one launch (0: nobody, else the program's number plus one)."""
 
-    def __init__(self, x: Any) -> None:
-        self.x = x
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
         self.writers: dict[int, Tensor] = {}
 
-    def _writers(self, allocation: Allocation) -> Tensor:
+    def _writers(self, allocation: HostAllocation) -> Tensor:
         shadow = self.writers.get(allocation.base)
         if shadow is None:
             shadow = self.writers[allocation.base] = torch.zeros(allocation.nbytes, dtype=torch.int32)
@@ -61,63 +58,57 @@ class MemoryChecks:
 
     # Affine accesses
 
-    def read_piece(self, b: Batch, info: OpInfo, piece: Piece, item: int) -> None:
+    def read_piece(self, access: Access, piece: Piece) -> None:
         written = registry.written(piece.allocation.base)
         if written is not None:
-            view = _bytes(written, piece, item)
-            if not bool(view.all()):
-                self._unwritten(b, info, piece.allocation, int(_positions(piece, item)[~view.all(-1)][0]), item)
+            known = _bytes(written, piece, access.item).all(-1)
+            if not bool(known.all()):
+                self._unwritten(access, piece.allocation, int(_positions(piece)[~known][0]))
 
-    def write_piece(self, b: Batch, info: OpInfo, piece: Piece, item: int) -> None:
+    def write_piece(self, access: Access, piece: Piece) -> None:
         written = registry.written(piece.allocation.base)
         if written is not None:
-            _bytes(written, piece, item).fill_(True)
-        nl = len(b.lanes)
+            _bytes(written, piece, access.item).fill_(True)
         shared = any(
-            z - a > 1 and (at is None or stride == 0)
-            for at, stride, (a, z) in zip(piece.at, piece.strides, piece.lanes, strict=False)
+            stop - start > 1 and (at is None or stride == 0)
+            for at, stride, (start, stop) in zip(piece.at, piece.strides, piece.lanes, strict=False)
         )
-        ids = self._ids(b)[tuple(slice(a, z) for a, z in piece.lanes)]
+        ids = self._ids(access.batch)[tuple(slice(start, stop) for start, stop in piece.lanes)]
         if shared:
             pair = ids.reshape(-1)[[0, -1]]
-            self._race(b, info, piece.allocation, piece.offset, item, int(pair[0]), int(pair[1]))
-        who = ids.reshape(ids.shape + (1,) * (len(piece.sizes) - nl + 1))
-        view = _bytes(self._writers(piece.allocation), piece, item)
-        self._compare(b, info, piece.allocation, view, who.expand(view.shape), _positions(piece, item), item)
-        view.copy_(who.expand(view.shape))
-        self._compare(b, info, piece.allocation, view, who.expand(view.shape), _positions(piece, item), item)
+            self._race(access, piece.allocation, piece.offset, int(pair[0]), int(pair[1]))
+        shadow = _bytes(self._writers(piece.allocation), piece, access.item)
+        who = ids.reshape(ids.shape + (1,) * (shadow.dim() - ids.dim())).expand(shadow.shape)
+        self._compare(access, piece, shadow, who)
+        shadow.copy_(who)
+        self._compare(access, piece, shadow, who)
 
-    def _compare(
-        self, b: Batch, info: OpInfo, allocation: Allocation, seen: Tensor, who: Tensor, position: Tensor, item: int
-    ) -> None:
+    def _compare(self, access: Access, piece: Piece, seen: Tensor, who: Tensor) -> None:
         clash = (seen != 0) & (seen != who)
         if bool(clash.any()):
-            at = clash.nonzero()[0]
-            where = tuple(at.tolist())
-            self._race(b, info, allocation, int(position[where[:-1]]), item, int(seen[where]), int(who[where]))
+            where = tuple(clash.nonzero()[0].tolist())
+            element = int(_positions(piece)[where[:-1]])
+            self._race(access, piece.allocation, element, int(seen[where]), int(who[where]))
 
     # Gathered accesses
 
-    def read_index(
-        self, b: Batch, info: OpInfo, allocation: Allocation, index: Tensor, active: Tensor | None, item: int
-    ) -> None:
+    def read_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
         written = registry.written(allocation.base)
         if written is None:
             return
         flat = (index if active is None else index.expand(active.shape)[active]).reshape(-1)
         if flat.numel():
-            known = written[flat * item]
+            known = written[flat * access.item]
             if not bool(known.all()):
-                self._unwritten(b, info, allocation, int(flat[~known][0]), item)
+                self._unwritten(access, allocation, int(flat[~known][0]))
 
-    def write_index(
-        self, b: Batch, info: OpInfo, allocation: Allocation, index: Tensor, active: Tensor | None, item: int
-    ) -> None:
-        nl = len(b.lanes)
-        shape = b.lanes + tuple(index.shape[nl:])
+    def write_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
+        batch, item = access.batch, access.item
+        nl = len(batch.lanes)
+        shape = batch.lanes + tuple(index.shape[nl:])
         if active is not None:
             shape = torch.broadcast_shapes(shape, active.shape)
-        ids = self._ids(b)
+        ids = self._ids(batch)
         who = ids.reshape(ids.shape + (1,) * (len(shape) - nl)).expand(shape)
         where = index.expand(shape)
         if active is not None:
@@ -133,7 +124,7 @@ class MemoryChecks:
             clash = seen != writers
         if clash.any():
             k = int(np.nonzero(clash)[0][0])
-            self._race(b, info, allocation, int(flat[k]), item, int(seen[k]), int(writers[k]))
+            self._race(access, allocation, int(flat[k]), int(seen[k]), int(writers[k]))
         written = registry.written(allocation.base)
         if written is not None:
             for byte in range(item):
@@ -141,56 +132,40 @@ class MemoryChecks:
 
     # Reports
 
-    def _ids(self, b: Batch) -> Tensor:
-        linear = np.broadcast_to(b.ids, b.lanes).astype(np.int64)
-        if b.rank_index is not None:
-            linear = linear + b.rank_index * self.x.programs
+    def _ids(self, batch: Batch) -> Tensor:
+        linear = np.broadcast_to(batch.ids, batch.lanes).astype(np.int64)
+        if batch.rank_index is not None:
+            linear = linear + batch.rank_index * self.binding.programs
         return torch.from_numpy((linear + 1).astype(np.int32))
 
     def _program(self, writer: int) -> str:
-        rank, linear = divmod(writer - 1, self.x.programs)
-        name = f"program {self.x.program_of(linear)}"
-        owner = self.x.launches[rank].rank
+        rank, linear = divmod(writer - 1, self.binding.programs)
+        name = f"program {self.binding.program_of(linear)}"
+        owner = self.binding.launches[rank].rank
         return name if owner is None else f"rank {owner} {name}"
 
-    def _race(
-        self, b: Batch, info: OpInfo, allocation: Allocation, element: int, item: int, one: int, two: int
-    ) -> None:
+    def _race(self, access: Access, allocation: HostAllocation, element: int, one: int, two: int) -> None:
         raise RaceError(
-            f"kernel {info.kernel}: {self._program(one)} and {self._program(two)} both write element {element} of "
-            f"{allocation.describe()} without an atomic\n  at {info.loc}"
+            f"kernel {access.info.kernel}: {self._program(one)} and {self._program(two)} both write element {element} of "
+            f"{allocation.describe()} without an atomic\n  at {access.info.loc}"
         )
 
-    def _unwritten(self, b: Batch, info: OpInfo, allocation: Allocation, element: int, item: int) -> None:
+    def _unwritten(self, access: Access, allocation: HostAllocation, element: int) -> None:
         raise UninitialisedReadError(
-            f"kernel {info.kernel}: reads element {element} of {allocation.describe()}, which nobody has written\n"
-            f"  {b.describe_lanes(None)}\n  at {info.loc}"
+            f"kernel {access.info.kernel}: reads element {element} of {allocation.describe()}, which nobody has written\n"
+            f"  {access.batch.describe_lanes(None)}\n  at {access.info.loc}"
         )
 
 
 def _bytes(shadow: Tensor, piece: Piece, item: int) -> Tensor:
     """The shadow of a piece, with a last dimension over the bytes of an element."""
-    offset, strides = _forward(piece)
-    return shadow.as_strided([*piece.sizes, item], [*(s * item for s in strides), 1], offset * item)
+    strides = [*(s * item for s in piece.foot.steps), 1]
+    return shadow.as_strided([*piece.sizes, item], strides, (piece.offset + piece.foot.flip) * item)
 
 
-def _forward(piece: Piece) -> tuple[int, list[int]]:
-    """Offset and strides of the piece's elements with backward dimensions turned round."""
-    offset = piece.offset
-    strides = list(piece.strides)
-    for d, (s, n) in enumerate(zip(piece.strides, piece.sizes, strict=True)):
-        if s < 0:
-            offset += s * (n - 1)
-            strides[d] = -s
-    return offset, strides
-
-
-def _positions(piece: Piece, item: int) -> Tensor:
-    """Element index of every element of a piece."""
-    offset, strides = _forward(piece)
-    out = torch.full((1,) * len(strides), offset, dtype=torch.int64)
-    for d, (s, n) in enumerate(zip(strides, piece.sizes, strict=True)):
-        shape = [1] * len(strides)
-        shape[d] = n
-        out = out + (torch.arange(n) * s).reshape(shape)
+def _positions(piece: Piece) -> Tensor:
+    """Element index of every element of a piece, backward dimensions turned round."""
+    out = torch.tensor(piece.offset + piece.foot.flip)
+    for step, extent in zip(piece.foot.steps, piece.sizes, strict=True):
+        out = out.unsqueeze(-1) + torch.arange(extent) * step
     return out

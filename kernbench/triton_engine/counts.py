@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .frontend.locations import Loc
+
 
 @dataclass
 class TensorTraffic:
@@ -16,8 +18,6 @@ class TensorTraffic:
     name: str
     read: int = 0
     written: int = 0
-    low: int = 1 << 62
-    high: int = 0
     read_low: int = 1 << 62
     read_high: int = 0
     write_low: int = 1 << 62
@@ -65,9 +65,11 @@ class Counts:
     by_tensor: dict[str, TensorTraffic] = field(default_factory=dict)
     by_line: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    @property
-    def total_flops(self) -> int:
-        return sum(self.flops.values())
+    def add_to_line(self, loc: Loc, nbytes: int, flops: int) -> None:
+        """Add to what a line of the kernel did."""
+        where = f"{loc.file}:{loc.line}"
+        had = self.by_line.get(where, (0, 0))
+        self.by_line[where] = (had[0] + nbytes, had[1] + flops)
 
     def scaled(self, factor: float) -> Counts:
         """Counts of ``factor`` times the programs; unique bytes are scaled too (an estimate)."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kernbench.errors import DeadlockError
+from kernbench.topology.device import DeviceSpec
 
 from .counts import Counts
 from .machine import Execution, Launch
@@ -52,8 +53,8 @@ class LaunchRecord:
 
 @dataclass
 class _Recorder:
-    #: Programs to run per launch; None runs all of them for real.
-    sample: int | None = None
+    #: Programs to run per launch, and the device to look at; None runs all of them for real.
+    sample: tuple[int, DeviceSpec] | None = None
     #: Time every operation.
     profile: bool = False
     records: list[LaunchRecord] = field(default_factory=list)
@@ -63,12 +64,7 @@ _recorders: list[_Recorder] = []
 
 
 @contextmanager
-def record_launches(profile: bool = False) -> Iterator[list[LaunchRecord]]:
-    """Collect a :class:`LaunchRecord` of every launch that executes inside the ``with`` block.
-
-    ``profile``: time every operation too (see :mod:`kernbench.triton_engine.introspect`).
-    """
-    recorder = _Recorder(profile=profile)
+def _recording(recorder: _Recorder) -> Iterator[list[LaunchRecord]]:
     _recorders.append(recorder)
     try:
         yield recorder.records
@@ -77,20 +73,31 @@ def record_launches(profile: bool = False) -> Iterator[list[LaunchRecord]]:
 
 
 @contextmanager
-def sampled_launches(programs: int = 2) -> Iterator[list[LaunchRecord]]:
-    """Launches inside the ``with`` block change nothing: a few programs run without storing, and are scaled up."""
-    recorder = _Recorder(programs)
-    _recorders.append(recorder)
-    try:
-        yield recorder.records
-    finally:
-        _recorders.remove(recorder)
+def record_launches(profile: bool = False) -> Iterator[list[LaunchRecord]]:
+    """Collect a :class:`LaunchRecord` of every launch that executes inside the ``with`` block.
+
+    ``profile``: time every operation too (see :mod:`kernbench.triton_engine.introspect`).
+    """
+    with _recording(_Recorder(profile=profile)) as records:
+        yield records
+
+
+@contextmanager
+def sampled_launches(device: DeviceSpec, programs: int = 2) -> Iterator[list[LaunchRecord]]:
+    """Launches inside the ``with`` block change nothing: a few programs run without storing, and are scaled up.
+
+    ``device``: whose processors share what they read.
+    """
+    with _recording(_Recorder((programs, device))) as records:
+        yield records
 
 
 def submit(launch: Launch) -> None:
     """Run a launch, or hand it to whoever collects launches."""
     if _recorders and _recorders[-1].sample is not None:
-        _sample(launch, _recorders[-1])
+        record = _sample(launch, *_recorders[-1].sample)
+        if record is not None:
+            _recorders[-1].records.append(record)
         return
     if _sink is not None:
         _sink.submit(launch)
@@ -98,21 +105,18 @@ def submit(launch: Launch) -> None:
     run_alone(launch)
 
 
-def _sample(launch: Launch, recorder: _Recorder) -> None:
-    execution = Execution([launch], dry=True, only=recorder.sample)
+def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord | None:
+    execution = Execution([launch], dry=True, only=programs)
     if not execution.programs:
-        return
-    from .driver.resources import current_device
-
+        return None
     execution.run()
     counts = execution.counts()
-    total = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    counts = counts.scaled(total / max(counts.programs, 1))
-    sizes = [arg.nbytes for arg in launch.args if isinstance(arg, Tensor)]
-    counts.unique_bytes_read = min(counts.unique_bytes_read, sum(sizes))
-    counts.unique_bytes_written = min(counts.unique_bytes_written, sum(sizes))
-    look_at_wave(counts, launch, current_device())
-    recorder.records.append(LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank))
+    counts = counts.scaled(execution.programs / max(counts.programs, 1))
+    sizes = sum(arg.nbytes for arg in launch.args if isinstance(arg, Tensor))
+    counts.unique_bytes_read = min(counts.unique_bytes_read, sizes)
+    counts.unique_bytes_written = min(counts.unique_bytes_written, sizes)
+    look_at_wave(counts, launch, device)
+    return LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank)
 
 
 def run_alone(launch: Launch, memory: AllocationMap | None = None) -> Execution:

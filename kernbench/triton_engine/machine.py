@@ -1,4 +1,4 @@
-"""Runs a lifted program for many programs, and many ranks, at once.
+"""Runs a kernel for many programs, and many ranks, at once.
 
 A :class:`~.batch.Batch` is a set of lanes at one block. Where a branch is not uniform it splits; the batch at the lowest
 block runs first and batches that meet there merge, so lanes reconverge after every ``if`` and loop. A lane that spins on
@@ -19,26 +19,27 @@ from torch import Tensor
 from kernbench.errors import KernbenchError
 from kernbench.torch_backend.modes import plain_torch  # the one import upwards: torch's privates live there (ADR 0027)
 
-from . import lanes as lane_ops
 from .affine import aff_add
 from .batch import Batch, flat, merge, select, squeeze
 from .binding import Binding, Launch
 from .checks import checks_of
 from .counts import Counts
-from .lift.program import Branch, Code, ForBack, ForHead, Jump, OpInfo, Return
+from .frontend.program import BasicBlock, Branch, ForBack, ForHead, Jump, OpInfo
+from .lane_grid import Chunk, LaneGrid, make_lane_grid, per_rank
+from .lanes import cut, same
 from .memory import AllocationMap, write_epoch
-from .plan import Chunk, Plan, make_plan, per_rank
 from .ptx import Stuck
+from .report import describe_wait
 from .runners import Runner, ready
 from .tally import count
-from .values import Aff, Ptr, Value, exact_bounds, from_lane_array, lane_array
+from .values import Affine, Ptr, Value, exact_bounds, from_lane_array, lane_array
 
 Status = Literal["done", "waiting", "yielded"]
 
 #: Back-edges of a loop that reads memory, without any write in between, after which other lanes get their turn.
 _PATIENCE = 256
-#: Plans kept per program.
-_PLANS = 256
+#: Lane grids kept per program.
+_LANE_GRIDS = 256
 
 
 class Execution(Binding):
@@ -64,11 +65,9 @@ class Execution(Binding):
         self.profile: dict[int, list[float]] | None = {} if profile else None
         #: Lanes that entered each block.
         self.block_lanes = [0] * len(self.program.blocks)
-        self.atomics = 0
         self.checks = checks_of(self)
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
-        self.programs = prod(self.grid)
         #: Program ids of the wave that is looked at, of which floats are not read; None: everything is run.
         self.wave = wave
         #: Distinct bytes that the wave has read so far.
@@ -79,27 +78,27 @@ class Execution(Binding):
             self._prepare(only)
 
     def _prepare(self, only: int | None) -> None:
-        """Bind arguments, and lay out the lanes (or find the plan of an equal launch)."""
+        """Bind arguments, and lay out the lanes (or find the grid of an equal launch)."""
         program = self.program
         env, key, by_rank = self.bind()
-        plan = self.ready.plans.get(key)
-        if plan is None:
-            if len(self.ready.plans) >= _PLANS:
-                self.ready.plans.clear()
+        lane_grid = self.ready.lane_grids.get(key)
+        if lane_grid is None:
+            if len(self.ready.lane_grids) >= _LANE_GRIDS:
+                self.ready.lane_grids.clear()
             with plain_torch():
-                plan = make_plan(program, self, env, by_rank)
-            self.ready.plans[key] = plan
+                lane_grid = make_lane_grid(program, self, env, by_rank)
+            self.ready.lane_grids[key] = lane_grid
         for slot, numbers in by_rank:
-            value = per_rank(numbers, len(plan.shape))
+            value = per_rank(numbers, len(lane_grid.shape))
             env[slot] = value.to(program.types[slot].dtype) if isinstance(value, Tensor) else value
-        self.plan = plan
+        self.lane_grid = lane_grid
         self._env = env
         self._constant_tiles = [s for s, v in program.constants.items() if type(v) is Tensor]
-        self._pending = list(plan.chunks)
+        self._pending = list(lane_grid.chunks)
         if self.wave is not None:  # the order of lanes is not that of programs: all of them, by address only
-            self._pending = [Chunk(tuple([(0, n) for n in plan.shape]))]
+            self._pending = [Chunk(tuple([(0, n) for n in lane_grid.shape]))]
         if only is not None:
-            self._pending = [_middle_programs(plan, only)]
+            self._pending = [_middle_programs(lane_grid, only)]
             self.sampled = prod(b - a for a, b in self._pending[0].ranges)
 
     # Running
@@ -122,12 +121,12 @@ class Execution(Binding):
     def _start(self, chunk: Chunk) -> Batch:
         env = list(self._env)
         sizes = tuple(b - a for a, b in chunk.ranges)
-        ids = np.asarray(self.plan.ids[tuple(slice(a, b) for a, b in chunk.ranges)])
+        ids = np.asarray(self.lane_grid.ids[tuple(slice(a, b) for a, b in chunk.ranges)])
         rank_index = None
         lanes = sizes
         if self.n_ranks > 1:
             rank_index = np.arange(self.n_ranks).reshape((self.n_ranks,) + (1,) * (len(sizes) - 1))
-        batch = Batch(self, env, lanes, ids, rank_index, 0)
+        batch = Batch(lanes, ids, rank_index, 0, self, env)
         n = len(lanes)
         for slot in self._constant_tiles:
             env[slot] = env[slot].reshape((1,) * n + tuple(env[slot].shape))
@@ -136,246 +135,242 @@ class Execution(Binding):
                 env[slot] = v
             return batch
         made: list[tuple[int, Value]] = []
-        for slot, v in self.plan.scalars:
+        for slot, v in self.lane_grid.scalars:
             v = self._restrict(v, chunk, lanes)
             env[slot] = v
             made.append((slot, v))
-        for instr in self.plan.tiles:
+        for instr in self.lane_grid.tiles:
             try:
                 v = instr.fn(batch, *[env[a] for a in instr.args])
             except Exception as error:
                 raise self._explain(error, instr.info, batch) from error
             env[instr.results[0]] = v
             made.append((instr.results[0], v))
-        if self.plan.keep and sum(_bulk(v) for _, v in made) < 1 << 18:
+        if self.lane_grid.keep and sum(_bulk(v) for _, v in made) < 1 << 18:
             chunk.env = made
         return batch
 
     def _restrict(self, v: Value, chunk: Chunk, lanes: tuple[int, ...]) -> Value:
-        kind = type(v)
-        if kind is Ptr:
-            return Ptr(v.root, self._restrict(v.off, chunk, lanes), v.den)  # type: ignore[union-attr,arg-type]
-        if kind is not Aff and kind is not Tensor:
-            return v
-        for k, (start, stop) in enumerate(chunk.ranges):
-            v = lane_ops.cut(v, k, start, stop)
-        if kind is Tensor:
-            return v
-        out = Aff(v.c, v.ls, v.ts, 0, 0, v.arr)  # type: ignore[union-attr]
-        out.lo, out.hi = exact_bounds(out, lanes, ())
-        if out.lo == out.hi:
-            return out.lo
-        return out
+        """A launch-invariant scalar of all lanes, for those of a chunk."""
+        match v:
+            case Ptr():
+                return v.map(lambda part: self._restrict(part, chunk, lanes))
+            case Affine() | Tensor():
+                for axis, (start, stop) in enumerate(chunk.ranges):
+                    v = cut(v, axis, start, stop)
+                if type(v) is Affine:
+                    out = Affine(v.constant, v.lane_strides, v.tile_strides, 0, 0, v.per_lane)
+                    out.least, out.most = exact_bounds(out, lanes, ())
+                    return out if out.least < out.most else out.least
+        return v
 
     def _schedule(self) -> Status:
         batches = self.batches
         while batches:
             epoch = write_epoch.count
-            ready = [b for b in batches if b.parked != epoch]
+            ready = [batch for batch in batches if batch.parked != epoch]
             if not ready:
                 return "waiting"
-            for b in ready:
-                b.parked = -1
-            eager = [b for b in ready if b.spins < _PATIENCE]
+            for batch in ready:
+                batch.parked = -1
+            eager = [batch for batch in ready if batch.spins < _PATIENCE]
             if not eager:
-                for b in ready:
-                    b.spins = 0
+                for batch in ready:
+                    batch.spins = 0
                 return "yielded"
-            lowest = min(b.pc for b in eager)
-            same = [b for b in eager if b.pc == lowest]
-            if len(same) > 1 and any(b.at for b in same):  # inside an instruction: not at the block's start
-                same = [next((b for b in same if not b.at), same[0])]
+            lowest = min(batch.pc for batch in eager)
+            same = [batch for batch in eager if batch.pc == lowest]
+            if len(same) > 1 and any(batch.at for batch in same):  # inside an instruction: not at the block's start
+                same = [next((batch for batch in same if not batch.at), same[0])]
             if len(same) > 1:
                 merged = merge(same)
-                batches[:] = [b for b in batches if b not in same] + [merged]
+                batches[:] = [batch for batch in batches if batch not in same] + [merged]
                 current = merged
             else:
                 current = same[0]
             batches.remove(current)
-            limit = min((b.pc for b in batches), default=len(self.program.blocks))
+            limit = min((batch.pc for batch in batches), default=len(self.program.blocks))
             batches.extend(self._run_batch(current, limit))
         return "done"
 
-    def _run_batch(self, b: Batch, limit: int) -> list[Batch]:
-        """Run ``b`` until it ends, splits, parks, or reaches a block that is not below ``limit``."""
+    def _run_batch(self, batch: Batch, limit: int) -> list[Batch]:
+        """Run ``batch`` until it ends, splits, parks, or reaches a block that is not below ``limit``."""
         blocks = self.program.blocks
         code = self.ready.code
         block_lanes = self.block_lanes
-        env = b.env
+        env = batch.env
         info: OpInfo | None = None
         timed = self.profile is not None
         try:
             while True:
-                block = blocks[b.pc]
-                todo = code[b.pc]
-                if b.at:
-                    todo, b.at = todo[b.at :], 0
+                block = blocks[batch.pc]
+                todo = code[batch.pc]
+                if batch.at:
+                    todo, batch.at = todo[batch.at :], 0
                 else:
                     for k in block.kills:
                         env[k] = None
-                    block_lanes[b.pc] += b.n
+                    block_lanes[batch.pc] += batch.size
                 if timed:
-                    info = self._timed(b, todo)
+                    info = self._timed(batch, todo)
                 else:
                     for run, info in todo:  # noqa: B007
-                        run(env, b)
+                        run(env, batch)
                 info = None
-                out = self._terminate(b, block)
+                out = self._terminate(batch, block)
                 if out is not None:
                     return out
-                if b.pc >= limit or b.parked >= 0:
-                    return [b]
+                if batch.pc >= limit or batch.parked >= 0:
+                    return [batch]
         except Stuck as stuck:
             assert info is not None
-            return self._suspend(b, info, stuck)
+            return self._suspend(batch, info, stuck)
         except (KernbenchError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
             if info is None:
                 raise
-            explained = self._explain(error, info, b)
+            explained = self._explain(error, info, batch)
             if explained is error:
                 raise
             raise explained from error
 
-    def _suspend(self, b: Batch, info: OpInfo, stuck: Stuck) -> list[Batch]:
+    def _suspend(self, batch: Batch, info: OpInfo, stuck: Stuck) -> list[Batch]:
         """Inside an instruction, some lanes wait for memory: park them there; those that got through go on."""
-        at = next(k for k, (_, i) in enumerate(self.ready.code[b.pc]) if i is info)
+        at = next(k for k, (_, i) in enumerate(self.ready.code[batch.pc]) if i is info)
         frame = stuck.frame
-        through = (frame.pc.reshape(b.n, -1) < 0).all(axis=1) if b.n else np.zeros(0, dtype=bool)
-        through |= (frame.pc.reshape(b.n, -1) >= stuck.end).all(axis=1)
+        through = (frame.pc.reshape(batch.size, -1) < 0).all(axis=1) if batch.size else np.zeros(0, dtype=bool)
+        through |= (frame.pc.reshape(batch.size, -1) >= stuck.end).all(axis=1)
         if through.any():
-            per_lane = frame.n // b.n
-            coordinates = np.unravel_index(np.arange(b.n), b.lanes) if b.lanes else ()
+            per_lane = frame.size // batch.size
+            coordinates = np.unravel_index(np.arange(batch.size), batch.lanes) if batch.lanes else ()
             parts = []
             for keep, parked in ((through, False), (~through, True)):
-                part = flat(b, tuple(c[keep] for c in coordinates))
-                part.pc, part.at = b.pc, at
+                part = flat(batch, tuple(c[keep] for c in coordinates))
+                part.pc, part.at = batch.pc, at
                 part.suspended[info.index] = frame.select(keep.repeat(per_lane))
                 if parked:
                     part.parked = write_epoch.count
                     part.watched = stuck.address
                 parts.append(part)
             return parts
-        b.at = at
-        b.watched = stuck.address
-        b.suspended[info.index] = frame
-        b.parked = write_epoch.count
-        return [b]
+        batch.at = at
+        batch.watched = stuck.address
+        batch.suspended[info.index] = frame
+        batch.parked = write_epoch.count
+        return [batch]
 
-    def _timed(self, b: Batch, code: list[tuple[Runner, OpInfo]]) -> OpInfo | None:
+    def _timed(self, batch: Batch, code: list[tuple[Runner, OpInfo]]) -> OpInfo | None:
         assert self.profile is not None
         info = None
         for run, info in code:
             start = time.perf_counter()
-            run(b.env, b)
+            run(batch.env, batch)
             entry = self.profile.setdefault(info.index, [0.0, 0])
             entry[0] += time.perf_counter() - start
             entry[1] += 1
         return info
 
-    def _explain(self, error: Exception, info: OpInfo, b: Batch) -> Exception:
+    def _explain(self, error: Exception, info: OpInfo, batch: Batch) -> Exception:
         """The error to raise, with ``ranks``: the ranks whose lanes it concerns."""
         if isinstance(error, KernbenchError):
             if not hasattr(error, "ranks"):
-                error.ranks = tuple(b.ranks())  # type: ignore[attr-defined]
+                error.ranks = tuple(batch.ranks())  # type: ignore[attr-defined]
             return error
         explained = KernbenchError(
             f"kernel {self.program.name}: {info.name} failed: {type(error).__name__}: {error}\n"
-            f"  {b.describe_lanes(None)}\n  at {info.loc}\n  {info.text}"
+            f"  {batch.describe_lanes(None)}\n  at {info.loc}\n  {info.text}"
         )
-        explained.ranks = tuple(b.ranks())  # type: ignore[attr-defined]
+        explained.ranks = tuple(batch.ranks())  # type: ignore[attr-defined]
         return explained
 
     # Control flow
 
-    def _terminate(self, b: Batch, block: Code) -> list[Batch] | None:
-        """Follow the terminator; a list of batches if ``b`` ended or split."""
-        term = block.term
-        kind = type(term)
-        env = b.env
-        if kind is ForBack:
-            moved = [(d, env[s]) for d, s in term.moves]  # type: ignore[union-attr]
-            iv, step = env[term.iv], env[term.step]  # type: ignore[union-attr]
-            if type(iv) is int and type(step) is int:
-                env[term.iv] = iv + step  # type: ignore[union-attr]
-            else:
-                env[term.iv] = _add_lanes(iv, step, b.lanes)  # type: ignore[union-attr]
-            for d, v in moved:
-                env[d] = v
-            b.pc = term.head  # type: ignore[union-attr]
-            return None
-        if kind is ForHead:
-            iv, upper = env[term.iv], env[term.upper]  # type: ignore[union-attr]
-            if type(iv) is int and type(upper) is int:
-                if term.unsigned:  # type: ignore[union-attr]
-                    iv, upper = iv & 0xFFFFFFFFFFFFFFFF, upper & 0xFFFFFFFFFFFFFFFF
-                b.pc = term.body if iv < upper else term.exit  # type: ignore[union-attr]
-                step = env[term.step]  # type: ignore[union-attr]
-                if b.pc == term.body and type(step) is int and step <= 0:  # type: ignore[union-attr]
-                    raise _endless(self.program.name, term, step)  # type: ignore[arg-type]
+    def _terminate(self, batch: Batch, block: BasicBlock) -> list[Batch] | None:
+        """Follow the terminator; a list of batches if ``batch`` ended or split."""
+        env = batch.env
+        match block.term:
+            case ForBack() as loop:
+                moved = [(to, env[slot]) for to, slot in loop.moves]
+                index, step = env[loop.iv], env[loop.step]
+                plain = type(index) is int and type(step) is int
+                env[loop.iv] = index + step if plain else _add_lanes(index, step, batch.lanes)
+                for to, v in moved:
+                    env[to] = v
+                batch.pc = loop.head
                 return None
-            start, end = _lanes_of(iv, b.lanes), _lanes_of(upper, b.lanes)
-            if term.unsigned:  # type: ignore[union-attr]
-                start, end = start.view(np.uint64), end.view(np.uint64)
-            going = start < end
-            stuck = going & (_lanes_of(env[term.step], b.lanes) <= 0)  # type: ignore[union-attr]
-            if stuck.any():
-                raise _endless(self.program.name, term, "of some programs")  # type: ignore[arg-type]
-            return self._split(b, going, Jump(term.body), Jump(term.exit))  # type: ignore[union-attr]
-        if kind is Jump:
-            self._jump(b, term)  # type: ignore[arg-type]
-            return None
-        if kind is Branch:
-            cond = env[term.cond]  # type: ignore[union-attr]
-            if type(cond) is Tensor:
-                mask = cond.numpy()
-                return self._split(b, mask, term.then, term.other)  # type: ignore[union-attr]
-            self._jump(b, term.then if cond else term.other)  # type: ignore[union-attr]
-            return None
-        assert kind is Return
+            case ForHead() as loop:
+                return self._enter(batch, loop)
+            case Jump() as jump:
+                self._jump(batch, jump)
+                return None
+            case Branch() as branch:
+                cond = env[branch.cond]
+                if type(cond) is Tensor:
+                    return self._split(batch, cond.numpy(), branch.then, branch.other)
+                self._jump(batch, branch.then if cond else branch.other)
+                return None
         return []
 
-    def _jump(self, b: Batch, jump: Jump) -> None:
-        env = b.env
+    def _enter(self, batch: Batch, loop: ForHead) -> list[Batch] | None:
+        """Into the body of a counting loop, or past it."""
+        env = batch.env
+        index, end, step = env[loop.iv], env[loop.upper], env[loop.step]
+        if type(index) is int and type(end) is int:
+            if loop.unsigned:
+                index, end = index & 0xFFFFFFFFFFFFFFFF, end & 0xFFFFFFFFFFFFFFFF
+            batch.pc = loop.body if index < end else loop.exit
+            if batch.pc == loop.body and type(step) is int and step <= 0:
+                raise _endless(self.program.name, loop, step)
+            return None
+        start, stop = _lanes_of(index, batch.lanes), _lanes_of(end, batch.lanes)
+        if loop.unsigned:
+            start, stop = start.view(np.uint64), stop.view(np.uint64)
+        going = start < stop
+        if (going & (_lanes_of(step, batch.lanes) <= 0)).any():
+            raise _endless(self.program.name, loop, "of some programs")
+        return self._split(batch, going, Jump(loop.body), Jump(loop.exit))
+
+    def _jump(self, batch: Batch, jump: Jump) -> None:
+        env = batch.env
         loop = jump.loop
         if loop is not None and loop.reads_memory:
-            self._maybe_park(b, jump)
+            self._maybe_park(batch, jump)
         if jump.moves:
             moved = [(d, env[s]) for d, s in jump.moves]
             for d, v in moved:
                 env[d] = v
-        b.pc = jump.target
+        batch.pc = jump.target
 
-    def _maybe_park(self, b: Batch, jump: Jump) -> None:
+    def _maybe_park(self, batch: Batch, jump: Jump) -> None:
         """A loop that reads memory came round without writing: if nothing it carries changed, it waits."""
-        if b.written:
-            b.written = False
-            b.spins = 0
+        if batch.written:
+            batch.written = False
+            batch.spins = 0
             return
-        carried = [b.env[s] for _, s in jump.moves]
-        before, b.trace = b.trace, (jump, carried)
+        carried = [batch.env[s] for _, s in jump.moves]
+        before, batch.trace = batch.trace, (jump, carried)
         if not carried or (before is not None and before[0] is jump and all(map(_unchanged, before[1], carried))):
-            b.parked = write_epoch.count
+            batch.parked = write_epoch.count
         else:
-            b.spins += 1
+            batch.spins += 1
 
-    def _split(self, b: Batch, mask: np.ndarray, then: Jump, other: Jump) -> list[Batch] | None:
+    def _split(self, batch: Batch, mask: np.ndarray, then: Jump, other: Jump) -> list[Batch] | None:
         mask = squeeze(mask) if mask.ndim else mask
         if mask.size == 1:
-            self._jump(b, then if bool(mask.reshape(-1)[0]) else other)
+            self._jump(batch, then if bool(mask.reshape(-1)[0]) else other)
             return None
-        live = self.program.blocks[b.pc].live_out
+        live = self.program.blocks[batch.pc].live_out
         varying = [k for k, n in enumerate(mask.shape) if n > 1]
         if len(varying) == 1:
             k = varying[0]
             line = mask.reshape(-1)
             yes, no = np.nonzero(line)[0], np.nonzero(~line)[0]
-            parts = [select(b, k, yes, live), select(b, k, no, live)]
+            parts = [select(batch, k, yes, live), select(batch, k, no, live)]
         else:
-            which = np.nonzero(np.broadcast_to(mask, b.lanes))
-            rest = np.nonzero(~np.broadcast_to(mask, b.lanes))
-            parts = [flat(b, which, live), flat(b, rest, live)]
+            which = np.nonzero(np.broadcast_to(mask, batch.lanes))
+            rest = np.nonzero(~np.broadcast_to(mask, batch.lanes))
+            parts = [flat(batch, which, live), flat(batch, rest, live)]
         for part, jump in zip(parts, (then, other), strict=True):
-            part.spins = b.spins
+            part.spins = batch.spins
             self._jump(part, jump)
         return parts
 
@@ -383,30 +378,29 @@ class Execution(Binding):
 
     def describe_wait(self) -> str:
         """Where the waiting lanes stand, for a deadlock report."""
-        from .report import describe_wait
-
-        return describe_wait(self)
+        return describe_wait(self, self.batches)
 
     # Results
     def counts(self) -> Counts:
         """What the execution did so far, for all its launches together."""
-        return count(self)
+        programs = self.programs * self.n_ranks if self.sampled is None else self.sampled
+        return count(self, self.ready, self.block_lanes, programs)
 
 
 def _bulk(v: Value) -> int:
     if type(v) is Tensor:
         return v.numel()
     if type(v) is Ptr:
-        return 0 if v.den is None else v.den.numel()
+        return 0 if v.scattered is None else v.scattered.numel()
     return 0
 
 
-def _middle_programs(plan: Plan, count: int) -> Chunk:
+def _middle_programs(lane_grid: LaneGrid, count: int) -> Chunk:
     """A chunk of at most ``count`` neighbouring programs, for sampling. Those in the middle of the grid do what the
     average does: the first ones of a causal attention do least, the last ones of a tensor have a masked tail."""
     ranges = []
     left = count
-    for n in reversed(plan.shape):
+    for n in reversed(lane_grid.shape):
         take = max(1, min(n, left))
         begin = (n - take) // 2
         ranges.append((begin, begin + take))
@@ -440,9 +434,13 @@ def _unchanged(old: Any, new: Any) -> bool:
         return True
     if type(old) is Tensor and type(new) is Tensor:
         return old.shape == new.shape and bool(torch.equal(old, new))
-    if type(old) is Aff and type(new) is Aff and old.arr is not None and new.arr is not None:
-        return (old.c, old.ls, old.ts) == (new.c, new.ls, new.ts) and np.array_equal(old.arr, new.arr)
-    return lane_ops._same(old, new)
+    if type(old) is Affine and type(new) is Affine and old.per_lane is not None and new.per_lane is not None:
+        return (old.constant, old.lane_strides, old.tile_strides) == (
+            new.constant,
+            new.lane_strides,
+            new.tile_strides,
+        ) and np.array_equal(old.per_lane, new.per_lane)
+    return same(old, new)
 
 
 __all__ = ["Execution", "Launch", "Status"]

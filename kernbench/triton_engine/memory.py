@@ -17,7 +17,7 @@ import torch
 from .signals import Words
 
 
-class Allocation:
+class HostAllocation:
     """A live block of host memory: ``[base, base + nbytes)``, and the tensor that names it in messages."""
 
     __slots__ = ("_flat", "base", "name", "nbytes", "rank", "shape", "storage", "words")
@@ -47,10 +47,10 @@ class Allocation:
         return f"{self.name or 'tensor'}{owner} (shape {self.shape}, {self.nbytes} bytes)"
 
 
-_by_tensor: dict[tuple[int, str, int | None], tuple[weakref.ref[torch.Tensor], Allocation]] = {}
+_by_tensor: dict[tuple[int, str, int | None], tuple[weakref.ref[torch.Tensor], HostAllocation]] = {}
 
 
-def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None) -> Allocation:
+def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None) -> HostAllocation:
     """The allocation under a tensor, kept as long as the tensor object lives and keeps its storage."""
     key = (id(tensor), name, rank)
     found = _by_tensor.get(key)
@@ -59,7 +59,7 @@ def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None)
         storage = tensor.untyped_storage()
         if allocation.base == storage.data_ptr() and allocation.nbytes == storage.nbytes():
             return allocation
-    allocation = Allocation(tensor, name, rank)
+    allocation = HostAllocation(tensor, name, rank)
     _by_tensor[key] = (weakref.ref(tensor, lambda _: _by_tensor.pop(key, None)), allocation)
     return allocation
 
@@ -67,7 +67,7 @@ def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None)
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""
 
-    def find(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> HostAllocation | None:
         """The allocation whose bytes include ``address``, or None."""
 
     def words(self, address: int) -> Words | None:
@@ -120,7 +120,7 @@ class RegisteredAllocations:
             self._bases.remove(base)
         self._written.pop(base, None)
 
-    def find(self, address: int) -> Allocation | None:
+    def find(self, address: int) -> HostAllocation | None:
         at = bisect.bisect_right(self._bases, address) - 1
         while at >= 0:
             base = self._bases[at]
@@ -131,7 +131,7 @@ class RegisteredAllocations:
                 at = bisect.bisect_right(self._bases, address) - 1
                 continue
             if address < base + nbytes:
-                return Allocation(tensor, name, rank)
+                return HostAllocation(tensor, name, rank)
             return None
         return None
 
@@ -152,7 +152,7 @@ class RegisteredAllocations:
 registry = RegisteredAllocations()
 
 
-def find_live(address: int) -> Allocation | None:
+def find_live(address: int) -> HostAllocation | None:
     """The storage of any live tensor of this process that includes ``address``.
 
     The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of

@@ -2,61 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from .lift.program import Branch, Instr
-from .values import Ptr, lane_array
-
-if TYPE_CHECKING:
-    from .machine import Batch, Execution
-
+from .batch import Batch
+from .binding import Binding
+from .frontend.program import Branch, Instr
+from .frontend.types import memory_dtype
+from .values import Ptr
 
 _MOST_WORDS = 8
 
 
-def describe_wait(x: Execution) -> str:
+def describe_wait(binding: Binding, batches: Sequence[Batch]) -> str:
     """One paragraph per waiting batch: programs, source line, address, value seen, value wanted."""
-    lines = [f"kernel {x.launches[0].name or x.program.name} waits for memory that nobody writes"]
-    for b in x.batches:
-        lines += ["  " + line for line in _describe_batch(x, b)]
+    lines = [f"kernel {binding.launches[0].name or binding.program.name} waits for memory that nobody writes"]
+    for batch in batches:
+        lines += ["  " + line for line in _describe_batch(binding, batch)]
     return "\n".join(lines)
 
 
-def _describe_batch(x: Execution, b: Batch) -> list[str]:
-    out = [b.describe_lanes(None)]
-    launches = {x.launches[r].where for r in ([b.rank] if b.rank_index is None else np.unique(b.rank_index).tolist())}
+def _describe_batch(binding: Binding, batch: Batch) -> list[str]:
+    out = [batch.describe_lanes(None)]
+    launches = {
+        binding.launches[r].where
+        for r in ([batch.rank] if batch.rank_index is None else np.unique(batch.rank_index).tolist())
+    }
     out += [f"  launched at {w}" for w in sorted(launches) if w]
-    found = _watched(x, b)
+    found = _watched(binding, batch)
     if found is None:
         return out
     instr, wanted = found
     out.append(f"  at {instr.info.loc}: {instr.info.name}")
-    if instr.info.name == "tt.elementwise_inline_asm":
-        return out if b.watched is None else out + _words(x, b.watched.astype(np.int64), torch.int32, "")
-    pointer = b.env[instr.args[0]]
-    if isinstance(pointer, Ptr) and pointer.den is None and not instr.info.operand_types[0].shape:
-        out += _addresses(x, b, pointer, instr, wanted)
+    if instr.info.row.waits:
+        return out if batch.watched is None else out + _words(binding, batch.watched.astype(np.int64), torch.int32, "")
+    pointer = batch.env[instr.args[0]]
+    if isinstance(pointer, Ptr) and pointer.scattered is None and not instr.info.operand_types[0].shape:
+        out += _addresses(binding, batch, pointer, instr, wanted)
     return out
 
 
-def _watched(x: Execution, b: Batch) -> tuple[Instr, str] | None:
+def _watched(binding: Binding, batch: Batch) -> tuple[Instr, str] | None:
     """The instruction whose result decides the loop that the batch came round in, and what it is compared with."""
-    for code in x.program.blocks[b.pc :]:
-        reads = [i for i in code.instrs if i.info.name in ("tt.load", "tt.atomic_cas", "tt.atomic_rmw")]
-        asm = [i for i in code.instrs if i.info.name == "tt.elementwise_inline_asm"]
-        if not reads and not asm:
+    for code in binding.program.blocks[batch.pc :]:
+        reads = [i for i in code.instrs if i.info.row.reads]
+        if not reads:
             if isinstance(code.term, Branch):
                 continue
             return None
-        chosen = (reads or asm)[-1]
+        chosen = next((i for i in reversed(reads) if not i.info.row.waits), reads[-1])
         wanted = ""
         for i in code.instrs:
-            if i.info.name == "arith.cmpi" and set(i.args) & set(chosen.results):
+            if i.info.row.compares and set(i.args) & set(chosen.results):
                 other = next((a for a in i.args if a not in chosen.results), None)
-                value = b.env[other] if other is not None else None
+                value = batch.env[other] if other is not None else None
                 # the loop goes on while the comparison holds
                 holds = {"eq": "!=", "ne": "==", "slt": ">=", "sle": ">", "sgt": "<=", "sge": "<"}
                 wanted = f"{holds.get(i.info.words[0], i.info.words[0])} {value}" if value is not None else ""
@@ -64,25 +66,20 @@ def _watched(x: Execution, b: Batch) -> tuple[Instr, str] | None:
     return None
 
 
-def _addresses(x: Execution, b: Batch, pointer: Ptr, instr: Instr, wanted: str) -> list[str]:
-    from .ops.memory import operand_dtype
-
-    kind = operand_dtype(instr.info.operand_types[0].pointee)
-    address = x.addresses(b, pointer, ()).numpy()
-    return _words(x, address, kind, f", wants {wanted}" if wanted else "")
+def _addresses(binding: Binding, batch: Batch, pointer: Ptr, instr: Instr, wanted: str) -> list[str]:
+    kind = memory_dtype(instr.info.operand_types[0].pointee)
+    address = binding.addresses(batch, pointer, ()).numpy()
+    return _words(binding, address, kind, f", wants {wanted}" if wanted else "")
 
 
-def _words(x: Execution, addresses: np.ndarray, kind: torch.dtype, wanted: str) -> list[str]:
+def _words(binding: Binding, addresses: np.ndarray, kind: torch.dtype, wanted: str) -> list[str]:
     """What the words are, and what they hold."""
     out: list[str] = []
     for address in np.unique(addresses)[:_MOST_WORDS]:
-        allocation: Any = x.find(int(address))
+        allocation: Any = binding.find(int(address))
         if allocation is None:
             continue
         element = (int(address) - allocation.base) // kind.itemsize
         value = allocation.flat(kind)[element].item()
         out.append(f"  waits on element {element} of {allocation.describe()}: sees {value}{wanted}")
     return out
-
-
-__all__ = ["describe_wait", "lane_array"]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .batch import Batch
-from .lift.program import Instr, OpInfo, Program
-from .plan import Plan
-from .tally import work
+from .frontend.program import Instr, OpInfo, Program
+from .lane_grid import LaneGrid
 
 Runner = Callable[[list[Any], Batch], None]
 
@@ -22,8 +21,8 @@ def _runner(instr: Instr) -> Runner:
         if len(args) == 1:
             a = args[0]
 
-            def run1(env: list[Any], b: Batch) -> None:
-                env[r] = fn(b, env[a])
+            def run1(env: list[Any], batch: Batch) -> None:
+                env[r] = fn(batch, env[a])
                 for k in kills:
                     env[k] = None
 
@@ -31,22 +30,22 @@ def _runner(instr: Instr) -> Runner:
         if len(args) == 2:
             a, c = args
 
-            def run2(env: list[Any], b: Batch) -> None:
-                env[r] = fn(b, env[a], env[c])
+            def run2(env: list[Any], batch: Batch) -> None:
+                env[r] = fn(batch, env[a], env[c])
                 for k in kills:
                     env[k] = None
 
             return run2
 
-        def run_n(env: list[Any], b: Batch) -> None:
-            env[r] = fn(b, *[env[i] for i in args])
+        def run_n(env: list[Any], batch: Batch) -> None:
+            env[r] = fn(batch, *[env[i] for i in args])
             for k in kills:
                 env[k] = None
 
         return run_n
 
-    def run(env: list[Any], b: Batch) -> None:
-        out = fn(b, *[env[i] for i in args])
+    def run(env: list[Any], batch: Batch) -> None:
+        out = fn(batch, *[env[i] for i in args])
         if results:
             for slot, v in zip(results, out, strict=True):
                 env[slot] = v
@@ -58,32 +57,27 @@ def _runner(instr: Instr) -> Runner:
 
 @dataclass(eq=False)
 class Ready:
-    """What execution needs of a program beyond its blocks; made once."""
+    """What execution needs of a program beyond its blocks; made once.
+
+    Both lists have an entry per block: what to call for each instruction, and the floating-point operations of those that
+    have some (amount, and data type and unit).
+    """
 
     code: list[list[tuple[Runner, OpInfo]]]
-    flops: list[list[tuple[tuple[str, str], int]]]
-    specials: list[int]
-    arg_types: list[Any]
-    plans: dict[Any, Plan] = field(default_factory=dict)
+    work: list[list[tuple[OpInfo, int, tuple[str, str]]]]
+    lane_grids: dict[Any, LaneGrid] = field(default_factory=dict)
 
 
 def ready(program: Program) -> Ready:
+    """What execution needs of a program; kept with it."""
     made: Ready | None = getattr(program, "_ready", None)
-    if made is not None:
-        return made
-    code, flops, specials = [], [], []
-    for block in program.blocks:
-        code.append([(_runner(i), i.info) for i in block.instrs])
-        by_kind: dict[tuple[str, str], int] = {}
-        special = 0
-        for i in block.instrs:
-            amount, key = work(i)
-            if amount:
-                by_kind[key] = by_kind.get(key, 0) + amount
-                if key[1] == "special":
-                    special += amount
-        flops.append(list(by_kind.items()))
-        specials.append(special)
-    made = Ready(code, flops, specials, [ty for _, ty in program.args])
-    program._ready = made  # type: ignore[attr-defined]
+    if made is None:
+        made = Ready(
+            [[(_runner(i), i.info) for i in block.instrs] for block in program.blocks],
+            [
+                [(i.info, *work) for i in block.instrs if (work := i.info.row.work_of(i.info))[0]]
+                for block in program.blocks
+            ],
+        )
+        program._ready = made  # type: ignore[attr-defined]
     return made

@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .lift.program import OpInfo
+    from .frontend.program import OpInfo
 
 WORD = 4
 """Bytes of a signal word."""
@@ -27,7 +27,7 @@ _FEW = 16
 def may_signal(info: OpInfo) -> bool:
     """Whether a load or store is short enough, per program, to be of signals: a longer one moves data. (Atomics are looked at
     one by one.)"""
-    return prod(info.operand_types[0].shape) <= _FEW and "atomic" not in info.name
+    return prod(info.operand_types[0].shape) <= _FEW and not info.row.atomic
 
 
 class Party:

@@ -1,11 +1,11 @@
 """What an SSA value is while many programs run at once.
 
 Programs are *lanes*, arranged in a rectangular grid of lane axes (ranks, then grid axes, possibly refined by
-:mod:`kernbench.triton_engine.plan`). A value of tile shape ``T`` over lane shape ``L`` is one of
+:mod:`kernbench.triton_engine.lane_grid`). A value of tile shape ``T`` over lane shape ``L`` is one of
 
 ====================  ==================================================================================
 Python ``int/float``  the same number in every lane and element (``bool`` for ``i1``)
-:class:`Aff`          integers, affine in lane and tile indices: ``c + sum(ls*lane) + sum(ts*tile) + arr``
+:class:`Affine`       integers, affine in lane and tile indices
 :class:`Ptr`          pointers: a root (kernel argument) and a byte offset, kept affine where possible
 :class:`Box`          a mask that is a product of index ranges, one per tile dimension
 ``torch.Tensor``      everything else: shape broadcastable to ``L + T``; a dimension that does not vary has size 1
@@ -17,122 +17,116 @@ strided view; and because a dimension that does not vary has size 1, tiles share
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
 
-from .lift.types import FLOAT8
-
-I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
-
-
-@final
-class Aff:
-    """Integers affine over lanes and tile: ``c + sum(ls[k]*lane[k]) + sum(ts[j]*tile[j]) + arr[lanes]``.
-
-    ``arr`` (int64, one dimension per lane axis, broadcastable to the lane shape) carries what is not affine in the
-    lanes. ``lo``/``hi`` bound every element (conservatively); they decide masks and wrap-around without a tile.
-    """
-
-    __slots__ = ("arr", "c", "dense", "hi", "lo", "ls", "ts")
-
-    def __init__(
-        self, c: int, ls: tuple[int, ...], ts: tuple[int, ...], lo: int, hi: int, arr: np.ndarray | None = None
-    ) -> None:
-        self.c = c
-        self.ls = ls
-        self.ts = ts
-        self.lo = lo
-        self.hi = hi
-        self.arr = arr
-        self.dense: torch.Tensor | None = None
-
-    def __repr__(self) -> str:
-        extra = "" if self.arr is None else f" + arr{self.arr.shape}"
-        return f"Aff({self.c} + {self.ls}*lane + {self.ts}*tile{extra} in [{self.lo}, {self.hi}])"
-
-
-@final
-class Ptr:
-    """Pointers: ``address(root) + off + den`` bytes. ``root`` is a kernel argument index or None (absolute)."""
-
-    __slots__ = ("den", "off", "root")
-
-    def __init__(self, root: int | None, off: int | Aff, den: torch.Tensor | None = None) -> None:
-        self.root = root
-        self.off = off
-        self.den = den
-
-    def __repr__(self) -> str:
-        return f"Ptr({self.root}, {self.off}{', +dense' if self.den is not None else ''})"
-
+from .frontend.types import FLOAT8
 
 Bound: TypeAlias = "int | np.ndarray"
 
 
 @final
+@dataclass(slots=True, eq=False)
+class Affine:
+    """Integers affine over lanes and tile: ``constant + sum(lane_strides * lane) + sum(tile_strides * index) + per_lane``.
+
+    ``per_lane`` (int64, one dimension per lane axis, broadcastable to the lane shape) carries what is not affine in the
+    lanes. ``least``/``most`` bound every element (conservatively); they decide masks and wrap-around without a tile.
+    """
+
+    constant: int
+    lane_strides: tuple[int, ...]
+    tile_strides: tuple[int, ...]
+    least: int
+    most: int
+    per_lane: np.ndarray | None = None
+    #: The same as a tensor, once somebody has asked for it.
+    dense: torch.Tensor | None = field(default=None, init=False)
+
+    def on_tile(self, tile_strides: tuple[int, ...]) -> Affine:
+        """The same numbers on another tile."""
+        return Affine(self.constant, self.lane_strides, tile_strides, self.least, self.most, self.per_lane)
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Ptr:
+    """Pointers: ``address(root) + offset + scattered`` bytes. ``root`` is a kernel argument's index or None (absolute)."""
+
+    root: int | None
+    offset: int | Affine
+    scattered: torch.Tensor | None = None
+
+    def map(self, change: Callable[[Any], Any]) -> Ptr:
+        """Pointers with ``change`` applied to both parts of the offset."""
+        return Ptr(self.root, change(self.offset), None if self.scattered is None else change(self.scattered))
+
+
+@final
+@dataclass(slots=True, eq=False)
 class Box:
-    """A mask true where ``lo <= index < hi`` in every constrained tile dimension (None: unconstrained).
+    """A mask true where ``low <= index < high`` in every constrained tile dimension (None: unconstrained).
 
     Bounds are ints or int64 arrays over the lane axes. They may lie outside of the tile.
     """
 
-    __slots__ = ("bounds", "dense")
+    bounds: tuple[tuple[Bound, Bound] | None, ...]
+    #: The same as a tensor, once somebody has asked for it.
+    dense: torch.Tensor | None = field(default=None, init=False)
 
-    def __init__(self, bounds: tuple[tuple[Bound, Bound] | None, ...]) -> None:
-        self.bounds = bounds
-        self.dense: torch.Tensor | None = None
-
-    def __repr__(self) -> str:
-        return f"Box({self.bounds})"
+    def map(self, change: Callable[[Any], Any]) -> Box:
+        """The mask with ``change`` applied to every bound."""
+        return Box(tuple([None if pair is None else (change(pair[0]), change(pair[1])) for pair in self.bounds]))
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Desc:
-    """A tensor descriptor: base pointer, shape and element strides (ints or rank-0 :class:`Aff`), block shape.
+    """A tensor descriptor: base pointer, shape and element strides (ints or rank-0 :class:`Affine`), block shape.
 
     ``padding`` is the value read outside of the bounds: 0.0 or NaN.
     """
 
-    __slots__ = ("base", "block", "elem", "padding", "shape", "strides")
+    base: Ptr
+    shape: list[Any]
+    strides: list[Any]
+    block: tuple[int, ...]
+    elem: str
+    padding: float = 0.0
 
-    def __init__(
-        self,
-        base: Ptr,
-        shape: list[Value],
-        strides: list[Value],
-        block: tuple[int, ...],
-        elem: str,
-        padding: float = 0.0,
-    ) -> None:
-        self.base = base
-        self.shape = shape
-        self.strides = strides
-        self.block = block
-        self.elem = elem
-        self.padding = padding
+    def map(self, change: Callable[[Any], Any]) -> Desc:
+        """The descriptor with ``change`` applied to what may differ between lanes."""
+        shape, strides = [change(n) for n in self.shape], [change(s) for s in self.strides]
+        return replace(self, base=change(self.base), shape=shape, strides=strides)
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Late:
     """A value that nobody but the store after it looks at: it is computed there, straight into memory where that can be."""
 
-    __slots__ = ("args", "b", "fn", "into")
-
-    def __init__(self, fn: Callable[..., Any], into: Callable[..., bool], b: Any, args: tuple[Any, ...]) -> None:
-        self.fn = fn
-        self.into = into
-        self.b = b
-        self.args = args
+    compute: Callable[..., Any]
+    into: Callable[..., bool]
+    batch: Any
+    operands: tuple[Any, ...]
 
     def value(self) -> Any:
         """The value itself."""
-        return self.fn(self.b, *self.args)
+        return self.compute(self.batch, *self.operands)
 
 
-Value: TypeAlias = "int | float | bool | Aff | Ptr | Box | Desc | Late | torch.Tensor | None"
+Value: TypeAlias = "int | float | bool | Affine | Ptr | Box | Desc | Late | torch.Tensor | None"
+
+
+def host_descriptor(value: Any, argument: int, elem: str) -> Desc:
+    """The descriptor that ``triton.tools.tensor_descriptor.TensorDescriptor`` is, given as a kernel argument."""
+    padding = math.nan if str(getattr(value, "padding", "zero")) == "nan" else 0.0
+    return Desc(Ptr(argument, 0), list(value.shape), list(value.strides), tuple(value.block_shape), elem, padding)
 
 
 def wrap(value: int, bits: int) -> int:
@@ -148,33 +142,33 @@ def index_array(n: int, axis: int, ndim: int) -> np.ndarray:
     return np.arange(n, dtype=np.int64).reshape(shape)
 
 
-def exact_bounds(v: Aff, lanes: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, int]:
+def exact_bounds(v: Affine, lanes: tuple[int, ...], tile: tuple[int, ...]) -> tuple[int, int]:
     """Least and greatest element of an affine value."""
-    lo = hi = v.c
-    for s, n in zip(v.ls + v.ts, lanes + tile, strict=True):
+    lo = hi = v.constant
+    for s, n in zip(v.lane_strides + v.tile_strides, lanes + tile, strict=True):
         if s > 0:
             hi += s * (n - 1)
         elif s:
             lo += s * (n - 1)
-    if v.arr is not None:
-        lo += int(v.arr.min())
-        hi += int(v.arr.max())
+    if v.per_lane is not None:
+        lo += int(v.per_lane.min())
+        hi += int(v.per_lane.max())
     return lo, hi
 
 
-def lane_array(v: int | Aff, lanes: tuple[int, ...]) -> np.ndarray:
+def lane_array(v: int | Affine, lanes: tuple[int, ...]) -> np.ndarray:
     """The lane part of an integer as an int64 array with one dimension per lane axis (size 1 where constant)."""
     n = len(lanes)
-    if not isinstance(v, Aff):
+    if not isinstance(v, Affine):
         return np.full((1,) * n, v, dtype=np.int64)
-    out = np.full((1,) * n, v.c, dtype=np.int64) if v.arr is None else v.arr + v.c
-    for k, s in enumerate(v.ls):
+    out = np.full((1,) * n, v.constant, dtype=np.int64) if v.per_lane is None else v.per_lane + v.constant
+    for k, s in enumerate(v.lane_strides):
         if s:
             out = out + s * index_array(lanes[k], k, n)
     return out
 
 
-def from_lane_array(arr: np.ndarray, rank: int = 0) -> int | Aff:
+def from_lane_array(arr: np.ndarray, rank: int = 0) -> int | Affine:
     """An integer from per-lane numbers: uniform, affine along one or more axes, or carried as an array."""
     n = arr.ndim
     if arr.size == 1:
@@ -198,26 +192,26 @@ def from_lane_array(arr: np.ndarray, rank: int = 0) -> int | Aff:
     if np.array_equal(np.broadcast_to(fit, arr.shape), arr):
         if not any(ls):
             return first
-        return Aff(first, tuple(ls), ts, lo, hi)
-    return Aff(0, (0,) * n, ts, lo, hi, arr)
+        return Affine(first, tuple(ls), ts, lo, hi)
+    return Affine(0, (0,) * n, ts, lo, hi, arr)
 
 
 def dense_int(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | int:
     """An integer value as a tensor of ``len(lanes) + len(tile)`` dimensions (ints stay ints)."""
-    if type(v) is not Aff:
+    if type(v) is not Affine:
         return v  # type: ignore[return-value]
     if v.dense is not None and v.dense.dtype == dtype:
         return v.dense
     nl, nt = len(lanes), len(tile)
-    total = torch.full((1,) * (nl + nt), v.c, dtype=torch.int64)
-    for k, s in enumerate(v.ls + v.ts):
+    total = torch.full((1,) * (nl + nt), v.constant, dtype=torch.int64)
+    for k, s in enumerate(v.lane_strides + v.tile_strides):
         if s:
             n = lanes[k] if k < nl else tile[k - nl]
             shape = [1] * (nl + nt)
             shape[k] = n
             total = total + torch.arange(0, s * n, s, dtype=torch.int64).reshape(shape)
-    if v.arr is not None:
-        total = total + torch.from_numpy(np.array(v.arr)).reshape(tuple(v.arr.shape) + (1,) * nt)
+    if v.per_lane is not None:
+        total = total + torch.from_numpy(np.array(v.per_lane)).reshape(tuple(v.per_lane.shape) + (1,) * nt)
     out = total.to(dtype)
     v.dense = out
     return out

@@ -19,16 +19,16 @@ def oracle(members: int, element: str = "float", op: str = "sum", seed: int = 0)
 
 @pytest.mark.parametrize("members", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [1, 5, 64, 1001])
-def test_a_ring_folds_cell_c_from_member_c_on(members: int, count: int) -> None:
+def test_a_ring_folds_chunk_c_from_member_c_on(members: int, count: int) -> None:
     """The order that the ring's module documents, written down without the schedule."""
     check, inputs = oracle(members)
-    bounds = ring_allreduce.build(members).cell_bounds(count)
+    bounds = ring_allreduce.build(members).chunk_bounds(count)
     expected = np.empty(count, np.float32)
-    for cell in range(members):
-        rows = slice(bounds[cell], bounds[cell + 1])
-        total = inputs.of(cell, 0, count)[rows]
+    for chunk in range(members):
+        rows = slice(bounds[chunk], bounds[chunk + 1])
+        total = inputs.of(chunk, 0, count)[rows]
         for step in range(1, members):
-            total = total + inputs.of((cell + step) % members, 0, count)[rows]
+            total = total + inputs.of((chunk + step) % members, 0, count)[rows]
         expected[rows] = total
     for member in range(members):
         assert check.expected(member, count).tobytes() == expected.tobytes()
@@ -44,7 +44,7 @@ def test_the_order_of_a_sum_shows() -> None:
 
 def test_a_tree_is_followed_too() -> None:
     """Recursive doubling: each member adds in another order, and all end with the same bits."""
-    builder = ScheduleBuilder("doubling", 4, cells=1)
+    builder = ScheduleBuilder("doubling", 4, chunks=1)
     member = np.arange(4)
     builder.round(member, member ^ 1, 0, reduce=True).round(member, member ^ 2, 0, reduce=True)
     inputs = Inputs(0, ELEMENT_TYPES["float"], "sum")
@@ -56,7 +56,7 @@ def test_a_tree_is_followed_too() -> None:
 
 @pytest.mark.parametrize("fault", ["misses a member", "folds one twice"])
 def test_a_schedule_that_is_no_all_reduce_is_found_out(fault: str) -> None:
-    builder = ScheduleBuilder("faulty", 3, cells=1)
+    builder = ScheduleBuilder("faulty", 3, chunks=1)
     builder.round([1], [0], 0, reduce=True)
     if fault == "folds one twice":
         builder.round([2], [0], 0, reduce=True).round([1], [0], 0, reduce=True)
@@ -112,5 +112,5 @@ def test_wrong_elements_are_counted_by_their_bits() -> None:
 
 
 def test_members_that_never_change_keep_their_own_input() -> None:
-    builder = ScheduleBuilder("nothing", 2, cells=2)
+    builder = ScheduleBuilder("nothing", 2, chunks=2)
     assert Expressions(builder.build()).final.tolist() == [[0, 0], [1, 1]]

@@ -15,9 +15,10 @@ from kernbench.ccl.placement import Placement
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import CannotServeError, Schedule, ScheduleBuilder, Way
-from kernbench.ccl.values import literal_run, run_all_reduce
+from kernbench.ccl.values import run_all_reduce
 from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
+from tests.ccl.literal import literal_run
 
 CONFIG = load_ccl_config()
 BY_COLLECTIVE: dict[str, list[str]] = {}
@@ -105,8 +106,8 @@ def test_all_reduce_of_floats_is_the_schedule_run_transfer_by_transfer(name, whe
     inputs = [numbers(rng, (count,), dtype) for _ in range(where.members)]
     outputs = [torch.empty(count, dtype=dtype) for _ in inputs]
     run_all_reduce(schedule, inputs, outputs, op)
-    for output, cells in zip(outputs, literal_run(schedule, inputs, op), strict=True):
-        expected = torch.cat(cells[: schedule.cells])
+    for output, chunks in zip(outputs, literal_run(schedule, inputs, op), strict=True):
+        expected = torch.cat(chunks[: schedule.chunks])
         op.finish(expected, where.members)
         assert torch.equal(output.view(torch.uint8), expected.view(torch.uint8))
 
@@ -141,11 +142,11 @@ def test_reductions_to_one_or_each(collective, where, count, reduction, data):
             move("reduce", schedule, inputs, outputs, op, root)
             assert torch.equal(outputs[root][0], folded([tensor for (tensor,) in inputs], op)), name
             continue
-        cells = [list(numbers(rng, (members, count), dtype)) for _ in range(members)]
+        chunks = [list(numbers(rng, (members, count), dtype)) for _ in range(members)]
         outputs = [[torch.empty(count, dtype=dtype)] for _ in range(members)]
-        move("reduce_scatter", schedule, cells, outputs, op, None)
+        move("reduce_scatter", schedule, chunks, outputs, op, None)
         for m, (output,) in enumerate(outputs):
-            assert torch.equal(output, folded([row[m] for row in cells], op)), name
+            assert torch.equal(output, folded([row[m] for row in chunks], op)), name
 
 
 # -- the orders that the modules state, worked out another way -----------------------------------------------------------
@@ -158,7 +159,7 @@ def chain(order: list[int]) -> str:
     return text
 
 
-def halving(cell: int, members: int) -> str:
+def halving(chunk: int, members: int) -> str:
     """Pairs by distance from n / 2 to 1; beyond a power of two, the even one of a pair is folded in before."""
     power = 1 << (members.bit_length() - 1)
     extra = members - power
@@ -168,30 +169,30 @@ def halving(cell: int, members: int) -> str:
             return f"({2 * number}+{2 * number + 1})" if number < extra else str(number + extra)
         return f"({held(number ^ half, 2 * half)}+{held(number, 2 * half)})"
 
-    return held(cell, 1)
+    return held(chunk, 1)
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5, 7, 8, 12])
 def test_the_stated_orders(members):
-    def order(name: str, member: int, cell: int, **options) -> str:
+    def order(name: str, member: int, chunk: int, **options) -> str:
         where = options.pop("where", Placement.flat(members, reduces_in_switch=True))
         schedule = build_schedule(CONFIG.select(name).module, members, None, where, options.pop("chunks", 1))
-        return expressions(schedule).order(member, cell)
+        return expressions(schedule).order(member, chunk)
 
     everyone = list(range(members))
     for member in everyone:
         for name in ("one_shot_push", "one_shot_pull"):
             assert order(name, member, 0) == chain(everyone)
-        for cell in everyone:
-            assert order("ring_allreduce", member, cell) == chain([(cell + k) % members for k in everyone])
+        for chunk in everyone:
+            assert order("ring_allreduce", member, chunk) == chain([(chunk + k) % members for k in everyone])
             for name in ("two_shot_push", "two_shot_pull", "nvls_allreduce"):
-                assert order(name, member, cell) == chain(everyone)
-    for cell in range(1 << (members.bit_length() - 1)):
-        assert order("halving_doubling_allreduce", members - 1, cell) == halving(cell, members)
+                assert order(name, member, chunk) == chain(everyone)
+    for chunk in range(1 << (members.bit_length() - 1)):
+        assert order("halving_doubling_allreduce", members - 1, chunk) == halving(chunk, members)
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "cell", "order"),
+    ("name", "where", "chunk", "order"),
     [
         # own, then the child's subtree, which arrives: op(arriving, own)
         ("double_binary_tree", Placement.flat(4), 0, "((3+(1+2))+0)"),
@@ -205,9 +206,9 @@ def test_the_stated_orders(members):
         ("recursive_doubling_allreduce", Placement.flat(4), 0, "((3+2)+(1+0))"),
     ],
 )
-def test_the_orders_of_trees_and_grids(name, where, cell, order):
+def test_the_orders_of_trees_and_grids(name, where, chunk, order):
     schedule = build_schedule(CONFIG.select(name).module, where.members, None, where, 1)
-    assert expressions(schedule).order(0, cell) == order
+    assert expressions(schedule).order(0, chunk) == order
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -247,16 +248,16 @@ def test_the_cubes_of_several_sips():
 
 
 def test_a_schedule_that_is_no_all_reduce_is_found_out():
-    builder = ScheduleBuilder("half of it", members=3, cells=1)
+    builder = ScheduleBuilder("half of it", members=3, chunks=1)
     builder.round([0], [1], [0], reduce=True)
     with pytest.raises(ValueError, match=r"member 0 ends with 0, which does not fold every member"):
         check_schedule(builder.build(), "all_reduce")
-    twice = ScheduleBuilder("twice", members=2, cells=1)
+    twice = ScheduleBuilder("twice", members=2, chunks=1)
     twice.round([0], [1], [0], reduce=True).round([1], [0], [0], reduce=True)
     with pytest.raises(ValueError, match=r"\(\(0\+1\)\+0\)"):
         check_schedule(twice.build(), "all_reduce")
     with pytest.raises(ValueError, match="does not end with the input"):
-        check_schedule(ScheduleBuilder("nothing", members=2, cells=2).build(), "all_gather")
+        check_schedule(ScheduleBuilder("nothing", members=2, chunks=2).build(), "all_gather")
 
 
 def test_a_third_partys_wrong_schedule_is_refused_when_it_is_built(tmp_path, monkeypatch):
@@ -264,7 +265,7 @@ def test_a_third_partys_wrong_schedule_is_refused_when_it_is_built(tmp_path, mon
         "from kernbench.ccl.schedule import ScheduleBuilder\n"
         "COLLECTIVE, TOPOLOGIES = 'all_reduce', ('ring_1d',)\n"
         "def build(members):\n"
-        "    return ScheduleBuilder('wrong', members, cells=1).round([0], [1], 0, reduce=True).build()\n"
+        "    return ScheduleBuilder('wrong', members, chunks=1).round([0], [1], 0, reduce=True).build()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"my_wrong.build\(2\) is no all_reduce"):
@@ -272,22 +273,22 @@ def test_a_third_partys_wrong_schedule_is_refused_when_it_is_built(tmp_path, mon
 
 
 def test_local_moves_and_scratch():
-    builder = ScheduleBuilder("scratch", members=2, cells=1, scratch=[0])
-    builder.round([0, 1], [1, 0], 0, reduce=False, to_cell=1).local([0, 1], 1, 0, reduce=True)
+    builder = ScheduleBuilder("scratch", members=2, chunks=1, scratch=[0])
+    builder.round([0, 1], [1, 0], 0, reduce=False, to_chunk=1).local([0, 1], 1, 0, reduce=True)
     schedule = builder.build()
     assert schedule.slots == 2
     assert schedule.slot_lengths(5).tolist() == [5, 5]
     check_schedule(schedule, "all_reduce")
     with pytest.raises(ValueError, match="moves locally to another"):
         ScheduleBuilder("x", 2, 1).round([0], [1], 0, reduce=False, way=Way.LOCAL)
-    early = ScheduleBuilder("early", members=1, cells=1, scratch=[0]).local([0], 0, 1, reduce=True)
+    early = ScheduleBuilder("early", members=1, chunks=1, scratch=[0]).local([0], 0, 1, reduce=True)
     with pytest.raises(ValueError, match="reduced before it is written"):
         expressions(early.build())
 
 
 def test_steps_are_sorted_into_rounds():
-    builder = ScheduleBuilder("steps", members=3, cells=1)
+    builder = ScheduleBuilder("steps", members=3, chunks=1)
     schedule = builder.steps([5, 2], [1, 0], [2, 1], 0, reduce=False).build()
     assert (schedule.rounds.tolist(), schedule.src.tolist()) == ([0, 1, 2], [0, 1])
-    with pytest.raises(ValueError, match="round 3: a cell of a member is written twice"):
+    with pytest.raises(ValueError, match="round 3: a chunk of a member is written twice"):
         builder.steps([0, 1, 1], [0, 1, 2], [1, 0, 0], 0, reduce=False)

@@ -6,7 +6,8 @@ import pytest
 
 import kernbench
 from kernbench.ccl.collectives import shared_runner
-from kernbench.ccl.config import COLLECTIVES, KEYS, load_ccl_config
+from kernbench.ccl.config import KEYS, load_ccl_config
+from kernbench.collective_kinds import COLLECTIVES
 from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
 

@@ -54,7 +54,7 @@ def library_ratio(topology, nodes, ranks, collective, algorithm, nbytes):
         selection.world, choice.algorithm, choice.protocol, collective, nbytes, selection.chunks
     )  # fmt: skip
     count = nbytes // 4 * (2 if collective == "all_to_all" else 1)
-    counts = schedule.slot_lengths(count)[schedule.cell]
+    counts = schedule.slot_lengths(count)[schedule.chunk]
     plan = lower_library(schedule, topology, sips, costs, counts=counts, itemsize=4)
     return max(member_ends(plan, np.zeros(ranks))) / selection.seconds
 
@@ -88,12 +88,12 @@ def test_rings_of_queues_take_what_their_profile_says(name, members, tolerance):
     topology = resolve_topology("sip8", nodes=max(1, members // 8)).topology_obj
     runner = CollectiveRunner(topology, CONFIG.select)
     collective = algorithm_module(CONFIG.select(name).module).COLLECTIVE
-    for cell in (1, 500, 40_000):
+    for chunk in (1, 500, 40_000):
         times = {}
         for fidelity in ("stepped", "closed_form"):
             request = runner.request(
                 op=collective, config=CONFIG.select(name), sips=tuple(range(members)), root=0,
-                count=cell * 8 * members, itemsize=4, dtype="fp32", fidelity=fidelity,
+                count=chunk * 8 * members, itemsize=4, dtype="fp32", fidelity=fidelity,
             )  # fmt: skip
             assert (request.fidelity, request.note) == (fidelity, "")
             times[fidelity] = max(member_ends(request.plan, np.zeros(members)))
@@ -143,7 +143,7 @@ def queue_plan(name, topology, members, count, **changes):
         schedule = build_schedule(entry.module, members, 0, Placement.of(topology, sips), 3)
     except CannotServeError:
         return None, collective
-    counts = schedule.slot_lengths(count)[schedule.cell]
+    counts = schedule.slot_lengths(count)[schedule.chunk]
     return lower(schedule, topology, sips, entry, counts=counts, itemsize=4, dtype="fp32"), collective
 
 

@@ -11,10 +11,10 @@ from kernbench.ccl.movements import move
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import build_schedule
 from kernbench.ccl.schedule import Schedule
-from kernbench.ccl.values import run_rounds
+from tests.ccl.literal import run_rounds
 
 COUNT = 5
-"""Elements per cell."""
+"""Elements per chunk."""
 
 
 def schedule_of(name: str, members: int, root: int | None = None) -> Schedule:
@@ -22,8 +22,8 @@ def schedule_of(name: str, members: int, root: int | None = None) -> Schedule:
 
 
 def work_buffers(schedule: Schedule) -> list[torch.Tensor]:
-    """``[cells * COUNT]`` per member: whole numbers, so that sums are exact in any order."""
-    numbers = np.random.default_rng(schedule.members).integers(-9, 10, (schedule.members, schedule.cells * COUNT))
+    """``[chunks * COUNT]`` per member: whole numbers, so that sums are exact in any order."""
+    numbers = np.random.default_rng(schedule.members).integers(-9, 10, (schedule.members, schedule.chunks * COUNT))
     return list(torch.from_numpy(numbers).float())
 
 

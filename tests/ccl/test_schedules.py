@@ -12,14 +12,15 @@ from kernbench.ccl.algorithms import ring_allreduce, ring_broadcast
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import ScheduleBuilder
-from kernbench.ccl.values import run_all_reduce, run_blocks, run_rounds, run_stacked
+from kernbench.ccl.values import run_all_reduce, run_blocks, run_stacked
 from kernbench.errors import ConfigError
+from tests.ccl.literal import run_rounds
 
 
 @pytest.mark.parametrize(
     ("transfers", "text"),
     [
-        (((0, 1), (1, 0), (0, 5)), "cell out of range"),
+        (((0, 1), (1, 0), (0, 5)), "chunk out of range"),
         (((0, 4), (1, 0), (0, 0)), "src out of range"),
         (((0, 1), (1, 1), (0, 1)), "sends to itself"),
         (((0, 0), (1, 1), (0, 1)), "two transfers use one queue"),
@@ -28,12 +29,12 @@ from kernbench.errors import ConfigError
 )
 def test_the_builder_refuses_impossible_rounds(transfers, text):
     with pytest.raises(ValueError, match=text):
-        ScheduleBuilder("test", members=3, cells=2).round(*transfers, reduce=False)
+        ScheduleBuilder("test", members=3, chunks=2).round(*transfers, reduce=False)
 
 
-def test_two_directions_between_the_same_two_are_two_lanes():
-    builder = ScheduleBuilder("both ways round", members=2, cells=2)
-    builder.round([0, 0], [1, 1], [0, 1], reduce=True, lane=[0, 1])
+def test_two_directions_between_the_same_two_are_two_channels():
+    builder = ScheduleBuilder("both ways round", members=2, chunks=2)
+    builder.round([0, 0], [1, 1], [0, 1], reduce=True, channel=[0, 1])
     assert len(builder.build()) == 2
 
 
@@ -49,9 +50,9 @@ def test_ring_all_reduce_is_optimal_in_bandwidth(members):
 
 
 @settings(max_examples=40, deadline=None)
-@given(count=st.integers(0, 500), cells=st.integers(1, 70))
-def test_cells_partition_the_buffer(count, cells):
-    bounds = ScheduleBuilder("test", members=1, cells=cells).build().cell_bounds(count)
+@given(count=st.integers(0, 500), chunks=st.integers(1, 70))
+def test_chunks_partition_the_buffer(count, chunks):
+    bounds = ScheduleBuilder("test", members=1, chunks=chunks).build().chunk_bounds(count)
     lengths = np.diff(bounds)
     assert bounds[0] == 0
     assert bounds[-1] == count
@@ -92,7 +93,7 @@ def test_the_three_ways_to_values_agree_to_the_bit(members, count, op, dtype, se
 
 def test_a_tree_is_not_a_chain_and_runs_round_by_round():
     """Recursive doubling over 4 members folds ((0 1) (2 3)): the values take the general way."""
-    builder = ScheduleBuilder("recursive doubling", members=4, cells=1)
+    builder = ScheduleBuilder("recursive doubling", members=4, chunks=1)
     for distance in (1, 2):
         member = np.arange(4)
         builder.round(member, member ^ distance, 0, reduce=True)
@@ -106,11 +107,11 @@ def test_a_tree_is_not_a_chain_and_runs_round_by_round():
 
 @pytest.mark.parametrize("members", [1, 2, 5])
 @pytest.mark.parametrize("root", [0, 1, 4])
-def test_broadcast_reaches_everybody_once_per_cell(members, root):
+def test_broadcast_reaches_everybody_once_per_chunk(members, root):
     root %= members
     schedule = ring_broadcast.build(members, root)
-    arrivals = np.zeros((members, schedule.cells), dtype=int)
-    np.add.at(arrivals, (schedule.dst, schedule.cell), 1)
+    arrivals = np.zeros((members, schedule.chunks), dtype=int)
+    np.add.at(arrivals, (schedule.dst, schedule.chunk), 1)
     assert (arrivals[root] == 0).all()
     assert (np.delete(arrivals, root, axis=0) == 1).all()
 

@@ -15,14 +15,14 @@ from kernbench.cost.cross_validation import Fold, bands, judged, leave_one_out, 
 from kernbench.cost.reference import Table
 from kernbench.cost.refit import Knob, constants, knobs, refit
 from kernbench.cost.uncertainty import BANDS
-from kernbench.cost.validation import Comparison, Measured, measured_collective
+from kernbench.cost.validation import Comparison, MeasuredTable, measured_collective
 
 SHARE = Knob("generation", "hopper", "nvls_share", 0.5, most=1.0)
 BASE = Knob("generation", "hopper", "nvls_base", 20e-6)
 HOP = Knob("generation", "hopper", "hop", 1e-6, key="ll")
 
 
-def measured(sizes: list[float], algorithm: str) -> Measured:
+def measured(sizes: list[float], algorithm: str) -> MeasuredTable:
     """A table whose measurements are the models' own estimates."""
     system = resolve_system("hgx_h200")
     times = collective_time(system, "all_reduce", sizes, ranks=8, algorithm=algorithm).seconds

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernbench.triton_engine.driver.activation import set_target
+from kernbench.triton_engine.driver.target import set_target
 
 RAW_BITS = pytest.mark.beyond_interpreter("bf16 is arithmetic on raw bits, or rounds wrongly")
 BFLOAT16 = pytest.param("bfloat16", marks=RAW_BITS)

@@ -354,7 +354,7 @@ def test_without_a_listener_nothing_is_wired() -> None:
     with kernbench.simulate(plugins=[Options()]) as ctx:
         assert ctx.hooks is None
         assert ctx.scheduler.observer is None
-        assert ctx.executor.on_settled is None
+        assert ctx.simulation.executor.on_settled is None
         assert ctx.engine.cost_model is None
 
 
@@ -439,7 +439,7 @@ TOPOLOGIES = ("all_to_all",)
 
 def build(members):
     """Both send to each other."""
-    exchange = ScheduleBuilder("exchange", members, cells=1)
+    exchange = ScheduleBuilder("exchange", members, chunks=1)
     member = np.arange(members)
     exchange.round(member, member[::-1], 0, reduce=True)
     return exchange.build()

@@ -77,7 +77,7 @@ FILES = {
 
         def build(members):
             """Two members send to each other."""
-            exchange = ScheduleBuilder("exchange", members, cells=1)
+            exchange = ScheduleBuilder("exchange", members, chunks=1)
             member = np.arange(members)
             exchange.round(member, member[::-1], 0, reduce=True)
             return exchange.build()

@@ -18,17 +18,17 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def ring_oracle(inputs, op):
-    """Cell c (of n, the first ``count % n`` one longer) is folded as ((x_c . x_c+1) . x_c+2) ... around the ring."""
+    """Chunk c (of n, the first ``count % n`` one longer) is folded as ((x_c . x_c+1) . x_c+2) ... around the ring."""
     world = len(inputs)
     count = inputs[0].numel()
     flat = [each.reshape(-1) for each in inputs]
     result = torch.empty_like(flat[0])
     begin = 0
-    for cell in range(world):
-        end = begin + count // world + (1 if cell < count % world else 0)
-        total = flat[cell][begin:end].clone()
+    for chunk in range(world):
+        end = begin + count // world + (1 if chunk < count % world else 0)
+        total = flat[chunk][begin:end].clone()
         for step in range(1, world):
-            total = OPS[op](total, flat[(cell + step) % world][begin:end])
+            total = OPS[op](total, flat[(chunk + step) % world][begin:end])
         if op == "avg":
             total = total / world if total.is_floating_point() else torch.div(total, world, rounding_mode="trunc")
         result[begin:end] = total
@@ -54,7 +54,7 @@ def all_reduce(inputs, op, *, ccl=None, nodes=None, in_place=True, plain=False):
     outputs = {}
 
     def worker(rank, ctx):
-        source = inputs[rank].clone() if plain else ctx._adopt(inputs[rank].clone())
+        source = inputs[rank].clone() if plain else ctx.tensor(inputs[rank])
         out = None if in_place else torch.full_like(source, 3)
         ctx.distributed.all_reduce(source, op=op, out=out)
         outputs[rank] = (source if in_place else out).clone()
@@ -112,7 +112,7 @@ def test_non_contiguous_tensors():
     outputs = []
 
     def worker(rank, ctx):
-        x = ctx._adopt(inputs[rank].clone()).t()
+        x = ctx.tensor(inputs[rank]).t()
         ctx.distributed.all_reduce(x)
         outputs.append(x.t().clone().as_subclass(torch.Tensor))
 
@@ -171,7 +171,8 @@ def test_sub_groups_and_several_in_flight(ctx):
         ]
         for work in reversed(works):
             assert work.wait()
-            assert work.is_completed()
+        ctx.synchronize()  # the streams wait, the host does not
+        assert all(work.is_completed() for work in works)
         results[rank] = (x[0].item(), y[0].item(), z[0].item())
 
     ctx.multiprocessing.spawn(worker, nprocs=6)
@@ -186,7 +187,7 @@ def test_group_queries(ctx):
         assert ctx.distributed.get_rank(group) == {1: 0, 3: 1}.get(rank, -1)
         assert ctx.distributed.get_world_size(group) == (2 if rank in (1, 3) else -1)
         if rank not in (1, 3):
-            with pytest.raises(kernbench.KernbenchError, match=f"rank {rank} called all_reduce on group 0"):
+            with pytest.raises(kernbench.KernbenchError, match=f"rank {rank} called all_reduce on group 1 "):
                 ctx.distributed.all_reduce(ctx.ones(1), group=group)
 
     ctx.multiprocessing.spawn(worker, nprocs=4)

@@ -41,7 +41,10 @@ def test_ranks_drive_the_selected_sips():
         assert ctx.accelerator.device_count() == 2
 
         def worker(rank):
-            driven[rank] = (ctx.accelerator.current_device_index(), ctx.storages.known(ctx.ones(1)).allocation.sip)
+            driven[rank] = (
+                ctx.accelerator.current_device_index(),
+                ctx.simulation.storages.of(ctx.ones(1)).allocation.sip,
+            )
 
         ctx.multiprocessing.spawn(worker, nprocs=2)
         with pytest.raises(ConfigError, match="does not fit the 2 SIPs selected"):

@@ -174,9 +174,11 @@ def test_a_look_costs_the_copy(ctx):
     ctx.wait(handle)
     before = ctx.now()
     x.numpy()
-    link = ctx.topology.device.host_link
+    launch, link = ctx.topology.device.launch, ctx.topology.device.host_link
     route = ctx.topology.host_route(0, "d2h")
-    assert ctx.now() - before == pytest.approx(route.latency + x.nbytes / route.bandwidth)
+    assert ctx.now() - before == pytest.approx(
+        launch.overhead + launch.latency + route.latency + x.nbytes / route.bandwidth
+    )
     assert route.latency >= link.latency
 
 

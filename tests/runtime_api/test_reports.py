@@ -39,7 +39,9 @@ def test_opposite_orders_show_the_cycle(ctx, isolation):
     text = str(errors[0])
     assert "Wait-for cycle: rank 0 -> rank 1 -> rank 0" in text
     for rank in (0, 1):
-        assert f"rank {rank}: waits in all_reduce #0 on group {rank} [0, 1]: all_reduce(shape (4, 2), float32" in text
+        assert (
+            f"rank {rank}: waits in all_reduce #0 on group {rank + 1} [0, 1]: all_reduce(shape (4, 2), float32" in text
+        )
         assert f"To go on: rank {1 - rank} must call all_reduce(shape (4, 2)" in text
     assert f"{__file__}:{line_of('the blocked line')} in worker" in text
 
@@ -67,7 +69,7 @@ def test_a_collective_in_one_branch_only(ctx):
     assert set(errors) == {0, 1}  # rank 2 had not arrived
     assert all(isinstance(error, CollectiveMismatchError) for error in errors.values())
     text = str(errors[0])
-    assert "collective #0 on default does not match between ranks 0 and 1" in text
+    assert "collective #0 on the default group does not match between ranks 0 and 1" in text
     assert re.search(r"rank 0: broadcast\(shape \(2,\), float32, root 0.*\) at .*test_reports.py:\d+ in worker", text)
     assert re.search(r"rank 1: all_reduce\(shape \(2,\), float32, op sum.*\) at ", text)
     assert "No data has moved" in text

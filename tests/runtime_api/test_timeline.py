@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kernbench
-from kernbench.cost.work import Work
+from kernbench.cost.work import StatedWork
 
 
 def takes(nbytes):
@@ -14,7 +14,7 @@ def takes(nbytes):
     def kernel(program, *tensors):
         pass
 
-    kernel.work = lambda grid, *tensors: Work(nbytes=nbytes)
+    kernel.work = lambda grid, *tensors: StatedWork(nbytes=nbytes)
     return kernel
 
 

@@ -193,7 +193,7 @@ def test_queues_are_empty_when_idle(ctx):
     ctx.multiprocessing.spawn(worker, nprocs=8)
     assert ctx._pending_worker_waits == []
     assert ctx._pending_collectives == []
-    assert len(ctx.executor) == 0
+    assert len(ctx.simulation.executor) == 0
     assert ctx.distributed._rank_by_greenlet == {}
 
 

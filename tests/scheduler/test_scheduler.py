@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernbench.errors import ConfigError
-from kernbench.scheduler import RankScheduler, RankState, RoundRobin, SeededRandom, find_cycle, make_policy
+from kernbench.scheduler import RankPhase, RankScheduler, RoundRobin, SeededRandom, find_cycle, make_policy
 
 each_isolation = pytest.mark.parametrize("isolation", ["greenlet", "carrier"])
 
@@ -31,7 +31,7 @@ def interleaving(policy, turns, isolation="greenlet"):
 
     scheduler.start([lambda rank=rank: body(rank) for rank in range(len(turns))], isolation=isolation)
     assert scheduler.run_ready() == sum(turns) + len(turns)
-    assert all(rank.state is RankState.DONE for rank in scheduler.ranks)
+    assert all(rank.phase is RankPhase.DONE for rank in scheduler.ranks)
     assert scheduler.live_count == 0
     assert scheduler.rank_by_greenlet == {}
     return order
@@ -82,7 +82,7 @@ def test_the_run_stops_at_the_first_failure(isolation):
     assert [rank.index for rank in scheduler.failed] == [1]
     scheduler.abort()
     scheduler.abort()
-    assert [rank.state.value for rank in scheduler.ranks] == ["done", "failed", "aborted", "aborted"]
+    assert [rank.phase.value for rank in scheduler.ranks] == ["done", "failed", "aborted", "aborted"]
     assert ran == [0, 1]
 
 
@@ -143,8 +143,8 @@ def switches_of_threads(turns, count):
 
     scheduler.start([body] * count, isolation="carrier")
     lent = []
-    lend = scheduler._baton.lend
-    scheduler._baton.lend = lambda carrier: (lent.append(carrier), lend(carrier))
+    lend = scheduler.runner.baton.lend
+    scheduler.runner.baton.lend = lambda carrier: (lent.append(carrier), lend(carrier))
     assert scheduler.run_ready() == count * (turns + 1)
     assert len(set(seen)) == count
     return len(lent)

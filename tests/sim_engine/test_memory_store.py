@@ -121,7 +121,7 @@ def test_each_rank_allocates_on_its_own_sip(ctx):
         x = ctx.ones(4)
         ctx.accelerator.set_device_index(7 - rank)
         y = ctx.ones(4)
-        sips.append([ctx.storages.known(each).allocation.sip for each in (x, y)])
+        sips.append([ctx.simulation.storages.of(each).allocation.sip for each in (x, y)])
 
     sips: list[list[int]] = []
     ctx.multiprocessing.spawn(worker, nprocs=8)

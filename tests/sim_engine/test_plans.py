@@ -22,7 +22,7 @@ TOPOLOGY = resolve_topology().topology_obj
 def plan_of(sips, count, schedule=None):
     schedule = schedule or ring_allreduce.build(len(sips))
     config = load_ccl_config().select("ring_allreduce")
-    counts = np.diff(schedule.cell_bounds(count))[schedule.cell]
+    counts = np.diff(schedule.chunk_bounds(count))[schedule.chunk]
     return lower(schedule, TOPOLOGY, sips, config, counts=counts, itemsize=4, dtype="fp32")
 
 

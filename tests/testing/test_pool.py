@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernbench.errors import ConfigError
-from kernbench.testing.pool import OVERTAKINGS, Capacity, Request, ResourceError, ResourcePool, workers_that_fit
+from kernbench.testing.pool import OVERTAKINGS, Capacity, ResourceError, ResourcePool, ResourceRequest, workers_that_fit
 from kernbench.testing.sizes import parse_size
 
 GB = 10**9
@@ -28,50 +28,50 @@ def pool(directory: Path, *, devices: int = 2, memory: int = 10 * GB) -> Resourc
 
 def test_memory_of_a_device_is_shared_until_it_is_full(tmp_path: Path) -> None:
     mine, other = pool(tmp_path), pool(tmp_path)
-    first = mine.acquire(Request(1, 6 * GB))
-    second = other.acquire(Request(1, 6 * GB))
+    first = mine.acquire(ResourceRequest(1, 6 * GB))
+    second = other.acquire(ResourceRequest(1, 6 * GB))
     assert {first.devices, second.devices} == {(0,), (1,)}
-    third = other.acquire(Request(2, 4 * GB))
+    third = other.acquire(ResourceRequest(2, 4 * GB))
     assert third.devices == (0, 1)
     with pytest.raises(ResourceError, match=r"1 device with 1 GB each did not come free within 0 s; 3 tests hold"):
-        mine.acquire(Request(1, 1 * GB), timeout=0)
+        mine.acquire(ResourceRequest(1, 1 * GB), timeout=0)
     other.release(second)
-    assert mine.acquire(Request(1, 6 * GB), timeout=0).devices == second.devices
+    assert mine.acquire(ResourceRequest(1, 6 * GB), timeout=0).devices == second.devices
 
 
 def test_ports_differ_and_are_free(tmp_path: Path) -> None:
     one, two = pool(tmp_path), pool(tmp_path)
     with socket.create_server(("127.0.0.1", PORTS[0])):
-        first, second = one.acquire(Request(ports=3)), two.acquire(Request(ports=3))
+        first, second = one.acquire(ResourceRequest(ports=3)), two.acquire(ResourceRequest(ports=3))
     assert PORTS[0] not in first.ports
     assert len({*first.ports, *second.ports}) == 6
 
 
 def test_what_does_not_exist_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="3 devices with 1 GB each asked for, but the devices have 10 GB, 10 GB"):
-        pool(tmp_path).acquire(Request(3, GB))
+        pool(tmp_path).acquire(ResourceRequest(3, GB))
     with pytest.raises(ResourceError, match="65 ports asked for, but the pool has 64"):
-        pool(tmp_path).acquire(Request(ports=65))
+        pool(tmp_path).acquire(ResourceRequest(ports=65))
 
 
 def test_a_waiting_request_is_overtaken_a_bounded_number_of_times(tmp_path: Path) -> None:
     one, two, three = (pool(tmp_path) for _ in range(3))
-    held = one.acquire(Request(1, 10 * GB))
+    held = one.acquire(ResourceRequest(1, 10 * GB))
     with two._state() as state:  # somebody waits for both devices
         state["queue"].append({"id": "large", "owner": two.owner, "overtaken": 0})
     for _ in range(OVERTAKINGS):
-        with three.granted(Request(1, GB), timeout=0):
+        with three.granted(ResourceRequest(1, GB), timeout=0):
             pass
     with pytest.raises(ResourceError):
-        three.acquire(Request(1, GB), timeout=0)
+        three.acquire(ResourceRequest(1, GB), timeout=0)
     one.release(held)
     with two._state() as state:
-        assert two._try(state, "large", Request(2, 10 * GB)) is not None
+        assert two._try(state, "large", ResourceRequest(2, 10 * GB)) is not None
 
 
 def _hold_and_die(directory: Path, wait: bool) -> None:
     mine = pool(directory)
-    mine.acquire(Request(2, 10 * GB, 4))
+    mine.acquire(ResourceRequest(2, 10 * GB, 4))
     if wait:
         time.sleep(60)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -82,16 +82,16 @@ def test_what_the_dead_held_is_granted_again(tmp_path: Path) -> None:
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert pool(tmp_path).acquire(Request(2, 10 * GB, PORTS[1]), timeout=0).devices == (0, 1)
+    assert pool(tmp_path).acquire(ResourceRequest(2, 10 * GB, PORTS[1]), timeout=0).devices == (0, 1)
     assert len(list(tmp_path.glob("lease-*"))) <= 2
 
 
 def test_closing_gives_everything_back(tmp_path: Path) -> None:
     mine = pool(tmp_path)
-    mine.acquire(Request(2, 10 * GB, 1))
+    mine.acquire(ResourceRequest(2, 10 * GB, 1))
     mine.close()
     mine.close()
-    assert pool(tmp_path).acquire(Request(2, 10 * GB), timeout=0)
+    assert pool(tmp_path).acquire(ResourceRequest(2, 10 * GB), timeout=0)
 
 
 # -- stress ----------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _worker(directory: Path, index: int, tests: int) -> None:
     rng = random.Random(index)
     mine = ResourcePool(directory / "pool", Capacity((10 * GB,) * _DEVICES, _STRESS_PORTS))
     for _ in range(tests):
-        request = Request(rng.randint(0, _DEVICES), 10 * GB, rng.randint(0, 3))
+        request = ResourceRequest(rng.randint(0, _DEVICES), 10 * GB, rng.randint(0, 3))
         with mine.granted(request, timeout=300) as grant:
             handles = [_lock(directory / f"{kind}-{at}") for kind, held in
                        (("device", grant.devices), ("port", grant.ports)) for at in held]  # fmt: skip
@@ -153,7 +153,9 @@ def _stress(directory: Path, workers: int, tests: int, kills: int) -> None:
     assert not (directory / "violations").exists()
     assert (directory / "done").stat().st_size >= tests
     last = ResourcePool(directory / "pool", Capacity((10 * GB,) * _DEVICES, _STRESS_PORTS))
-    assert last.acquire(Request(_DEVICES, 10 * GB, _STRESS_PORTS[1]), timeout=0).devices == tuple(range(_DEVICES))
+    assert last.acquire(ResourceRequest(_DEVICES, 10 * GB, _STRESS_PORTS[1]), timeout=0).devices == tuple(
+        range(_DEVICES)
+    )
 
 
 def test_stress(tmp_path: Path) -> None:

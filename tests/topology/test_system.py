@@ -19,6 +19,7 @@ from kernbench.topology import (
     load_fabric,
     load_system,
     resolve_topology,
+    shipped,
     shipped_devices,
     shipped_fabrics,
     shipped_systems,
@@ -195,11 +196,22 @@ def _documented() -> str:
     return (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("block", [text.split("```")[0] for text in _documented().split("```yaml\n")[1:]])
-def test_the_examples_of_the_documentation_load(tmp_path: Path, block: str) -> None:
+_EXAMPLES = [text.split("```")[0] for text in _documented().split("```yaml\n")[1:]]
+
+
+@pytest.mark.parametrize("block", [block for block in _EXAMPLES if "\nsystem:" in block])
+def test_the_systems_of_the_documentation_load(tmp_path: Path, block: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(block)
     assert resolve_topology(path).topology_obj.sip_count in (4, 32)
+
+
+def test_the_device_of_the_documentation_has_its_generation_beside_it(tmp_path: Path) -> None:
+    for block in _EXAMPLES:
+        if "\nsystem:" not in block:  # its first line names the file
+            (tmp_path / block.split()[1].rstrip(":")).write_text(block)
+    device = load_device(tmp_path / "my_gpu.yaml")
+    assert (device.name, device.generation) == ("my_gpu", str(tmp_path / "my_generation.yaml"))
 
 
 @pytest.mark.parametrize("inside_package", [True, False])
@@ -209,7 +221,7 @@ def test_configuration_files_are_found_in_a_wheel_and_in_a_source_tree(
     package = tmp_path / "kernbench"
     configs = (package if inside_package else tmp_path) / "configs"
     package.mkdir()
-    monkeypatch.setattr(kernbench, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(shipped, "__file__", str(package / "topology" / "shipped.py"))
     with pytest.raises(ConfigError, match="configuration files are missing"):
         config_root.__wrapped__()
     configs.mkdir()

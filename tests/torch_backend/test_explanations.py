@@ -124,7 +124,7 @@ def test_flight_recorder_files(tmp_path: Path) -> None:
     with kernbench.simulate() as ctx:
         with pytest.raises(kernbench.SpawnException):
             ctx.multiprocessing.spawn(worker, nprocs=2)
-        files = write_flight_record(ctx, tmp_path)
+        files = write_flight_record(ctx.simulation, tmp_path)
     dumps = [pickle.loads(file.read_bytes()) for file in files]
     assert [len(dump["entries"]) for dump in dumps] == [1, 2]
     assert dumps[0]["entries"][0]["state"] == "completed"

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernbench
-from kernbench.torch_backend.rank_state import leaks
+from kernbench.torch_backend.rank_state import greenlets
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def test_it_may_wait_again_when_the_error_is_caught() -> None:
 
 
 def test_functions_are_torchs_own_again() -> None:
-    before = [getattr(owner, name) for owner, name in leaks.ENTRIES]
+    before = [getattr(owner, name) for owner, name in greenlets.ENTRIES]
     with kernbench.simulate() as ctx:
         ctx.multiprocessing.spawn(lambda rank: None, nprocs=2, isolation="greenlet")
-    assert [getattr(owner, name) for owner, name in leaks.ENTRIES] == before
+    assert [getattr(owner, name) for owner, name in greenlets.ENTRIES] == before

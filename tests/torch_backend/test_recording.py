@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernbench.torch_backend.gpu.recording import FACTORY, GEMM, MATH, TRANSFER, VIEW, Recorded
+from kernbench.torch_backend.gpu.recording import COMPUTE, TRANSFER, VIEW, Recorded
 
 aten = torch.ops.aten
 
@@ -13,12 +13,12 @@ aten = torch.ops.aten
 @pytest.mark.parametrize(
     ("func", "name", "kind"),
     [
-        (aten.add.Tensor, "add", MATH),
-        (aten.add_.Tensor, "add_", MATH),
-        (aten.mm.default, "mm", GEMM),
+        (aten.add.Tensor, "add", COMPUTE),
+        (aten.add_.Tensor, "add_", COMPUTE),
+        (aten.mm.default, "mm", COMPUTE),
         (aten.view.default, "view", VIEW),
         (aten._to_copy.default, "_to_copy", TRANSFER),
-        (aten.empty.memory_format, "empty", FACTORY),
+        (aten.empty.memory_format, "empty", COMPUTE),
     ],
 )
 def test_names_and_kinds(func, name, kind):

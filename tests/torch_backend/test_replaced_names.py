@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import kernbench
+from kernbench import KernbenchError
 from kernbench.torch_backend.patches import Patches
 
 
@@ -20,7 +21,7 @@ class Owner:
 def test_patches_are_set_again_after_they_were_undone():
     patches = Patches()
     patches.set(Owner, "first", 2)
-    patches.set(Owner, "second", 3)
+    patches.add(Owner, "second", 3)
     patches.set(Owner, "first", 4)
     patches.undo()
     assert Owner.first == 1
@@ -35,13 +36,25 @@ def test_patches_are_set_again_after_they_were_undone():
 
 def test_patches_are_not_set_over_what_somebody_has_changed(monkeypatch):
     patches = Patches()
-    patches.set(Owner, "third", 3)
+    patches.add(Owner, "third", 3)
     patches.set(Owner, "first", 2)
     patches.undo()
     monkeypatch.setattr(Owner, "first", 5)
     assert not patches.redo()
     assert Owner.first == 5
     assert not hasattr(Owner, "third")
+
+
+def test_a_name_that_its_owner_does_not_have_cannot_be_replaced():
+    patches = Patches()
+    with pytest.raises(KernbenchError, match=r"test_replaced_names replaces 'fourth' of Owner.*torch 2"):
+        patches.set(Owner, "fourth", 4)
+    assert not hasattr(Owner, "fourth")
+    patches.add(Owner, "fourth", 4)
+    patches.set(Owner, "fourth", 5)
+    assert vars(Owner)["fourth"] == 5
+    patches.undo()
+    assert not hasattr(Owner, "fourth")
 
 
 def spawn(body, nprocs: int = 2, system: str | None = None) -> list:

@@ -81,7 +81,7 @@ def test_durations_are_those_of_the_target():
 def test_a_sample_counts_stores_without_doing_them():
     n = 1 << 16
     x, out = torch.ones(n), torch.zeros(n)
-    with sampled_launches() as records:
+    with sampled_launches(device_of("cuda", "90")) as records:
         scale_kernel[(n // 256,)](x, out, n, 3.0, BLOCK=256)
     (record,) = records
     assert (record.counts.bytes_read, record.counts.bytes_written) == (4 * n, 4 * n)
@@ -94,7 +94,7 @@ def test_programs_in_a_good_order_share_what_a_wave_reads():
     a, b, c = torch.empty(m, k).half(), torch.empty(k, n).half(), torch.empty(m, n).half()
     found = {}
     for group in (1, 64):
-        with sampled_launches() as records:
+        with sampled_launches(device_of("cuda", "90")) as records:
             swizzled_matmul_kernel[(m * n // 256,)](a, b, c, m, n, k, BM=16, BN=16, BK=64, GROUP=group)
         nbytes, programs = records[0].counts.wave_read
         found[group] = nbytes / (2 * 16 * k)

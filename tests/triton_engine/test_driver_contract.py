@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.triton_engine import activate, active, deactivate, resources, set_target
-from kernbench.triton_engine.driver.activation import parse_target
+from kernbench.triton_engine.driver.target import parse_target
 
 from .programs import scale_kernel
 

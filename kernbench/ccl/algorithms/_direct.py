@@ -9,10 +9,10 @@ from kernbench.ccl.shapes import all_pairs, fold_slots
 
 
 def one_shot(name: str, members: int, *, pull: bool) -> Schedule:
-    """Everybody's whole buffer to everybody, folded there. Scratch cell ``1 + m`` holds what member m has."""
-    shot = ScheduleBuilder(name, members, cells=1, scratch=np.zeros(members))
+    """Everybody's whole buffer to everybody, folded there. Scratch chunk ``1 + m`` holds what member m has."""
+    shot = ScheduleBuilder(name, members, chunks=1, scratch=np.zeros(members))
     src, dst = all_pairs(members)
-    shot.round(src, dst, 0, reduce=False, to_cell=1 + src, way=Way.PULL if pull else Way.LINK)
+    shot.round(src, dst, 0, reduce=False, to_chunk=1 + src, way=Way.PULL if pull else Way.LINK)
     member = np.arange(members)
     fold_slots(shot, member, member, members, np.zeros_like(member), 1)
     return shot.build()
@@ -21,9 +21,9 @@ def one_shot(name: str, members: int, *, pull: bool) -> Schedule:
 def two_shot(name: str, members: int, *, pull: bool) -> Schedule:
     """Part m of everybody's buffer to member m, folded there; the sums to everybody."""
     way = Way.PULL if pull else Way.LINK
-    shots = ScheduleBuilder(name, members, cells=members, scratch=np.zeros(members))
+    shots = ScheduleBuilder(name, members, chunks=members, scratch=np.zeros(members))
     src, dst = all_pairs(members)
-    shots.round(src, dst, dst, reduce=False, to_cell=members + src, way=way)
+    shots.round(src, dst, dst, reduce=False, to_chunk=members + src, way=way)
     member = np.arange(members)
     fold_slots(shots, member, member, members, member, members)
     return shots.round(src, dst, src, reduce=False, way=way).build()

@@ -24,10 +24,10 @@ def require_switch(name: str, where: Placement) -> IntArray:
     return where.even
 
 
-def reduce_in_switches(builder: ScheduleBuilder, grid: IntArray, cell_of: IntArray, scratch: int) -> None:
-    """In every node, member ``grid[node, o]`` gets the sum of cell ``cell_of[o]`` over its node.
+def reduce_in_switches(builder: ScheduleBuilder, grid: IntArray, chunk_of: IntArray, scratch: int) -> None:
+    """In every node, member ``grid[node, o]`` gets the sum of chunk ``chunk_of[o]`` over its node.
 
-    Scratch cells ``scratch .. scratch + local - 1`` are used.
+    Scratch chunks ``scratch .. scratch + local - 1`` are used.
     """
     nodes, local = grid.shape
     number = np.broadcast_to(np.arange(local), (nodes, local))
@@ -35,18 +35,18 @@ def reduce_in_switches(builder: ScheduleBuilder, grid: IntArray, cell_of: IntArr
         owner = (number + shift) % local
         target = np.take_along_axis(grid, owner, axis=1)
         builder.round(
-            grid.reshape(-1), target.reshape(-1), cell_of[owner].reshape(-1), reduce=False,
-            to_cell=scratch + number.reshape(-1), way=Way.UP,
+            grid.reshape(-1), target.reshape(-1), chunk_of[owner].reshape(-1), reduce=False,
+            to_chunk=scratch + number.reshape(-1), way=Way.UP,
         )  # fmt: skip
     owner = np.tile(np.arange(local), nodes)
-    fold_slots(builder, grid.reshape(-1), owner, local, cell_of[owner], scratch)
+    fold_slots(builder, grid.reshape(-1), owner, local, chunk_of[owner], scratch)
 
 
-def multicast(builder: ScheduleBuilder, grid: IntArray, cell_of: IntArray) -> None:
-    """In every node, cell ``cell_of[o]`` of member ``grid[node, o]`` reaches the whole node."""
+def multicast(builder: ScheduleBuilder, grid: IntArray, chunk_of: IntArray) -> None:
+    """In every node, chunk ``chunk_of[o]`` of member ``grid[node, o]`` reaches the whole node."""
     nodes, local = grid.shape
     number = np.broadcast_to(np.arange(local), (nodes, local))
     for shift in range(1, local):
         owner = (number + shift) % local
         source = np.take_along_axis(grid, owner, axis=1)
-        builder.round(source.reshape(-1), grid.reshape(-1), cell_of[owner].reshape(-1), reduce=False, way=Way.DOWN)
+        builder.round(source.reshape(-1), grid.reshape(-1), chunk_of[owner].reshape(-1), reduce=False, way=Way.DOWN)

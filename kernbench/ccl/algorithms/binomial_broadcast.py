@@ -14,6 +14,6 @@ TOPOLOGIES = ("tree", "all_to_all")
 
 def build(members: int, root: int) -> Schedule:
     """The schedule for ``members`` >= 1 members, from member ``root``."""
-    tree = ScheduleBuilder("binomial_broadcast", members, cells=1)
+    tree = ScheduleBuilder("binomial_broadcast", members, chunks=1)
     reduce_up(tree, [(binomial_tree(members, root), range(1))], back=True, up=False)
     return tree.build()

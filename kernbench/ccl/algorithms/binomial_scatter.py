@@ -1,4 +1,4 @@
-"""Binomial tree scatter: a member gets its whole subtree's cells and passes them on; ``ceil(log2(n))`` steps."""
+"""Binomial tree scatter: a member gets its whole subtree's chunks and passes them on; ``ceil(log2(n))`` steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOPOLOGIES = ("tree", "all_to_all")
 
 
 def build(members: int, root: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m of member ``root`` goes to member m."""
-    tree = ScheduleBuilder("binomial_scatter", members, cells=members)
+    """The schedule for ``members`` >= 1 members; chunk m of member ``root`` goes to member m."""
+    tree = ScheduleBuilder("binomial_scatter", members, chunks=members)
     scatter_down(tree, binomial_tree(members, root))
     return tree.build()

@@ -1,7 +1,7 @@
-"""Bruck's all-to-all: ``ceil(log2(n))`` steps, in each of which half of all cells move; for short messages.
+"""Bruck's all-to-all: ``ceil(log2(n))`` steps, in each of which half of all chunks move; for short messages.
 
 What member i has for member ``i + k`` travels the binary digits of k: in the step of each digit that is 1 it goes that
-far (Bruck et al., IEEE TPDS 8, 1997). All cells must be equally long.
+far (Bruck et al., IEEE TPDS 8, 1997). All chunks must be equally long.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cells as in ``pairwise_alltoall``."""
-    bruck = ScheduleBuilder("bruck_alltoall", members, cells=2 * members, scratch=np.zeros(members))
+    """The schedule for ``members`` >= 1 members; chunks as in ``pairwise_alltoall``."""
+    bruck = ScheduleBuilder("bruck_alltoall", members, chunks=2 * members, scratch=np.zeros(members))
     member = np.arange(members)
-    travels = 2 * members  # scratch cell of what has to go k further
+    travels = 2 * members  # scratch chunk of what has to go k further
     for k in range(1, members):
         bruck.local(member, (member + k) % members, travels + k, reduce=False)
     for bit in range((members - 1).bit_length()):

@@ -1,4 +1,4 @@
-"""Direct all-gather: every member sends its cell to everybody, all at once; one step."""
+"""Direct all-gather: every member sends its chunk to everybody, all at once; one step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m is member m's input."""
+    """The schedule for ``members`` >= 1 members; chunk m is member m's input."""
     src, dst = all_pairs(members)
-    return ScheduleBuilder("direct_allgather", members, cells=members).round(src, dst, src, reduce=False).build()
+    return ScheduleBuilder("direct_allgather", members, chunks=members).round(src, dst, src, reduce=False).build()

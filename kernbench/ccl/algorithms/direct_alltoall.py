@@ -10,7 +10,7 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cells as in ``pairwise_alltoall``."""
-    direct = ScheduleBuilder("direct_alltoall", members, cells=2 * members)
+    """The schedule for ``members`` >= 1 members; chunks as in ``pairwise_alltoall``."""
+    direct = ScheduleBuilder("direct_alltoall", members, chunks=2 * members)
     src, dst = all_pairs(members)
-    return direct.round(src, dst, dst, reduce=False, to_cell=members + src).build()
+    return direct.round(src, dst, dst, reduce=False, to_chunk=members + src).build()

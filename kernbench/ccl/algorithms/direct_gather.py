@@ -1,4 +1,4 @@
-"""Direct gather: every member sends its cell to the root, all at once."""
+"""Direct gather: every member sends its chunk to the root, all at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int, root: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m of member m goes to member ``root``."""
-    star = ScheduleBuilder("direct_gather", members, cells=members)
+    """The schedule for ``members`` >= 1 members; chunk m of member m goes to member ``root``."""
+    star = ScheduleBuilder("direct_gather", members, chunks=members)
     others = np.delete(np.arange(members), root)
     return star.round(others, np.full_like(others, root), others, reduce=False).build()

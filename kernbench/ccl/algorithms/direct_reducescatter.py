@@ -1,4 +1,4 @@
-"""Direct reduce-scatter: member m gets cell m of everybody, all at once, and adds up; one step.
+"""Direct reduce-scatter: member m gets chunk m of everybody, all at once, and adds up; one step.
 
 Order of reduction: member 0, 1, 2, ..., sums kept wide.
 """
@@ -15,10 +15,10 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m is what member m gets."""
-    shot = ScheduleBuilder("direct_reducescatter", members, cells=members, scratch=np.zeros(members))
+    """The schedule for ``members`` >= 1 members; chunk m is what member m gets."""
+    shot = ScheduleBuilder("direct_reducescatter", members, chunks=members, scratch=np.zeros(members))
     src, dst = all_pairs(members)
-    shot.round(src, dst, dst, reduce=False, to_cell=members + src)
+    shot.round(src, dst, dst, reduce=False, to_chunk=members + src)
     member = np.arange(members)
     fold_slots(shot, member, member, members, member, members)
     return shot.build()

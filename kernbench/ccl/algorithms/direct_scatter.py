@@ -1,4 +1,4 @@
-"""Direct scatter: the root sends every member its cell, all at once."""
+"""Direct scatter: the root sends every member its chunk, all at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int, root: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m of member ``root`` goes to member m."""
-    star = ScheduleBuilder("direct_scatter", members, cells=members)
+    """The schedule for ``members`` >= 1 members; chunk m of member ``root`` goes to member m."""
+    star = ScheduleBuilder("direct_scatter", members, chunks=members)
     others = np.delete(np.arange(members), root)
     return star.round(np.full_like(others, root), others, others, reduce=False).build()

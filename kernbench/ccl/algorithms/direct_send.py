@@ -10,5 +10,5 @@ TOPOLOGIES = ("all_to_all",)
 
 def build(members: int, root: int) -> Schedule:
     """The schedule of one message: ``members`` is 2, member ``root`` sends."""
-    message = ScheduleBuilder("direct_send", members, cells=1)
+    message = ScheduleBuilder("direct_send", members, chunks=1)
     return message.round([root], [1 - root], [0], reduce=False).build()

@@ -5,7 +5,7 @@ hold with the member whose number differs in one bit, from the highest bit to th
 no power of two, the first ``2 r`` pair up before (``r`` is what exceeds the power): the even one gives all it has to the
 odd one and gets the result in the end (Thakur, Rabenseifner and Gropp, IJHPCA 2005, section 4.5).
 
-Order of reduction of a cell: pairs, then pairs of pairs, by distance from n/2 to 1; bandwidth as a ring's.
+Order of reduction of a chunk: pairs, then pairs of pairs, by distance from n/2 to 1; bandwidth as a ring's.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def build(members: int) -> Schedule:
     """The schedule for ``members`` >= 1 members."""
     power = 1 << (members.bit_length() - 1)
     extra = members - power
-    halving = ScheduleBuilder("halving_doubling_allreduce", members, cells=power)
+    halving = ScheduleBuilder("halving_doubling_allreduce", members, chunks=power)
     even = 2 * np.arange(extra)
-    cells = np.arange(power)[:, None]
+    chunks = np.arange(power)[:, None]
     if extra:
-        halving.round(even, even + 1, np.broadcast_to(cells, (power, extra)), reduce=True)
+        halving.round(even, even + 1, np.broadcast_to(chunks, (power, extra)), reduce=True)
     number = np.arange(power)
     member = np.where(number < extra, 2 * number + 1, number + extra)
     halves = [1 << bit for bit in reversed(range(power.bit_length() - 1))]
     for half in halves:
         partner = number ^ half
-        # of the 2 * half cells that both hold, a member gives those of its partner's side
+        # of the 2 * half chunks that both hold, a member gives those of its partner's side
         given = (partner & ~(half - 1)) + np.arange(half)[:, None]
         halving.round(member, member[partner], given, reduce=True)
     for half in reversed(halves):
@@ -40,5 +40,5 @@ def build(members: int) -> Schedule:
         kept = (number & ~(half - 1)) + np.arange(half)[:, None]
         halving.round(member, member[partner], kept, reduce=False)
     if extra:
-        halving.round(even + 1, even, np.broadcast_to(cells, (power, extra)), reduce=False)
+        halving.round(even + 1, even, np.broadcast_to(chunks, (power, extra)), reduce=False)
     return halving.build()

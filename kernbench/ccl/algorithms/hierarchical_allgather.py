@@ -15,7 +15,7 @@ TOPOLOGIES = ("hierarchical", "all_to_all")
 
 
 def build(members: int, where: Placement) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m is member m's input."""
+    """The schedule for ``members`` >= 1 members; chunk m is member m's input."""
     if where.even is None:
         return ring_allgather.build(members)
     return all_gather_along("hierarchical_allgather", where.even, (0, 1))

@@ -4,7 +4,7 @@ The links inside a node carry ``(L - 1) / L`` of the buffer each way, the NICs o
 once (Jia et al., "Highly scalable deep learning training system with mixed-precision", 2018, section 3.2; also
 "2D-ring"). Each stage is a ring. Where nodes have different numbers of members it is the tree of ``tree_allreduce``.
 
-Order of reduction of a cell: around the node's ring, against the numbers, ending at its owner; then around the ring of
+Order of reduction of a chunk: around the node's ring, against the numbers, ending at its owner; then around the ring of
 nodes likewise.
 """
 

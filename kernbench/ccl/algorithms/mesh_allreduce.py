@@ -3,7 +3,7 @@
 From both ends of a row the sums travel towards the centre column, along that from both ends to the centre; the centres of
 several meshes (nodes whose SIPs stand in a grid, or SIPs whose cubes do) exchange along a binary tree; the result goes back
 the same ways. One half of the buffer goes rows first, the other columns first, so that the links of both directions work.
-A cell follows the one before in a pipeline of ``chunks`` cells per half.
+A chunk follows the one before in a pipeline, ``chunks`` of them per half.
 
 Order of reduction: a member's own, then what comes along its line from either side, then what comes across, then other
 meshes' sums.
@@ -28,7 +28,7 @@ def build(members: int, where: Placement, chunks: int = 4) -> Schedule:
     planes = where.planes
     if planes is None:
         raise CannotServeError("mesh_allreduce: the members do not fill a rectangle of each node's torus or mesh")
-    mesh = ScheduleBuilder("mesh_allreduce", members, cells=2 * chunks)
+    mesh = ScheduleBuilder("mesh_allreduce", members, chunks=2 * chunks)
     rows_first, columns_first = double_binary_tree(len(planes))
     halves = [
         (towards_centres(planes, rows_first), range(chunks)),

@@ -1,4 +1,4 @@
-"""All-gather in the switch: everybody sends its cell once, the switch sends copies to all (NCCL's NVLS all-gather)."""
+"""All-gather in the switch: everybody sends its chunk once, the switch sends copies to all (NCCL's NVLS all-gather)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TOPOLOGIES = ("switch",)
 
 
 def build(members: int, where: Placement) -> Schedule:
-    """The schedule for members on one node whose switch multicasts; cell m is member m's input."""
+    """The schedule for members on one node whose switch multicasts; chunk m is member m's input."""
     grid = require_switch("nvls_allgather", where)
     if len(grid) > 1:
         raise CannotServeError("nvls_allgather: the members stand on several nodes, which no switch joins")
-    switch = ScheduleBuilder("nvls_allgather", members, cells=members)
+    switch = ScheduleBuilder("nvls_allgather", members, chunks=members)
     multicast(switch, grid, np.arange(members))
     return switch.build()

@@ -1,7 +1,7 @@
 """All-reduce in the switch: every member owns a part, which the switch sums and sends to everybody.
 
-A link carries the buffer once each way, half of what a ring needs. NCCL calls it NVLS. The parts are cut into ``chunks``
-cells; while one comes down the next goes up. Order of reduction: the switch's, see ``_in_switch``.
+A link carries the buffer once each way, half of what a ring needs. NCCL calls it NVLS. A part is cut into ``chunks``
+that follow each other: while one comes down the next goes up. Order of reduction: the switch's, see ``_in_switch``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def build(members: int, where: Placement, chunks: int = 4) -> Schedule:
     grid = require_switch("nvls_allreduce", where)
     if len(grid) > 1:
         raise CannotServeError("nvls_allreduce: the members stand on several nodes, which no switch joins")
-    cells = members * chunks
-    switch = ScheduleBuilder("nvls_allreduce", members, cells, scratch=np.zeros(2 * members))
+    work = members * chunks
+    switch = ScheduleBuilder("nvls_allreduce", members, work, scratch=np.zeros(2 * members))
     for chunk in range(chunks):
         parts = np.arange(members) * chunks + chunk
-        reduce_in_switches(switch, grid, parts, scratch=cells + members * (chunk % 2))
+        reduce_in_switches(switch, grid, parts, scratch=work + members * (chunk % 2))
         multicast(switch, grid, parts)
     return switch.build()

@@ -1,4 +1,4 @@
-"""Reduce-scatter in the switch: it sums cell m of everybody and hands member m the result (NCCL's NVLS reduce-scatter).
+"""Reduce-scatter in the switch: it sums chunk m of everybody and hands member m the result (NCCL's NVLS reduce-scatter).
 
 Order of reduction: the switch's, see ``_in_switch``.
 """
@@ -16,10 +16,10 @@ TOPOLOGIES = ("switch",)
 
 
 def build(members: int, where: Placement) -> Schedule:
-    """The schedule for members on one node whose switch reduces; cell m is what member m gets."""
+    """The schedule for members on one node whose switch reduces; chunk m is what member m gets."""
     grid = require_switch("nvls_reducescatter", where)
     if len(grid) > 1:
         raise CannotServeError("nvls_reducescatter: the members stand on several nodes, which no switch joins")
-    switch = ScheduleBuilder("nvls_reducescatter", members, cells=members, scratch=np.zeros(members))
+    switch = ScheduleBuilder("nvls_reducescatter", members, chunks=members, scratch=np.zeros(members))
     reduce_in_switches(switch, grid, np.arange(members), scratch=members)
     return switch.build()

@@ -24,10 +24,10 @@ def build(members: int, where: Placement, chunks: int = 4) -> Schedule:
     """The schedule for members on nodes of equal size whose switches reduce."""
     grid = require_switch("nvls_tree_allreduce", where)
     nodes, local = grid.shape
-    cells = local * chunks
-    switch = ScheduleBuilder("nvls_tree_allreduce", members, cells, scratch=np.zeros(local * chunks))
+    work = local * chunks
+    switch = ScheduleBuilder("nvls_tree_allreduce", members, work, scratch=np.zeros(local * chunks))
     for chunk in range(chunks):
-        reduce_in_switches(switch, grid, np.arange(local) * chunks + chunk, scratch=cells + local * chunk)
+        reduce_in_switches(switch, grid, np.arange(local) * chunks + chunk, scratch=work + local * chunk)
     between = double_binary_tree(nodes)
     for owner in range(local):
         parents = [ROOT] * members

@@ -17,11 +17,11 @@ TOPOLOGIES = ("all_to_all",)
 def build(members: int) -> Schedule:
     """The schedule for ``members`` >= 1 members.
 
-    Cells 0 .. n - 1 of a member are what it sends to each member, cells n .. 2n - 1 what it gets from each.
+    Chunks 0 .. n - 1 of a member are what it sends to each member, chunks n .. 2n - 1 what it gets from each.
     """
-    pairs = ScheduleBuilder("pairwise_alltoall", members, cells=2 * members)
+    pairs = ScheduleBuilder("pairwise_alltoall", members, chunks=2 * members)
     member = np.arange(members)
     for shift in range(1, members):
         peer = (member + shift) % members
-        pairs.round(member, peer, peer, reduce=False, to_cell=members + member)
+        pairs.round(member, peer, peer, reduce=False, to_chunk=members + member)
     return pairs.build()

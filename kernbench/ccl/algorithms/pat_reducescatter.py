@@ -1,6 +1,6 @@
 """PAT reduce-scatter: the all-gather of ``pat_allgather`` run backwards, reducing at every meeting.
 
-Order of reduction: up the tree by which a cell would be spread.
+Order of reduction: up the tree by which a chunk would be spread.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ TOPOLOGIES = ("all_to_all",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members; cell m is what member m gets."""
+    """The schedule for ``members`` >= 1 members; chunk m is what member m gets."""
     return reversed_schedule("pat_reducescatter", pat_allgather.build(members))

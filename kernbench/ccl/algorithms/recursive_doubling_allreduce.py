@@ -20,7 +20,7 @@ def build(members: int) -> Schedule:
     """The schedule for ``members`` >= 1 members."""
     power = 1 << (members.bit_length() - 1)
     extra = members - power
-    doubling = ScheduleBuilder("recursive_doubling_allreduce", members, cells=1)
+    doubling = ScheduleBuilder("recursive_doubling_allreduce", members, chunks=1)
     even = 2 * np.arange(extra)
     doubling.round(even, even + 1, 0, reduce=True)
     number = np.arange(power)

@@ -1,6 +1,6 @@
-"""Ring all-gather: every member's cell travels once around the ring.
+"""Ring all-gather: every member's chunk travels once around the ring.
 
-In n - 1 rounds each member passes on the cell that it received last, its own first, so every link carries
+In n - 1 rounds each member passes on the chunk that it received last, its own first, so every link carries
 ``(n - 1) / n`` of the result (the second half of Patarasuk and Yuan's all-reduce, JPDC 2009).
 """
 
@@ -15,8 +15,8 @@ TOPOLOGIES = ("ring_1d",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members, numbered along the ring; cell m is member m's input."""
-    ring = ScheduleBuilder("ring_allgather", members, cells=members)
+    """The schedule for ``members`` >= 1 members, numbered along the ring; chunk m is member m's input."""
+    ring = ScheduleBuilder("ring_allgather", members, chunks=members)
     member = np.arange(members)
     step = np.arange(members - 1)[:, None]
     if members > 1:

@@ -1,11 +1,11 @@
 """Ring all-reduce: reduce-scatter, then all-gather, around a ring.
 
-Each of the n members owns one of n cells. In n - 1 rounds every cell travels once around the ring and is reduced at each
-stop, so that member ``c + n - 1`` ends with the whole of cell c; in n - 1 more rounds the results travel on. Every member
+Each of the n members owns one of n chunks. In n - 1 rounds every chunk travels once around the ring and is reduced at each
+stop, so that member ``c + n - 1`` ends with the whole of chunk c; in n - 1 more rounds the results travel on. Every member
 sends ``2 (n - 1) / n`` of the buffer, which is optimal in bandwidth (Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", JPDC 2009).
 
-The order of reduction of cell c is fixed: member c, c + 1, c + 2, ... around the ring.
+The order of reduction of chunk c is fixed: member c, c + 1, c + 2, ... around the ring.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOPOLOGIES = ("ring_1d",)
 
 def build(members: int) -> Schedule:
     """The schedule for ``members`` >= 1 members, numbered along the ring."""
-    ring = ScheduleBuilder("ring_allreduce", members, cells=members)
+    ring = ScheduleBuilder("ring_allreduce", members, chunks=members)
     member = np.arange(members)
     step = np.arange(members - 1)[:, None]
     if members > 1:

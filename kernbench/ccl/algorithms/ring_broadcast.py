@@ -1,6 +1,6 @@
-"""Pipelined ring broadcast: the buffer travels from the root along the ring, cell by cell.
+"""Pipelined ring broadcast: the buffer travels from the root along the ring, chunk by chunk.
 
-With k cells and n members the last member has everything after ``n - 2 + k`` rounds, so a long buffer costs little more
+With k chunks and n members the last member has everything after ``n - 2 + k`` rounds, so a long buffer costs little more
 than one pass over a link (Träff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC 2008,
 section 2, call it the linear pipeline).
 """
@@ -13,16 +13,16 @@ from kernbench.ccl.schedule import Rounds, Schedule, ScheduleBuilder
 
 COLLECTIVE = "broadcast"
 TOPOLOGIES = ("ring_1d",)
-CELLS = 8
+CHUNKS = 8
 
 
-def build(members: int, root: int, chunks: int = CELLS) -> Schedule:
+def build(members: int, root: int, chunks: int = CHUNKS) -> Schedule:
     """The schedule for ``members`` >= 1 members, numbered along the ring, from member ``root``."""
-    chain = ScheduleBuilder("ring_broadcast", members, cells=chunks)
+    chain = ScheduleBuilder("ring_broadcast", members, chunks=chunks)
     hops = np.arange(members - 1)
     for step in range(members - 2 + chunks if members > 1 else 0):
-        cell = step - hops  # hop h forwards cell k in round k + h
-        active = hops[(cell >= 0) & (cell < chunks)]
+        chunk = step - hops  # hop h forwards chunk k in round k + h
+        active = hops[(chunk >= 0) & (chunk < chunks)]
         chain.round((root + active) % members, (root + active + 1) % members, step - active, reduce=False)
     return chain.build()
 
@@ -31,4 +31,4 @@ def profile(members: int) -> list[Rounds]:
     """What a round is, for the closed form."""
     if members == 1:
         return []
-    return [Rounds(members - 1, 1 / CELLS, False, "fill"), Rounds(CELLS - 1, 1 / CELLS, False, "stream")]
+    return [Rounds(members - 1, 1 / CHUNKS, False, "fill"), Rounds(CHUNKS - 1, 1 / CHUNKS, False, "stream")]

@@ -1,7 +1,7 @@
-"""Ring reduce-scatter: cell c travels once around the ring, is reduced at each stop, and ends at member c.
+"""Ring reduce-scatter: chunk c travels once around the ring, is reduced at each stop, and ends at member c.
 
-The order of reduction of cell c is member c + 1, c + 2, ..., c (the first half of Patarasuk and Yuan's all-reduce, JPDC
-2009, shifted by one so that every member ends with the cell of its own number).
+The order of reduction of chunk c is member c + 1, c + 2, ..., c (the first half of Patarasuk and Yuan's all-reduce, JPDC
+2009, shifted by one so that every member ends with the chunk of its own number).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ TOPOLOGIES = ("ring_1d",)
 
 
 def build(members: int) -> Schedule:
-    """The schedule for ``members`` >= 1 members, numbered along the ring; cell m is what member m gets."""
-    ring = ScheduleBuilder("ring_reducescatter", members, cells=members)
+    """The schedule for ``members`` >= 1 members, numbered along the ring; chunk m is what member m gets."""
+    ring = ScheduleBuilder("ring_reducescatter", members, chunks=members)
     member = np.arange(members)
     step = np.arange(members - 1)[:, None]
     if members > 1:

@@ -15,6 +15,6 @@ TOPOLOGIES = ("all_to_all",)
 
 def build(members: int, root: int) -> Schedule:
     """The schedule for ``members`` >= 1 members, from member ``root``."""
-    both = ScheduleBuilder("scatter_allgather_broadcast", members, cells=members)
+    both = ScheduleBuilder("scatter_allgather_broadcast", members, chunks=members)
     scatter_down(both, binomial_tree(members, root))
     return both.extend(ring_allgather.build(members)).build()

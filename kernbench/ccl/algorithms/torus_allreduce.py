@@ -1,7 +1,7 @@
 """All-reduce by dimension on a torus: reduce-scatter along rows, along columns, and all-gather back.
 
 Each ring lies on neighbouring SIPs, so no two transfers share a link (Ying et al., "Image classification at supercomputer
-scale", 2018, section 4: 2-D all-reduce on TPU tori). Order of reduction of a cell: around the row's ring, against the
+scale", 2018, section 4: 2-D all-reduce on TPU tori). Order of reduction of a chunk: around the row's ring, against the
 numbers, ending at its owner; then around the column's likewise.
 """
 

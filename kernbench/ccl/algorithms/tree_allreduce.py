@@ -19,7 +19,7 @@ TOPOLOGIES = ("tree", "all_to_all")
 
 def build(members: int, where: Placement, chunks: int = 4) -> Schedule:
     """The schedule for ``members`` >= 1 members standing on ``where.nodes`` nodes."""
-    trees = ScheduleBuilder("tree_allreduce", members, cells=2 * chunks)
+    trees = ScheduleBuilder("tree_allreduce", members, chunks=2 * chunks)
     first, second = double_binary_tree(where.nodes)
     halves = [
         (chained_tree(where.by_node, first), range(chunks)),

@@ -3,9 +3,6 @@
 ``F.scaled_dot_product_attention`` of DTensors on a GPU comes to a kernel that DTensor has rules for. A simulated GPU's
 tensors are CPU tensors, and the CPU's kernel has none. Its rules are the GPU kernels': everything replicated, heads sharded,
 or the batch sharded.
-
-Relies on: ``op_strategy_funcs`` and ``op_to_schema_info`` of DTensor's sharding propagator being dictionaries by operator,
-and ``expand_to_full_mesh_op_strategy`` taking outputs' placements before inputs', those of keywords last.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import Any
 import torch
 
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.distributed.tensor"
 
@@ -24,6 +22,29 @@ _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 3,
 }
 """Operators, and how many outputs they have. All tensors are ``[batch, heads, ...]``, but for a mask of fewer dimensions."""
+
+
+def _returns(count: int, op: Any) -> bool:
+    return len([each for each in op._schema.returns if "Tensor" in str(each.type)]) == count
+
+
+RELIES_ON = (
+    Reliance(
+        "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator", "its tables, by operator, say how to shard",
+        has=("op_strategy_funcs", "op_to_schema_info"),
+        holds=lambda propagator: all(
+            isinstance(table, dict) for table in (propagator.op_strategy_funcs, propagator.op_to_schema_info)
+        ),
+    ),
+    Reliance("torch.distributed.tensor._op_schema.RuntimeSchemaInfo", "rules are kept by an operator's arguments"),
+    Reliance(
+        "torch.distributed.tensor._ops.utils.expand_to_full_mesh_op_strategy",
+        "it takes placements of outputs before inputs', those of keywords last",
+        parameters=("mesh", "op_schema", "single_mesh_dim_strategies"),
+    ),
+    *(Reliance(f"torch.ops.{op}", "attention on the CPU comes to it", holds=functools.partial(_returns, count))
+      for op, count in _ATTENTION.items()),
+)  # fmt: skip
 
 
 def _strategy(outputs: int, op_schema: Any) -> Any:

@@ -6,10 +6,6 @@ runs operation by operation, because autograd refuses to trace tensors that say 
 
 Dynamo keeps tables by function of what torch's names mean; inside a simulation some of the names are ours. So the tables are
 made anew for it, and again after it.
-
-Relies on: ``clear_lru_cache`` and ``add`` of ``torch._dynamo.trace_rules``; ``TorchInGraphFunctionVariable._get_handlers``
-being cached; ``set_fullgraph_compiled_frame_count`` being looked up by name in ``torch._dynamo.eval_frame``;
-``torch._TorchCompileInductorWrapper``; and ``_config`` of ``torch._dynamo.config`` holding its defaults.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ import torch
 
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch._dynamo"
 
@@ -34,6 +31,26 @@ _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 """How often Dynamo compiles one function: the ranks of a process share the functions of what they import."""
 
 _RANKS = 1024
+
+
+RELIES_ON = (
+    Reliance("torch._dynamo.trace_rules", "its tables of what names mean are made anew", has=("add", "clear_lru_cache")),
+    Reliance("torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers", "this one, too", has=("cache_clear",)),
+    Reliance(
+        "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count", "a rank on a GPU is not told that nothing was compiled",
+        looked_up_by=("torch._dynamo.eval_frame",),
+    ),
+    Reliance(
+        "torch._dynamo.config._config", "it holds the defaults of Dynamo's settings",
+        holds=lambda config: all(isinstance(config[name].default, int) for name in _LIMITS),
+    ),
+    Reliance(
+        "torch._TorchCompileInductorWrapper.__call__", "what it makes of a graph is what `torch.compile` runs",
+        parameters=("self", "model_", "inputs_"),
+    ),
+    Reliance("torch._dynamo.backends.debugging.aot_eager", "it runs instead", parameters=("gm", "fake_tensor_inputs")),
+    Reliance("torch._inductor.config.cpu_backend", "it says whether Inductor writes Triton kernels for the CPU"),
+)  # fmt: skip
 
 
 def install(patches: Patches, module: Any) -> None:
@@ -53,7 +70,7 @@ def install(patches: Patches, module: Any) -> None:
     def count(new: int) -> int:
         compiled: int = stock_count(new)
         device = current_device()
-        return 1 if compiled == 0 and device is not None and device.used else compiled
+        return 1 if compiled == 0 and device is not None and device.host.uses_gpu else compiled
 
     patches.set(module.eval_frame, "set_fullgraph_compiled_frame_count", count)
     forget_names()

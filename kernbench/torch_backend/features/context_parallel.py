@@ -3,9 +3,6 @@
 torch replaces ``F.scaled_dot_product_attention`` in the process while a rank is inside the block, with the mesh of whoever came
 first, and knows the rings of the attention kernels for GPUs only. Here the function is replaced once, and asks which rank
 calls; its ring is torch's own, around the CPU's kernel. On a mesh of CPUs too, where stock torch has no ring.
-
-Relies on: ``_enable_context_parallel_dispatcher_impl``, ``_disable_context_parallel_dispatcher_impl``,
-``_templated_ring_attention`` and ``_templated_ring_attention_backward`` of that module being looked up by name.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ import torch.nn.functional as F
 from kernbench.errors import KernbenchError
 from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
 
@@ -25,20 +23,48 @@ _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
+RELIES_ON = (
+    Reliance(
+        f"{MODULE}._enable_context_parallel_dispatcher_impl", "entering a block calls it", parameters=("seq_dim", "mesh"),
+        looked_up_by=(f"{MODULE}.context_parallel",),
+    ),
+    Reliance(
+        f"{MODULE}._disable_context_parallel_dispatcher_impl", "leaving a block calls it",
+        looked_up_by=(f"{MODULE}.context_parallel",),
+    ),
+    Reliance(
+        f"{MODULE}._templated_ring_attention", "it goes around the ring with the kernel that it is given",
+        parameters=("group", "seq_dim", "op", "query", "key", "value"),
+    ),
+    Reliance(
+        f"{MODULE}._templated_ring_attention_backward", "and back",
+        parameters=("group", "seq_dim", "op", "grad_out", "grad_out_name", "query", "key", "value", "out", "logsumexp"),
+    ),
+    Reliance("torch.nn.functional.scaled_dot_product_attention", "a rank's attention asks whether it is in a block"),
+    Reliance(
+        "torch.ops.aten", "kernels of the CPU's attention", has=(
+            "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+        ),
+    ),
+)  # fmt: skip
+
+
 class _Ring(torch.autograd.Function):
     """Attention over a ring. Shapes: q, k, v ``[batch, heads, sequence / members, head size]``."""
 
     @staticmethod
-    def forward(ctx: Any, module: Any, mesh: Any, seq_dim: int, options: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
+    def forward(
+        simulation: Any, module: Any, mesh: Any, seq_dim: int, options: dict[str, Any], q: Any, k: Any, v: Any
+    ) -> Any:
         out, logsumexp, *_ = module._templated_ring_attention(mesh.get_group(), seq_dim, _FORWARD, q, k, v, **options)
-        ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.ring = module, mesh, seq_dim, options
+        simulation.save_for_backward(q, k, v, out, logsumexp)
+        simulation.ring = module, mesh, seq_dim, options
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Any) -> Any:
-        module, mesh, seq_dim, options = ctx.ring
-        q, k, v, out, logsumexp = ctx.saved_tensors
+    def backward(simulation: Any, grad_out: Any) -> Any:
+        module, mesh, seq_dim, options = simulation.ring
+        q, k, v, out, logsumexp = simulation.saved_tensors
         grads = module._templated_ring_attention_backward(
             mesh.get_group(), seq_dim, _BACKWARD, grad_out.contiguous(), "grad_out", q, k, v, out, logsumexp,
             **options, dropout_p=0.0,

@@ -3,9 +3,6 @@
 DTensor keeps for the process what a redistribution or an operation on a mesh comes to, by meshes that compare equal. With
 uneven shards that depends on the rank's place in the mesh. torch tells the ranks of its own threaded group apart by the
 thread's number in the mesh; here it is the number of the rank that runs.
-
-Relies on: ``DeviceMesh._thread_id`` being part of a mesh's hash and equality, and None unless the backend is torch's threaded
-one.
 """
 
 from __future__ import annotations
@@ -14,10 +11,18 @@ from typing import Any
 
 from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.distributed.device_mesh"
+
+RELIES_ON = (
+    Reliance(
+        "torch.distributed.device_mesh.DeviceMesh", "its attribute `_thread_id` is part of a mesh's hash and equality",
+        holds=lambda mesh: all("_thread_id" in method.__code__.co_names for method in (mesh.__eq__, mesh._hash_key)),
+    ),
+)  # fmt: skip
 
 
 def install(patches: Patches, module: Any) -> None:
     """Let a mesh know the rank that looks at it."""
-    patches.set(module.DeviceMesh, "_thread_id", property(lambda mesh: current_rank(), lambda mesh, value: None))
+    patches.add(module.DeviceMesh, "_thread_id", property(lambda mesh: current_rank(), lambda mesh, value: None))

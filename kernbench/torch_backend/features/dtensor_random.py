@@ -4,8 +4,6 @@ DTensor lets the ranks that hold a tensor's shards draw from one stream of rando
 writes the offset in the state of a GPU's generator. A simulated GPU's generator is a CPU generator, whose state has no offset.
 Here a state at another offset is that of a generator seeded with both: shards differ, holders of one shard agree, and
 afterwards the generators of all ranks are at the same place.
-
-Relies on: ``_PhiloxState`` of that module being looked up by name, and used through ``state`` and ``offset``.
 """
 
 from __future__ import annotations
@@ -16,8 +14,18 @@ from typing import Any
 import torch
 
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.distributed.tensor._random"
+
+
+RELIES_ON = (
+    Reliance(
+        f"{MODULE}._PhiloxState", "a generator's state is used through these", looked_up_by=(MODULE,), parameters=("state",),
+        has=("state", "offset", "seed"),
+    ),
+    Reliance("torch._C.Generator", "torch's own class, whatever stands in its place"),
+)  # fmt: skip
 
 
 class GeneratorState:

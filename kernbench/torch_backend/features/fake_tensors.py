@@ -6,9 +6,6 @@ GPU. Here the current GPU belongs to what is looked up by: else the ranks would 
 ``Tensor.copy_`` asks for a CUDA runtime before it dispatches, its operation does not. Autograd asks for one of every fake
 tensor whose device C++ takes for a GPU, and ends the process: to C++ a fake tensor of a simulated GPU is on the CPU, as the
 tensors are that it stands for, and only Python is told of the GPU (what Dynamo traces branches on that).
-
-Relies on: ``_DispatchCacheKey`` of that module being made of one tuple; ``FakeTensor.__new__(cls, mode, elem, device, ...)``,
-``fake_device`` being what C++ is told, and ``device`` and ``is_cuda`` what Python reads.
 """
 
 from __future__ import annotations
@@ -19,16 +16,33 @@ import torch
 
 from kernbench.torch_backend.gpu.devices import current_index
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch._subclasses.fake_tensor"
+
+
+RELIES_ON = (
+    Reliance(
+        f"{MODULE}._DispatchCacheKey.__init__", "what is kept for the process is looked up by one tuple",
+        parameters=("self", "tup"),
+    ),
+    Reliance(
+        f"{MODULE}.FakeTensor.__new__", "`device` is what C++ is told", parameters=("cls", "elem", "device"),
+    ),
+    Reliance(f"{MODULE}.FakeTensor", "these are what Python reads, and what copies call", has=("device", "is_cuda", "copy_")),
+    Reliance(
+        f"{MODULE}.FakeTensor.device", "a kernel is told the device that C++ knows",
+        holds=lambda device: "in_kernel_invocation" in device.fget.__code__.co_names,
+    ),
+)  # fmt: skip
 
 
 def install(patches: Patches, module: Any) -> None:
     """Add the current GPU to the keys, and let copies dispatch."""
     stock = module._DispatchCacheKey.__init__
 
-    def init(self: Any, values: tuple[Any, ...]) -> None:
-        stock(self, (*values, current_index()))
+    def init(self: Any, tup: tuple[Any, ...]) -> None:
+        stock(self, (*tup, current_index()))
 
     def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
         return torch.ops.aten.copy_.default(self, src, non_blocking)

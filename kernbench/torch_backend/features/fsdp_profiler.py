@@ -2,8 +2,6 @@
 
 It notes in a set of its class what it measures now, and refuses to measure that twice: the ranks of a process would meet
 there while they wait for one another. Here the set is each thread's, which is each rank's.
-
-Relies on: ``SimpleProfiler.profiling`` being used through ``in``, ``add``, ``remove`` and ``clear``.
 """
 
 from __future__ import annotations
@@ -12,8 +10,17 @@ import threading
 from typing import Any
 
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.distributed.fsdp._debug_utils"
+
+
+RELIES_ON = (
+    Reliance(
+        f"{MODULE}.SimpleProfiler.profiling", "it is used through `in`, `add`, `remove` and `clear`",
+        looked_up_by=(f"{MODULE}.SimpleProfiler",), has=("__contains__", "add", "remove", "clear"),
+    ),
+)  # fmt: skip
 
 
 class _OwnSet(threading.local):

@@ -2,8 +2,6 @@
 
 It adds handlers to DTensor's one dispatcher when a block is entered, and removes them when it is left: the first rank to leave
 would take them from the others. Here the last one does.
-
-Relies on: ``_enable_custom_loss_ops`` and ``_disable_custom_loss_ops`` of that module.
 """
 
 from __future__ import annotations
@@ -11,8 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.distributed.tensor.parallel.loss"
+
+
+RELIES_ON = (
+    Reliance(f"{MODULE}._enable_custom_loss_ops", "entering a block calls it", looked_up_by=(f"{MODULE}.loss_parallel",)),
+    Reliance(f"{MODULE}._disable_custom_loss_ops", "leaving a block calls it", looked_up_by=(f"{MODULE}.loss_parallel",)),
+)  # fmt: skip
 
 
 def install(patches: Patches, module: Any) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.relies_on import Reliance
+
 Tensor = torch.Tensor
 
 
@@ -93,6 +95,26 @@ KERNELS = (
     batch_norm_backward_reduce,
     batch_norm_backward_elemt,
 )
+
+
+def _is_called(function: Any) -> bool:
+    called = {*function.forward.__code__.co_names, *function.backward.__code__.co_names}
+    return all(kernel.__name__ in called for kernel in KERNELS)
+
+
+def _has_no_kernels(aten: Any) -> bool:
+    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(has_kernel(f"aten::{kernel.__name__}", "CPU") for kernel in KERNELS)
+
+
+RELIES_ON = (
+    Reliance("torch._C._dispatch_has_kernel_for_dispatch_key", "it tells whether there is a kernel"),
+    Reliance(
+        "torch.ops.aten", "a build for CPUs has no kernels of these", has=tuple(kernel.__name__ for kernel in KERNELS),
+        holds=_has_no_kernels,
+    ),
+    Reliance("torch.nn.modules._functions.SyncBatchNorm", "a layer's forward and backward pass call them", holds=_is_called),
+)  # fmt: skip
 
 
 def register(library: Any) -> None:

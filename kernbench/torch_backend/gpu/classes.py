@@ -1,24 +1,20 @@
-"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Event``, ``torch.Generator``,
-``torch.cuda.FloatTensor``.
-
-Relies on: ``torch.device`` being looked up in ``torch`` by Python code; the names of ``torch._C._accelerator_*``.
-"""
+"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Stream``, ``torch.Event``,
+``torch.Generator``, ``torch.cuda.FloatTensor``. What stands for them makes torch's own objects, or a simulated GPU's."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils._device
 
 from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.gpu.streams import Event, Stream
 from kernbench.torch_backend.patches import Patches
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.relies_on import Reliance
 
 _stock_device: Any = torch.device
+_stock_generator: Any = torch.Generator
 
 TENSOR_TYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
@@ -26,6 +22,27 @@ TENSOR_TYPES = {
     "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
 }  # fmt: skip
 """``torch.cuda``'s old names of tensor types."""
+
+RELIES_ON = (
+    Reliance(
+        "torch.device", "`torch.device(0)` of a program finds the class that stands in its place",
+        looked_up_by=("torch.serialization",),
+    ),
+    Reliance("torch", "a stream or an event of a simulated GPU is one of ours, any other one torch's", has=("Stream", "Event")),
+    Reliance(
+        "torch.Generator", "a generator on `cuda` is one of the CPU",
+        holds=lambda generator: isinstance(torch.default_generator, generator),
+    ),
+    Reliance("torch.cuda", "old names of tensor types make tensors on a simulated GPU", has=tuple(TENSOR_TYPES)),
+    Reliance("torch._C", "the default device is that of the innermost function mode", has=(
+        "_len_torch_function_stack", "_get_function_stack_at",
+    )),
+    Reliance("torch.utils._device.DeviceContext", "it is the mode of `with torch.device(...)`", parameters=("device",)),
+    Reliance(
+        "torch.utils._device._device_constructors", "it keeps the functions that it finds: called before they are replaced",
+        holds=lambda function: hasattr(function, "cache_info"),
+    ),
+)  # fmt: skip
 
 
 class _DeviceKind(type):
@@ -49,10 +66,66 @@ class _DeviceKind(type):
         return _stock_device(*args, **kwargs)
 
 
-@functools.cache
-def device_class() -> type:
-    """What stands for ``torch.device``."""
-    return _DeviceKind("device", (), {"__module__": "torch"})
+class _OfAnyDevice(type):
+    """A class of streams or events: one on ``cuda``, which is the default, is ``simulated``, any other one is ``stock``'s."""
+
+    stock: Any
+    simulated: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (cls.stock, cls.simulated))
+
+
+class _StreamKind(_OfAnyDevice):
+    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+        on_gpu = device is None or type(device) is int or torch.device(device).type == "cuda"
+        return cls.simulated(device, **kwargs) if on_gpu else cls.stock(device, **kwargs)
+
+
+class _EventKind(_OfAnyDevice):
+    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+        on_gpu = device is None or torch.device(device).type == "cuda"
+        return cls.simulated(**kwargs) if on_gpu else cls.stock(device, **kwargs)
+
+
+class _GeneratorKind(type):
+    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _stock_generator)
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        return _stock_generator(device="cpu" if torch.device(device).type == "cuda" else device)
+
+
+class _TensorKind(type):
+    """A type of tensors on a simulated GPU, of the class's ``dtype``."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.dtype is cls.dtype and block_of(instance) is not None
+
+    def __call__(cls, *args: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
+            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return args[0].to("cuda", cls.dtype)
+        return torch.empty(*args, dtype=cls.dtype, device="cuda")
+
+
+_CLASSES: dict[str, type] = {
+    "device": _DeviceKind("device", (), {"__module__": "torch"}),
+    "Stream": _StreamKind("Stream", (), {"__module__": "torch", "stock": torch.Stream, "simulated": Stream}),
+    "Event": _EventKind("Event", (), {"__module__": "torch", "stock": torch.Event, "simulated": Event}),
+    "Generator": _GeneratorKind("Generator", (), {}),
+}
+"""What stands for ``torch``'s classes."""
+
+_TENSOR_CLASSES: dict[str, type] = {
+    name: _TensorKind(name, (), {"__module__": "torch.cuda", "dtype": dtype}) for name, dtype in TENSOR_TYPES.items()
+}
+"""What stands for ``torch.cuda``'s types of tensors."""
 
 
 def default_device() -> Any:
@@ -65,74 +138,9 @@ def default_device() -> Any:
     return None
 
 
-def _tensor_type(name: str, dtype: torch.dtype) -> type:
-    class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, torch.Tensor) and instance.dtype is dtype and block_of(instance) is not None
-
-        def __call__(cls, *args: Any) -> Any:
-            if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
-                return torch.tensor(args[0], dtype=dtype, device="cuda")
-            if len(args) == 1 and isinstance(args[0], torch.Tensor):
-                return args[0].to("cuda", dtype)
-            return torch.empty(*args, dtype=dtype, device="cuda")
-
-    return Kind(name, (), {"__module__": "torch.cuda"})
-
-
-def _device_event(cuda_event: Any) -> type:
-    stock: Any = torch.Event
-
-    class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, (stock, cuda_event))
-
-        def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
-            if device is None or torch.device(device).type == "cuda":
-                return cuda_event(**kwargs)
-            return stock(device, **kwargs)
-
-    return Kind("Event", (), {"__module__": "torch"})
-
-
-@functools.cache
-def _generator_class() -> type:
-    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own."""
-    stock = torch._C.Generator
-
-    class Kind(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, stock)
-
-        def __call__(cls, device: Any = "cpu") -> Any:
-            return stock(device="cpu" if torch.device(device).type == "cuda" else device)
-
-    return Kind("Generator", (), {})
-
-
-def install(patches: Patches, devices: Devices, cuda: dict[str, Any]) -> None:
-    """Replace the classes, and what ``torch.accelerator`` calls.
-
-    Args:
-        cuda: ``torch.cuda``'s attributes.
-    """
+def install(patches: Patches) -> None:
+    """Replace the classes."""
     torch.utils._device._device_constructors()  # it keeps what it finds: let that be torch's own functions
-    patches.set(torch, "device", device_class())
-    patches.set(torch, "Event", _device_event(cuda["Event"]))
-    patches.set(torch, "Generator", _generator_class())
-    for name, dtype in TENSOR_TYPES.items():
-        patches.set(torch.cuda, name, _tensor_type(name, dtype))
-    accelerator = {
-        "exchangeDevice": cuda["_exchange_device"],
-        "maybeExchangeDevice": cuda["_maybe_exchange_device"],
-        "getDeviceIndex": cuda["current_device"],
-        "setDeviceIndex": cuda["set_device"],
-        "synchronizeDevice": cuda["synchronize"],
-        "getStream": cuda["current_stream"],
-        "setStream": cuda["set_stream"],
-        "emptyCache": cuda["empty_cache"],
-    }
-    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
-    for name, value in accelerator.items():
-        if hasattr(torch._C, f"_accelerator_{name}"):
-            patches.set(torch._C, f"_accelerator_{name}", value)
+    for owner, classes in ((torch, _CLASSES), (torch.cuda, _TENSOR_CLASSES)):
+        for name, cls in classes.items():
+            patches.set(owner, name, cls)

@@ -1,24 +1,20 @@
 """Functions of torch that would ask a CUDA runtime, or could not put their result on a simulated GPU: factories,
-``torch.load``, ``Module.to``, ``torch.autocast``.
-
-Relies on: ``torch._C._nn._parse_to`` being looked up by ``Module.to``.
-"""
+``torch.load``, ``Module.to``, ``torch.autocast``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kernbench.torch_backend.gpu.classes import default_device
+from kernbench.torch_backend.gpu.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.pinning import pinned
 from kernbench.torch_backend.gpu.placement import block_of, place_storage
 from kernbench.torch_backend.patches import Patches
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.relies_on import Reliance
 
 _TAKE_AN_INDEX = (
     "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
@@ -33,20 +29,33 @@ _HAVE_NO_KERNEL = (
 """Functions whose result is not made by the two operations that allocate."""
 
 
-def install(patches: Patches, devices: Devices) -> None:
+RELIES_ON = (
+    Reliance("torch", "programs make tensors with these on a simulated GPU", has=(*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX, "load")),
+    Reliance("torch.Tensor", "and with these methods", has=_METHODS_THAT_TAKE_AN_INDEX),
+    Reliance("torch._C._nn._parse_to", "`Module.to(3)` means a GPU", looked_up_by=("torch.nn.Module.to",)),
+    Reliance("torch._C._len_torch_function_stack", "whether there may be a default device"),
+    Reliance(
+        "torch.amp.autocast_mode.autocast.__init__", "autocast on `cuda` is one of the CPU tensors that stand for the GPU's",
+        parameters=("self", "device_type", "dtype", "enabled", "cache_enabled"),
+    ),
+    Reliance("torch.load", "`map_location` may name a simulated GPU", parameters=("f", "map_location")),
+)  # fmt: skip
+
+
+def install(patches: Patches) -> None:
     """Wrap the functions."""
     for name in _HAVE_NO_KERNEL:
-        patches.set(torch, name, _places_result(getattr(torch, name), devices))
+        patches.set(torch, name, _places_result(getattr(torch, name)))
     patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
     for name in _TAKE_AN_INDEX:
         patches.set(torch, name, _with_index(getattr(torch, name)))
     for name in _METHODS_THAT_TAKE_AN_INDEX:
         patches.set(torch.Tensor, name, _with_index(getattr(torch.Tensor, name)))
     patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
-    patches.set(torch, "load", _loads(torch.load, devices))
+    patches.set(torch, "load", _loads(torch.load))
 
 
-def _places_result(stock: Callable[..., Any], devices: Devices) -> Callable[..., Any]:
+def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
@@ -58,25 +67,26 @@ def _places_result(stock: Callable[..., Any], devices: Devices) -> Callable[...,
         tensor = stock(*args, **kwargs)
         if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
             tensor = tensor.clone()
-        return devices.on_device(tensor, device)
+        return bound_devices().on_device(tensor, device)
 
     return wrapped
 
 
-def _loads(stock: Callable[..., Any], devices: Devices) -> Callable[..., Any]:
+def _loads(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.load`` whose ``map_location`` may name a simulated GPU: what is loaded is on it then."""
 
     @functools.wraps(stock)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if devices.current() is None or map_location is None or callable(map_location):
+        mine = current_device()
+        if mine is None or map_location is None or callable(map_location):
             return stock(f, map_location, *args, **kwargs)
 
         def put(storage: Any, location: str) -> Any:
             wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
             if type(wanted) is not int and torch.device(wanted).type != "cuda":
                 return storage if torch.device(wanted).type == "cpu" else None
-            devices.mine().used = True
-            place_storage(storage, devices.memory_at(wanted))
+            mine.host.uses_gpu = True
+            place_storage(storage, mine.memory_at(wanted))
             return storage
 
         return stock(f, put, *args, **kwargs)

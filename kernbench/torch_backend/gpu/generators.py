@@ -4,8 +4,6 @@ A simulated GPU's tensors are CPU tensors, and torch's operations on them draw f
 finds two streams of random numbers, as on hardware, the recorder lends the GPU's state to that generator for the length
 of an operation. A GPU's stream is that of a CPU generator with the same seed: a program that draws on one kind of device only
 draws what it would on the other.
-
-Relies on: operations that draw being tagged ``nondeterministic_seeded``.
 """
 
 from __future__ import annotations
@@ -16,19 +14,33 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.relies_on import Reliance
+
 _HOST = torch.default_generator
+
+
+RELIES_ON = (
+    Reliance(
+        "torch.Tag.nondeterministic_seeded", "operations that draw random numbers have this tag",
+        holds=lambda tag: tag in torch.ops.aten.normal_.default.tags and tag not in torch.ops.aten.add.Tensor.tags,
+    ),
+    Reliance("torch.default_generator", "torch's operations on the CPU draw from it", has=("get_state", "set_state")),
+    Reliance("torch._C.Generator", "torch's own class, whatever stands in its place"),
+    Reliance("torch._ops.HigherOrderOperator", "what consists of other operations may draw"),
+)  # fmt: skip
 
 
 class DeviceGenerators:
     """A rank's generators, one per GPU that it has used, made when asked for.
 
     Args:
-        seed: theirs until the program gives another one.
+        own: of the GPU that the rank drives at first; the others have its seed until the program gives another one.
+        index: of that GPU.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._made: dict[int, torch.Generator] = {}
+    def __init__(self, own: torch.Generator, index: int) -> None:
+        self._seed = own.initial_seed()
+        self._made: dict[int, torch.Generator] = {index: own}
         self._lent: int | None = None
 
     def of(self, index: int) -> torch.Generator:

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 
 from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.relies_on import Reliance
 
 _PINNED = "_kernbench_pinned"
+
+
+RELIES_ON = (Reliance("torch._C.TensorBase.untyped_storage", "a storage's Python object keeps attributes"),)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:

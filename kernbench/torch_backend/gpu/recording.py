@@ -6,13 +6,14 @@ on a simulated GPU are recorded; in a program that uses no GPU, those on any ten
 What has to be known about an operation besides its arguments is found out once (:class:`Recorded`).
 
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
-
-Relies on: ``OpOverload._op`` computing what the overload does, ``_opname`` and ``_schema``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -20,49 +21,74 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.op_estimates import is_matrix_operation
-from kernbench.cost.work import Cost
-from kernbench.sim_engine.operation import Operation
+from kernbench.cost.operators import Kind, find
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.relies_on import Reliance
 
-if TYPE_CHECKING:
-    from kernbench.torch_backend.gpu.devices import RankDevice
+
+def _computes(overload: Any) -> bool:
+    return bool(overload._op(torch.ones(1), torch.ones(1)) == 2) and overload._opname == "add"
 
 
-SKIP, COLLECTIVE, VIEW, FACTORY, TRANSFER, GEMM, MATH = range(7)
+RELIES_ON = (
+    Reliance("torch.ops.aten.add.Tensor", "an overload's `_op` computes what it does", has=("_op", "_opname", "_schema"),
+             holds=_computes),
+    Reliance("torch._ops.OpOverload", "other callables are no operations of one kind", has=("name",)),
+    Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
+    Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
+    Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C", "a custom operator goes on below autograd, to the kernel of the GPU where it has one", has=(
+        "DispatchKey", "DispatchKeySet", "_dispatch_keys", "_after_ADInplaceOrView_keyset",
+        "_dispatch_has_kernel_for_dispatch_key",
+    )),
+    Reliance("torch._C._dynamo.eval_frame", "Dynamo is told by these to step over a function", has=(
+        "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy",
+    )),
+)  # fmt: skip
 
-_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
+SKIP, COLLECTIVE, COMPOSITE, CUSTOM, VIEW, TRANSFER, COMPUTE = range(7)
+"""Kinds of operations. Those between SKIP and VIEW are opened; those behind VIEW are recorded."""
+
+_TORCHS_OWN = frozenset({"aten", "prims", "torchvision"})
 _FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})
-_HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal"})
-_SKIPPED = frozenset(
-    {"is_same_size", "detach_", "set_", "resize_", "record_stream", "is_pinned", "_has_compatible_shallow_copy_type"}
-)
-_TRANSFERS = frozenset({"_to_copy", "copy_"})
-_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-"""They take memory and launch nothing."""
+_RUN_ELSEWHERE = frozenset({"c10d", "c10d_functional", "symm_mem", "profiler", "prim"})
+"""Namespaces of what is no kernel, or is put on its stream by whoever carries it out."""
+_WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
+"""Namespaces of what torch composes of other operations, in Python."""
 
 
 def classify(func: Any) -> int:
-    """What kind of operation an ``OpOverload`` is."""
+    """What kind of operation an ``OpOverload`` is: by the table of operators, then by its schema."""
     if not isinstance(func, torch._ops.OpOverload):
         return SKIP
-    namespace, _, name = func.name().partition("::")
-    name = name.partition(".")[0]
+    namespace = func.namespace
     if namespace in _FUNCTIONAL_COLLECTIVES:
         return COLLECTIVE
-    if namespace not in _NAMESPACES or name in _SKIPPED:
-        return SKIP
-    if name in _TRANSFERS:
-        return TRANSFER
-    if is_matrix_operation(name):
-        return GEMM
     schema = func._schema
-    returns_alias = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    if returns_alias:
+    if namespace in _RUN_ELSEWHERE:
+        return SKIP
+    if namespace in _WRITTEN_IN_PYTHON or torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    ):
+        return COMPOSITE
+    row = find(func.name())
+    kind = None if row is None else row.kind
+    if kind is Kind.METADATA:
+        return SKIP
+    if kind is Kind.TRANSFER:
+        return TRANSFER
+    if kind is Kind.VIEW or torch.Tag.inplace_view in func.tags:
         return VIEW
-    if not any("Tensor" in str(argument.type) for argument in schema.arguments):
-        return FACTORY
-    return MATH
+    if namespace not in _TORCHS_OWN:
+        tensors = any("Tensor" in str(argument.type) for argument in (*schema.arguments, *schema.returns))
+        return CUSTOM if tensors else SKIP
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+        return VIEW
+    return COMPUTE
 
 
 class Recorded:
@@ -71,35 +97,102 @@ class Recorded:
     Attributes:
         kind: see :func:`classify`.
         call: computes it; without the frame that ``OpOverload.__call__`` is.
-        name: without namespace and overload.
+        name: without overload, and without namespace if it is torch's own.
         title: with the overload, for traces.
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
-        causal: where its argument ``is_causal`` is, None if it has none.
+        causal: where the argument of an attention is that says whether it is causal, None if it has none.
         draws: it draws random numbers.
+        writes: arguments that it writes and does not return, by place and name.
     """
 
-    __slots__ = ("allocates", "call", "causal", "draws", "host_reads", "kind", "name", "title")
+    __slots__ = (
+        "_func",
+        "allocates",
+        "call",
+        "causal",
+        "causal_name",
+        "draws",
+        "host_reads",
+        "kind",
+        "name",
+        "title",
+        "writes",
+    )
 
     def __init__(self, func: Any) -> None:
+        self._func = func
         self.kind = classify(func)
-        self.call = func._op if isinstance(func, torch._ops.OpOverload) else func
         self.title = str(getattr(func, "__name__", "op"))
-        self.name = getattr(func, "_opname", self.title)
-        self.allocates = self.name in _ALLOCATIONS
-        self.host_reads = self.name in _HOST_READS
         self.draws = draws(func)
         self.causal: int | None = None
-        if self.kind == GEMM:
-            names = [argument.name for argument in func._schema.arguments]
-            self.causal = names.index("is_causal") if "is_causal" in names else None
+        self.causal_name = ""
+        self.writes: list[tuple[int, str]] = []
+        if not isinstance(func, torch._ops.OpOverload):
+            self.call, self.name, self.allocates, self.host_reads = func, self.title, False, False
+            return
+        self.call = func._op
+        self.name = func._opname if func.namespace in _TORCHS_OWN else f"{func.namespace}::{func._opname}"
+        if self.kind == CUSTOM:
+            self.title = self.name
+        row = find(self.name)
+        self.allocates = row is not None and row.kind is Kind.ALLOCATION
+        self.host_reads = row is not None and row.kind is Kind.HOST_READ
+        arguments = func._schema.arguments
+        for at, argument in enumerate(arguments):
+            if argument.name in _CAUSAL and (self.kind == CUSTOM or is_matrix_operation(self.name)):
+                self.causal, self.causal_name = at, argument.name
+        returned = {name for each in func._schema.returns if each.alias_info for name in each.alias_info.before_set}
+        for at, argument in enumerate(arguments):
+            alias = argument.alias_info
+            if alias is not None and alias.is_write and not returned.intersection(alias.before_set):
+                self.writes.append((at, argument.name))
 
     def is_causal(self, args: Any, kwargs: Any) -> bool:
         """Whether an attention was told to skip what comes later."""
         at = self.causal
         if at is None:
             return False
-        return bool((kwargs or {}).get("is_causal", args[at] if at < len(args) else False))
+        return bool((kwargs or {}).get(self.causal_name, args[at] if at < len(args) else False))
+
+    def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The arguments that it writes and does not return."""
+        return _tensors_in([args[at] if at < len(args) else (kwargs or {}).get(name) for at, name in self.writes])
+
+    def body(self, args: Any, kwargs: Any, on_gpu: bool) -> Any:
+        """Compute it so that a mode which is on sees what it consists of.
+
+        A custom operation runs as on hardware: the kernel for CUDA, where it has one of its own and its arguments are on a GPU.
+        """
+        func, kwargs = self._func, kwargs or {}
+        if self.kind == COMPOSITE and func._can_decompose():
+            return func.decompose(*args, **kwargs)
+        given = [
+            each
+            for value in (*args, *kwargs.values())
+            for each in (value if isinstance(value, list | tuple) else (value,))
+        ]
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+        for each in given:
+            if isinstance(each, torch.Tensor):
+                keys = keys | torch._C._dispatch_keys(each)
+        if on_gpu and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+        return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+
+_CAUSAL = ("is_causal", "causal")
+
+
+def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Tensors among arguments and in lists of them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += [each for each in value if isinstance(each, torch.Tensor)]
+    return found
 
 
 class _Operations(dict[Any, Recorded]):
@@ -112,17 +205,22 @@ _operations = _Operations()
 
 
 class Recorder(TorchDispatchMode):
-    """Records the operations of one rank.
+    """Records operations.
 
     Args:
-        device: the rank's.
+        simulation: prices them.
+        who: the device of whoever runs.
+        shared: whether several ranks run in the thread where it is on. While one of them waits inside an operation, torch has
+            taken the mode off; the others need it.
     """
 
-    def __init__(self, device: RankDevice) -> None:
+    def __init__(self, simulation: Simulation, who: Callable[[], RankDevice], *, shared: bool = False) -> None:
         super().__init__()
-        self._device = device
-        self._state = device.state
-        self._costs = device.ctx.op_costs
+        self._who = who
+        self._hosts = simulation.hosts
+        self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
+        self._values = simulation.values
+        self._costs = simulation.op_costs
 
     supports_higher_order_operators = True
 
@@ -132,16 +230,7 @@ class Recorder(TorchDispatchMode):
 
     def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch's is a class method, called on the object
         """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0086)."""
-        return not self._device.used
-
-    def open(self) -> None:
-        """Record from now on, in this thread."""
-        # not `with self`: that also keeps flags per process, which ranks would leave in another order than they entered
-        python_dispatch._push_mode(self)
-
-    def close(self) -> None:
-        """Stop recording in this thread."""
-        python_dispatch._pop_mode()
+        return not self._who().host.uses_gpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
@@ -149,26 +238,53 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
-        state = self._state
-        if state.unsettled:
-            self._device.ctx.settle_stream()
+        device = self._who()
+        host = device.host
+        if host.unsettled:
+            with self._while_waiting():
+                self._values.settle_stream()
         operation = _operations[func]
-        if operation.kind == COLLECTIVE:
-            return self._collective(func, args, kwargs or {})
-        if operation.draws and (kwargs or self._device.used):
-            result = self._draw(operation, args, kwargs or {})
+        if SKIP < operation.kind < VIEW:
+            return self._opened(device, operation, func, args, kwargs or {})
+        if operation.host_reads and not host.unrecorded:
+            with self._while_waiting():
+                _before_host_read(device, operation.name, args[0])
+        if operation.draws and (kwargs or host.uses_gpu):
+            result = self._draw(device, operation, args, kwargs or {})
         else:
             result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
-        if operation.kind > VIEW and not state.inside_operation and not (state.holds_tensors and self._is_the_hosts()):
-            self._record(operation, args, kwargs, result)
+        if operation.kind > VIEW and not (host.unrecorded or operation.host_reads or self._hosts.inside_kernel):
+            self._record(device, operation, args, kwargs, result)
         return result
 
-    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _opened(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that consists of others with the mode on, so that it sees them.
+
+        A custom operation stands for one kernel: what it computes with torch is placed and takes no time of its own. Kernels
+        that it launches and collectives that it calls do; where there are any, they are all that it takes.
+        """
+        if operation.kind == COLLECTIVE:
+            return self._collective(device, func, args, kwargs)
+        host = device.host
+        custom, tails = operation.kind == CUSTOM, list(host.tails.values())
+        device.in_custom_operation += custom
+        on_gpu = any(block_of(each) is not None for each in _tensors_in((*args, *kwargs.values())))
+        try:
+            with open_recorder(self):
+                result = operation.body(args, kwargs, on_gpu)
+        finally:
+            device.in_custom_operation -= custom
+        if custom and not (host.unrecorded or self._hosts.inside_kernel):
+            now = list(host.tails.values())
+            launched = len(now) != len(tails) or any(a is not b for a, b in zip(now, tails, strict=True))
+            self._record(device, operation, args, kwargs, result, launched=launched)
+        return result
+
+    def _collective(self, device: RankDevice, func: Any, args: Any, kwargs: Any) -> Any:
         """A functional collective: C++ allocates what it gives, which is where what it was given is."""
-        device = self._device
         given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
         blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
-        block = next(filter(None, blocks), None) if device.used else None
+        block = next(filter(None, blocks), None) if device.host.uses_gpu else None
         if block is None:
             return func(*args, **kwargs)
         before, device.collective_memory = device.collective_memory, block.memory
@@ -180,60 +296,45 @@ class Recorder(TorchDispatchMode):
             place(each, block.memory)
         return result
 
-    def _draw(self, operation: Recorded, args: Any, kwargs: Any) -> Any:
+    def _draw(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any) -> Any:
         """Run an operation that draws random numbers: on a GPU, from that GPU's generator."""
         wanted = kwargs.get("device")
         if wanted is not None:
-            index = self._device.number(wanted) if wanted.type == "cuda" else None
+            index = device.number(wanted) if wanted.type == "cuda" else None
         else:
             blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
             index = next((block.memory.index for block in blocks if block is not None), None)
         if index is None or kwargs.get("generator") is not None:
             return operation.call(*args, **kwargs)
-        with self._device.generators.drawing(index):
+        with device.generators.drawing(index):
             return operation.call(*args, **kwargs)
 
-    def _is_the_hosts(self) -> bool:
-        """Whether an operation of a rank that works on the context's tensors is the host's.
-
-        Such a rank says what its device does, and the context records that itself: its plain CPU tensors are the host's. What
-        autograd computes below them in a backward pass is seen here only.
-        """
-        return not self._device.used and torch._C._current_graph_task_id() < 0
-
-    def _record(self, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
-        device, kind = self._device, operation.kind
-        inputs: list[torch.Tensor] = []
-        for value in args:
-            if isinstance(value, torch.Tensor):
-                inputs.append(value)
-            elif type(value) in (list, tuple):
-                inputs += [each for each in value if isinstance(each, torch.Tensor)]
-        if isinstance(result, torch.Tensor):
-            outputs = [result]
-        elif type(result) in (list, tuple):
-            outputs = [each for each in result if isinstance(each, torch.Tensor)]
-        else:
-            outputs = []
+    def _record(
+        self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
+    ) -> None:
+        kind = operation.kind
+        inputs, outputs = _tensors_in(args), _tensors_in((result,))
         for output in outputs:
-            if output.is_meta or type(output) not in PLAIN:
+            if type(output) not in PLAIN and not tells_of_looks(output):
                 return
-        if device.used:
+        if device.host.uses_gpu:
             blocks = [block_of(tensor) for tensor in inputs]
             source = next((block for block in blocks if block is not None), None)
             on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
-                placed = wanted.type == "cuda" or (on_device and _accumulates(operation.name))
+                placed = wanted.type == "cuda" or (on_device and _stays(device, operation.name, inputs, outputs))
                 if kind == TRANSFER and placed != on_device:
-                    device.transfer(outputs, device.memory_at(wanted) if placed else None)
+                    with self._while_waiting():
+                        device.transfer(outputs, device.memory_at(wanted) if placed else None)
                     return
             else:
                 placed = on_device
             if not placed:
                 return
             if kind == TRANSFER and len(blocks) == 2 and (blocks[0] is None) != (blocks[1] is None):
-                device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
+                with self._while_waiting():
+                    device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
                 return
             if kind == TRANSFER and len(blocks) == 2:
                 target, origin = blocks  # of `copy_`
@@ -246,52 +347,50 @@ class Recorder(TorchDispatchMode):
                     place(output, memory)
         if operation.allocates or not (outputs or inputs):
             return
-        if operation.host_reads:
-            if device.ctx.hooks is not None:
-                device.ctx.hooks.host_read(inputs[0], operation.name)
-            device.finish()
-            block = block_of(inputs[0])
-            if block is not None and block.shared:
-                device.look_around(operation.name)
+        if launched or (device.in_custom_operation and kind != CUSTOM):
             return
+        if operation.writes:
+            outputs += operation.written(args, kwargs)
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
-        if device.used and any(block is not None and block.shared for block in blocks):
+        if device.host.uses_gpu and any(block is not None and block.shared for block in blocks):
             cost = device.over_links(cost, inputs)
-        put_on_stream(device, operation.title, cost)
+        device.enqueue(operation.title, cost)
 
 
-def _accumulates(name: str) -> bool:
-    """Whether this makes room for a leaf's gradient: in C++, which says that the leaf is on the CPU."""
-    return name == "new_empty_strided" and torch._C._current_graph_task_id() >= 0
+def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    """Whether a result stays on the GPU of its input although C++ says that it is for the CPU, where it takes both to be:
+    room for a leaf's gradient, and casts that the program has not asked to be on the host (``type_as``, those of a loss)."""
+    if name == "new_empty_strided":
+        return torch._C._current_graph_task_id() >= 0
+    return not device.moving and bool(inputs and outputs) and inputs[0].dtype is not outputs[0].dtype
 
 
-def put_on_stream(device: RankDevice, name: str, cost: Cost) -> Operation:
-    """Put an operation whose values are there already on the rank's stream."""
-    me, engine = device.state, device.ctx.engine
-    launch = device.ctx.launch_costs
-    me.clock += launch.overhead
-    stream = engine.stream(me.sip, me.stream)
-    seconds = cost.seconds
-    op = Operation(name, cost.kind, me.rank, me.sip, me.stream, me.clock + launch.latency, seconds, cost.spread)
-    op.nbytes = cost.nbytes
-    tail = stream.tail
-    if (tail is None or tail.end is not None) and not me.awaited:
-        start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
-        if engine.cost_model is not None:
-            op.duration = seconds = engine.cost_model(op, seconds)
-        op.start = start
-        op.end = end = start + seconds
-        stream.tail = op
-        engine.op_log.add(op)
-        if end > engine.latest_end:
-            engine.latest_end = end
-    else:
-        engine.submit(op, after=me.take_awaited())
-    me.last = me.tails[me.stream] = op
-    if device.ctx.hooks is not None:
-        device.ctx.hooks.launched(op)
-    return op
+def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> None:
+    """The host is about to get a value: from a GPU, by a copy; else what the rank has enqueued has ended by then."""
+    simulation, host, block = device.simulation, device.host, block_of(tensor)
+    if block is None and host.uses_gpu:
+        return
+    if simulation.hooks is not None:
+        simulation.hooks.host_read(tensor, name)
+    if block is None:
+        simulation.host_reads.finish_stream(host.stream)
+        return
+    simulation.host_reads.require_values(tensor, block, name)
+    simulation.host_reads.to_host(block.memory.sip, tensor.element_size())
+    if block.shared:
+        device.look_around(name)
+
+
+@contextmanager
+def open_recorder(recorder: Recorder) -> Iterator[None]:
+    """Record for the length of a block, in this thread."""
+    # not `with recorder`: that also keeps flags per process, which ranks would leave in another order than they entered
+    python_dispatch._push_mode(recorder)
+    try:
+        yield
+    finally:
+        python_dispatch._pop_mode()
 
 
 # `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes

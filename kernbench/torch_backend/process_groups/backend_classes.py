@@ -7,14 +7,15 @@ modules look up when they are imported: options and constants.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from kernbench.errors import KernbenchError
-from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn, NcclConfig
 
 Make = Callable[..., Any]
 """Makes this rank's object of a group: ``(backend, store, rank, size, timeout)``."""
@@ -47,42 +48,47 @@ class _Gloo:
         return cls.Device()
 
 
-class _NcclConfig:
-    """NCCL's tuning knobs: kept, without effect."""
-
-
 class _Nccl:
     """What ``ProcessGroupNCCL`` has besides its objects."""
 
     Options = BackendOptions
-    NCCLConfig = _NcclConfig
+    NCCLConfig = NcclConfig
     NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = 0, 1, 2
 
 
-_PARTS: dict[str, type] = {"gloo": _Gloo, "nccl": _Nccl}
+class _BackendKind(type):
+    """A class whose objects are made by its ``make``, and are those of its ``backend``."""
+
+    backend: str
+    make: Make
+
+    def __call__(cls, store: Any, rank: int, size: int, *args: Any, **options: Any) -> Any:
+        given = [*args, *options.values()]
+        timeout = next((value for value in given if isinstance(value, timedelta)), None)
+        for value in given:
+            timeout = timeout or getattr(value, "_timeout", None)
+        if timeout is not None and not isinstance(timeout, timedelta):
+            timeout = timedelta(seconds=timeout)
+        return cls.make(cls.backend, store, rank, size, timeout)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if not isinstance(instance, BackendStandIn | dist.ProcessGroup):
+            return False
+        of = instance.name() if type(instance) is not dist.ProcessGroup else ""
+        return any(part.rpartition(":")[2] == cls.backend for part in of.split(","))
+
+
+_CLASSES: dict[str, tuple[str, type]] = {"gloo": ("ProcessGroupGloo", _Gloo), "nccl": ("ProcessGroupNCCL", _Nccl)}
 
 
 def _only_in_ranks(backend: str, *args: Any) -> Any:
     raise KernbenchError(f"a {backend} process group can be made inside simulated ranks only")
 
 
-def backend_class(backend: str, make: Make = _only_in_ranks) -> Any:
-    """What stands for ``ProcessGroupGloo`` (``"gloo"``) or ``ProcessGroupNCCL`` (``"nccl"``)."""
-
-    class Kind(type):
-        def __call__(cls, store: Any, rank: int, size: int, *args: Any, **options: Any) -> Any:
-            given = [*args, *options.values()]
-            timeout = next((value for value in given if isinstance(value, timedelta)), None)
-            for value in given:
-                timeout = timeout or getattr(value, "_timeout", None)
-            if timeout is not None and not isinstance(timeout, timedelta):
-                timeout = timedelta(seconds=timeout)
-            return make(backend, store, rank, size, timeout)
-
-        def __instancecheck__(cls, instance: Any) -> bool:
-            if not isinstance(instance, BackendStandIn | dist.ProcessGroup):
-                return False
-            of = instance.name() if type(instance) is not dist.ProcessGroup else ""
-            return any(part.rpartition(":")[2] == backend for part in of.split(","))
-
-    return Kind({"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}[backend], (_PARTS[backend],), {})
+def install(patches: Patches, make: Make = _only_in_ranks, backends: Iterable[str] = _CLASSES) -> None:
+    """Put a class in the place of each backend's, which torch may have been built without."""
+    for backend in backends:
+        name, parts = _CLASSES[backend]
+        cls = _BackendKind(name, (parts,), {"backend": backend, "make": staticmethod(make)})
+        for module in (dist, dist.distributed_c10d):
+            patches.add(module, name, cls)

@@ -72,10 +72,10 @@ class BackendOptions:
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
         self.is_high_priority_stream = bool(kwargs.get("is_high_priority_stream", False))
-        self.config = _AnyConfig()
+        self.config = NcclConfig()
         self.split_from: Any = None
         self.split_color = 0
 
 
-class _AnyConfig:
+class NcclConfig:
     """NCCL's tuning knobs: kept, without effect."""

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernbench.runtime_api.groups import ProcessGroup
-from kernbench.runtime_api.history import Call
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.collective_kinds import KINDS
+from kernbench.simulation.groups import Communicator
+from kernbench.simulation.history import Call
+from kernbench.simulation.simulation import Simulation
 
 VERSION = "2.10"
 PREFIX = "kernbench_rank_"
 
 _NAMES = {"monitored_barrier": "barrier"}
-_SCALES = {"all_gather": (1, None), "gather": (1, None), "reduce_scatter": (None, 1), "scatter": (None, 1)}
-"""How many of the signature's tensors go in and out; None: one per member."""
 
 
-def write_flight_record(ctx: RuntimeContext, directory: str | Path, prefix: str = PREFIX) -> list[Path]:
+def write_flight_record(simulation: Simulation, directory: str | Path, prefix: str = PREFIX) -> list[Path]:
     """Write the last calls of every rank of the last spawn, also of one that failed, to ``<directory>/<prefix><rank>``."""
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    history = ctx.distributed.matcher.history
-    calls = {rank: history.of(rank) for rank in (sorted(ctx._ranks) or history.ranks)}
-    groups: dict[int, ProcessGroup] = {}
+    history = simulation.matcher.history
+    calls = {rank: history.of(rank) for rank in (sorted(simulation.hosts.of_rank) or history.ranks)}
+    groups: dict[int, Communicator] = {}
     for of_rank in calls.values():
         for call in of_rank:
             groups.setdefault(id(call.group), call.group)
@@ -61,7 +58,7 @@ def _entry(call: Call, group_name: str) -> dict[str, Any]:
         me, peer = group.index[call.rank], -1 if call.peer is None else group.index[call.peer]
         name = f"send {me}->{peer}" if signature.op == "send" else f"recv {me}<-{peer}"
     shape = list(signature.shape or ())
-    into, out = _SCALES.get(signature.op, (1, 1))
+    into, out = _tensors(signature.op, group.size)
     dtype = str(signature.dtype).removeprefix("torch.").capitalize() if signature.dtype is not None else "Int"
     return {
         "record_id": call.number,
@@ -75,13 +72,21 @@ def _entry(call: Call, group_name: str) -> dict[str, Any]:
         "time_discovered_started_ns": None if call.op.start is None else round(call.op.start * 1e9),
         "time_discovered_completed_ns": None if call.op.end is None else round(call.op.end * 1e9),
         "duration_ms": None if call.op.end is None or call.op.start is None else (call.op.end - call.op.start) * 1e3,
-        "input_sizes": [shape] * (into or group.size),
-        "input_dtypes": [dtype] * (into or group.size),
-        "output_sizes": [shape] * (out or group.size),
-        "output_dtypes": [dtype] * (out or group.size),
+        "input_sizes": [shape] * into,
+        "input_dtypes": [dtype] * into,
+        "output_sizes": [shape] * out,
+        "output_dtypes": [dtype] * out,
         "state": call.state,
         "timeout_ms": 600_000,
         "is_p2p": call.sequence < 0,
         "retired": call.state == "completed",
         "frames": [{"name": call.location.function, "filename": call.location.file, "line": call.location.line}],
     }
+
+
+def _tensors(op: str, members: int) -> tuple[int, int]:
+    """How many tensors of the signature's shape go in and out. An exchange has tensors of any shape, and is told as one."""
+    kind = KINDS.get(op)
+    if kind is None or kind.exchanges:
+        return 1, 1
+    return members if kind.brings == "each" else 1, members if kind.gets == "each" else 1

@@ -6,30 +6,53 @@ operations are done get their values, and their callbacks run, on this rank's th
 
 C++ waits for futures without letting other ranks run. The one place that does so with ours is DDP's reducer, in a callback at
 the end of backward; a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044).
-
-Relies on: the methods of ``torch._C.Future`` can be replaced, and Python's futures call them; callbacks of a backward pass run
-in the order in which they were queued; ``torch._C._current_graph_task_id`` is negative outside backward, and
-``torch._C._current_autograd_node`` is None in its callbacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine import Condition, Operation
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.waits import Awaited
 from kernbench.torch_backend.patches import Patches
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.torch_backend.relies_on import Reliance
 
 _C: Any = torch._C
 _C_ENGINE: Any = torch.autograd.Variable._execution_engine
 _Future: Any = torch._C.Future
 _stock_wait, _stock_done, _stock_value = _Future.wait, _Future.done, _Future.value
+
+
+def _calls_back_in_order(engine: Any) -> bool:
+    seen: list[Any] = []
+
+    def hook(gradient: Any) -> None:
+        for number in range(2):
+            engine.queue_callback(lambda number=number: seen.append((number, _C._current_autograd_node())))
+
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(hook)
+    leaf.sum().backward()
+    return seen == [(0, None), (1, None)] and _C._current_graph_task_id() < 0
+
+
+RELIES_ON = (
+    *(Reliance(f"torch._C.Future.{name}", "Python's futures call what stands in its place", looked_up_by=(user,))
+      for name, user in (("wait", "torch.futures.Future.wait"), ("value", "torch.futures.Future.value"),
+                         ("done", "torch.futures.Future.done"))),
+    Reliance("torch._C.Future", "its methods can be replaced", holds=lambda future: not future.__flags__ & 1 << 8),
+    Reliance(
+        "torch.autograd.Variable._execution_engine", "callbacks of a backward pass run in the order in which they were queued",
+        has=("queue_callback",), holds=_calls_back_in_order,
+    ),
+    Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C._current_autograd_node", "it is None in callbacks of a backward pass"),
+)  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -69,19 +92,19 @@ class Futures:
         outstanding: by rank, in the order in which they were handed out; ranks that have none are not in it.
     """
 
-    _ctx: RuntimeContext
+    _simulation: Simulation
 
     def __init__(self) -> None:
         self.outstanding: dict[int, list[_Pending]] = {}
 
-    def open(self, ctx: RuntimeContext) -> None:
-        """Keep the futures of ``ctx``'s ranks."""
-        self._ctx = ctx
+    def open(self, simulation: Simulation) -> None:
+        """Keep the futures of ``simulation``'s ranks."""
+        self._simulation = simulation
 
     def close(self) -> None:
         """Forget those that nobody has waited for. Idempotent."""
         self.outstanding.clear()
-        self.__dict__.pop("_ctx", None)
+        self.__dict__.pop("_simulation", None)
 
     def install(self, patches: Patches) -> None:
         """Let waits for futures, and looks at them, complete what can be completed."""
@@ -98,11 +121,11 @@ class Futures:
 
         def done(future: Any) -> bool:
             """Whether it is complete. Asking lets the others go on, so a loop of this ends."""
-            rank = self._ctx.scheduler.current_rank() if self.outstanding else None
+            rank = self._simulation.scheduler.current_rank() if self.outstanding else None
             pending = self.outstanding.get(rank) if rank is not None else None
             if pending and not _stock_done(future):
                 if not any(each.done for each in pending):
-                    self._ctx.polls.look(next(op for op in pending[0].operations if not op.done))
+                    self._simulation.polls.look(next(op for op in pending[0].operations if not op.done))
                 self.settle()
             return bool(_stock_done(future))
 
@@ -116,7 +139,7 @@ class Futures:
         if pending.done:
             pending.complete()
             return future
-        rank = self._ctx.distributed._rank()
+        rank = self._simulation.hosts.current_rank()
         self.outstanding.setdefault(rank, []).append(pending)
         if torch._C._current_graph_task_id() >= 0:
             if _C._current_autograd_node() is None:  # backward itself is over: the reducer waits next (static graphs)
@@ -127,7 +150,7 @@ class Futures:
 
     def settle(self, awaited: Any = None) -> None:
         """Complete this rank's futures whose operations are done, and the ``awaited`` one; their callbacks run."""
-        rank = self._ctx.distributed._rank()
+        rank = self._simulation.hosts.current_rank()
         pending = self.outstanding.get(rank, ())
         for each in pending:
             each.awaited |= each.future is awaited
@@ -139,7 +162,7 @@ class Futures:
 
     def finish(self) -> None:
         """At the end of this rank's program: wait for what its futures promise, so that their callbacks run."""
-        rank = self._ctx.distributed._rank()
+        rank = self._simulation.hosts.current_rank()
         while rank in self.outstanding:
             self._finish(self.outstanding[rank][0])
 
@@ -154,13 +177,13 @@ class Futures:
         """Wait for one; what made it fail is raised here, where Python can still say so."""
         try:
             for op in pending.operations:
-                self._ctx.wait(op)
+                self._simulation.waits.wait(op)
         finally:
             self.settle()
 
     def _until_done(self, future: Any) -> None:
         """Complete this rank's futures, as their operations end, until ``future`` is complete or none is left."""
-        rank = self._ctx.scheduler.current_rank() if self.outstanding else None
+        rank = self._simulation.scheduler.current_rank() if self.outstanding else None
         while rank in self.outstanding and not _stock_done(future):
             pending = self.outstanding[rank]
             if not any(each.done for each in pending):
@@ -171,21 +194,18 @@ class Futures:
     def _wait_for_one(self, pending: Sequence[_Pending]) -> None:
         """Block this rank until one more of their operations is done."""
         waiting = [op for each in pending for op in each.operations if not op.done]
-        ctx = self._ctx
+        simulation = self._simulation
         if len(waiting) == 1:
-            first = waiting[0]
+            first: Awaited = waiting[0]
         else:
-            me = ctx._me()
-            first = Operation(
-                f"one of {len(waiting)} futures", "timer", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock
-            )
+            me = simulation.hosts.current()
+            first = Condition(f"one of {len(waiting)} futures", me.rank)
 
             def one_has_ended() -> None:
-                if first.end is None:
-                    first.resolve(first.enqueue, max(op.end for op in waiting if op.end is not None))
+                first.fulfil(max(op.end for op in waiting if op.end is not None))
 
             for op in waiting:
                 op.when_resolved(one_has_ended)
         if not first.done:
-            ctx._block_on(first)
-        ctx._host_waited(ctx._me(), first)
+            simulation.waits.block_on(first)
+        simulation.waits.move_clock(simulation.hosts.current(), first)

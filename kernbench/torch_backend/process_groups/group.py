@@ -1,7 +1,7 @@
 """The process group that torch's own functions call inside a simulated rank: its collectives and messages.
 
-Every method posts to the context's :class:`~kernbench.runtime_api.matching.Matcher` and returns a
-:class:`~kernbench.torch_backend.process_groups.work.SimWork`. Names and arguments are those of
+Every method posts to the context's :class:`~kernbench.simulation.matching.Matcher` and returns a
+:class:`~kernbench.torch_backend.process_groups.work.Work`. Names and arguments are those of
 ``torch.distributed.ProcessGroup`` in torch 2.13 (``all_gather_single``, ``reduce_scatter_single``,
 ``all_to_all_single``), with the older names beside them.
 """
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.errors import CallError
 from kernbench.torch_backend.process_groups import monitored_barrier
 from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
-from kernbench.torch_backend.process_groups.work import SimWork
+from kernbench.torch_backend.process_groups.work import Work
 
 
 class SimProcessGroup(PostingGroup):
@@ -27,17 +28,26 @@ class SimProcessGroup(PostingGroup):
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, out: torch.Tensor | None = None,
+        algorithm: str | None = None,
+    ) -> Work:  # fmt: skip
+        """``out``: where the result goes, by default the tensor itself; ``algorithm``: an entry of ``ccl.yaml``."""
         tensor = one_tensor(tensors)
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts, tensor.dtype)
+        target = tensor if out is None else out
+        if target.shape != tensor.shape or target.dtype != tensor.dtype:
+            raise CallError(
+                f"all_reduce: out has {tuple(target.shape)} {target.dtype}, tensor has {tuple(tensor.shape)} {tensor.dtype}"
+            )
         return self._post(
-            "all_reduce", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype,
-            reduction=reduction,
+            "all_reduce", (tensor,), (target,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype,
+            reduction=reduction, algorithm=algorithm,
         )  # fmt: skip
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimWork:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """All tensors in one collective."""
         if any(tensor.is_sparse for tensor in tensors):
             return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
@@ -46,10 +56,10 @@ class SimProcessGroup(PostingGroup):
             dtype=tensors[0].dtype, reduction=reduction_of(opts, tensors[0].dtype),
         )  # fmt: skip
 
-    def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> SimWork:
+    def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> Work:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
         if reduction_of(opts, tensor.dtype) is not ReduceOp.SUM:
-            raise ValueError("all_reduce of sparse tensors only supports sum")
+            raise CallError("all_reduce of sparse tensors only supports sum")
         mine = tensor.detach().coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size())]
         self.allgather([counts], [torch.tensor([mine._nnz()])], opts).wait()
@@ -62,16 +72,16 @@ class SimProcessGroup(PostingGroup):
         total = torch.sparse_coo_tensor(torch.cat(all_indices).t(), torch.cat(all_values), tensor.shape).coalesce()
         with torch.no_grad():
             tensor.copy_(total)
-        return SimWork(self._ctx, work._operations, (tensor,))
+        return Work(self._simulation, self._futures, work._operations, (tensor,))
 
-    def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> SimWork:
+    def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors)
         root = root_of(opts)
         return self._post(
             "broadcast", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
         )
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> SimWork:
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors)
         root = root_of(opts)
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None, tensor.dtype)
@@ -81,14 +91,14 @@ class SimProcessGroup(PostingGroup):
             dtype=tensor.dtype, reduction=reduction, root=root,
         )  # fmt: skip
 
-    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> SimWork:
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         outputs, tensor = tensor_list(output_tensors), one_tensor(input_tensors)
         shape, splits = self._cells("all_gather", "gives", tensor, "output", outputs)
         return self._post("all_gather", (tensor,), outputs, opts, shape=shape, dtype=tensor.dtype, splits=splits)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimWork:
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         if output.numel() != input.numel() * self.size():
-            raise ValueError(
+            raise CallError(
                 f"all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
                 f"{input.numel()}"
             )
@@ -99,43 +109,41 @@ class SimProcessGroup(PostingGroup):
 
     _allgather_base = all_gather_single
 
-    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> SimWork:
+    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Work:
         """``output_lists[r]`` gets the inputs of rank r."""
         if len(output_lists) != self.size():
-            raise ValueError(
-                f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}"
-            )
+            raise CallError(f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}")
         outputs = [output for of_rank in output_lists for output in of_rank]
         sizes = [tensor.numel() for tensor in input_list]
         for of_rank in output_lists:
             if [output.numel() for output in of_rank] != sizes:
-                raise ValueError(
+                raise CallError(
                     f"all_gather: inputs have {sizes} elements, and the outputs for one rank "
                     f"{[output.numel() for output in of_rank]}"
                 )
         return self._post("all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.all_gather_single(output, tensor, opts) for output, tensor in pairs])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor, root = one_tensor(input_tensors), root_of(opts)
         outputs = tensor_list(output_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("gather", "output", outputs, tensor.numel())
         return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
-    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor, root = one_tensor(output_tensors), root_of(opts)
         inputs = tensor_list(input_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("scatter", "input", inputs, tensor.numel())
         return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
-    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> SimWork:
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor, inputs = one_tensor(output_tensors), tensor_list(input_tensors)
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
         return self._post(
@@ -143,9 +151,9 @@ class SimProcessGroup(PostingGroup):
             reduction=reduction_of(opts, tensor.dtype),
         )  # fmt: skip
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimWork:
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         if input.numel() != output.numel() * self.size():
-            raise ValueError(
+            raise CallError(
                 f"reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
                 f"{output.numel()}"
             )
@@ -157,13 +165,13 @@ class SimProcessGroup(PostingGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.reduce_scatter_single(output, tensor, opts) for output, tensor in pairs])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> SimWork:
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         outputs, inputs = list(output_tensors), list(input_tensors)
         self._check_count("all_to_all", "output", outputs)
         self._check_count("all_to_all", "input", inputs)
@@ -176,7 +184,7 @@ class SimProcessGroup(PostingGroup):
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
-    ) -> SimWork:
+    ) -> Work:
         """Rows ``input_split_sizes[j]`` of ``input`` go to rank j; without sizes, dimension 0 is cut evenly."""
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
@@ -193,19 +201,19 @@ class SimProcessGroup(PostingGroup):
         )  # may be numpy's numbers, or a tensor's
         if not sizes:
             if rows % self.size():
-                raise RuntimeError(
+                raise CallError(
                     f"all_to_all: dimension 0 of the {what}, {rows}, does not divide equally across the group of "
                     f"{self.size()}: give split sizes"
                 )
             sizes = [rows // self.size()] * self.size()
         if len(sizes) != self.size() or sum(sizes) != rows:
-            raise RuntimeError(
+            raise CallError(
                 f"all_to_all: {what} split sizes {sizes} must be {self.size()} numbers whose sum is the size of "
                 f"dimension 0, {rows}"
             )
         return tensor.split(sizes)
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         return self._post("barrier", (), (), opts, shape=None, dtype=None)
 
     def _cells(
@@ -215,7 +223,7 @@ class SimProcessGroup(PostingGroup):
         self._check_count(op, what, cells)
         sizes = tuple(cell.numel() for cell in cells)
         if sizes[self._rank] != own.numel():
-            raise ValueError(
+            raise CallError(
                 f"{op}: rank {self._rank} {verb} {own.numel()} elements, and its {what} for itself has "
                 f"{sizes[self._rank]}"
             )
@@ -224,9 +232,9 @@ class SimProcessGroup(PostingGroup):
 
     def _check_count(self, op: str, what: str, tensors: Tensors, numel: int | None = None) -> None:
         if len(tensors) != self.size():
-            raise ValueError(f"{op}: expected {self.size()} {what} tensors, one per rank, found {len(tensors)}")
+            raise CallError(f"{op}: expected {self.size()} {what} tensors, one per rank, found {len(tensors)}")
         if numel is not None and any(tensor.numel() != numel for tensor in tensors):
-            raise ValueError(
+            raise CallError(
                 f"{op}: {what} tensors have {[tensor.numel() for tensor in tensors]} elements, expected {numel} each"
             )
 
@@ -236,7 +244,7 @@ class SimProcessGroup(PostingGroup):
 
     # -- point to point ----------------------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> SimWork:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensor = one_tensor(tensors)
         operation = self._post_to.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[dst], tag=tag, sends=True
@@ -244,7 +252,7 @@ class SimProcessGroup(PostingGroup):
         self._limit(operation, None)
         return self._work(operation, (tensor,))
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> SimWork:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensor = one_tensor(tensors)
         operation = self._post_to.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[src], tag=tag, sends=False
@@ -252,13 +260,13 @@ class SimProcessGroup(PostingGroup):
         self._limit(operation, None)
         return self._work(operation, (tensor,), lambda: src)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> SimWork:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensor = one_tensor(tensors)
         operation = self._post_to.mailbox.post(self.communicator, tensor, peer=None, tag=tag, sends=False)
         self._limit(operation, None)
 
         def source() -> int:
-            self._ctx.wait(operation)
+            self._simulation.waits.wait(operation)
             return self.communicator.index[(operation.detail or {})["source"]]
 
         return self._work(operation, (tensor,), source)

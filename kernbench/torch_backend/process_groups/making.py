@@ -2,26 +2,48 @@
 
 ``init_process_group`` and ``new_group`` are torch's own, with their checks, rendezvous and bookkeeping; only the object that
 they make is ours, whatever backend name was asked for. Torch's helper would look for compiled-in backends.
-
-Relies on: that function's name and arguments, ``_register_pg_in_world``, ``_find_pg_by_ranks_and_tag`` and ``_world``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.errors import KernbenchError
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.environment import Environment
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.process_groups.futures import Futures
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
+
+RELIES_ON = (
+    Reliance(
+        "torch.distributed.distributed_c10d._new_process_group_helper", "what stands in its place is called with these",
+        parameters=(
+            "group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "backend_options", "timeout",
+            "pg_tag", "device_id", "group_desc",
+        ),
+    ),
+    Reliance("torch.distributed.distributed_c10d", "groups are noted with, and looked for in, what torch keeps", has=(
+        "_world", "_get_default_group", "_check_valid_timeout",
+    )),
+    Reliance(
+        "torch.distributed.distributed_c10d._register_pg_in_world", "it notes a group",
+        parameters=("pg", "backend_name", "store", "group_name", "backend_config", "pg_tag", "add_to_default_tag"),
+    ),
+    Reliance(
+        "torch.distributed.distributed_c10d._find_pg_by_ranks_and_tag", "it finds one", parameters=("tag", "ranks"),
+    ),
+    Reliance("torch.distributed.distributed_c10d.Backend._plugins", "backends that programs have registered",
+             holds=lambda plugins: isinstance(plugins, dict)),
+)  # fmt: skip
 
 DEFAULT_TIMEOUTS = (default_pg_timeout, timedelta(minutes=10))
 """What torch fills in where a program gives no timeout (NCCL has its own)."""
@@ -44,8 +66,68 @@ def _is_modelled(backend: str) -> bool:
     return False
 
 
-def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -> Callable[..., Any]:
-    """``_new_process_group_helper`` for the ranks of the ``current`` environment."""
+class GroupMaker:
+    """Makes the process groups of one world's ranks.
+
+    Args:
+        simulation: of the ranks.
+        devices: theirs.
+        futures: keeps what their works promise; None: for ranks that are greenlets, whose works have no futures.
+    """
+
+    def __init__(self, simulation: Simulation, devices: HostDevices, futures: Futures | None) -> None:
+        self._simulation = simulation
+        self._devices = devices
+        self._futures = futures
+        self._everybody = tuple(range(simulation.world.size))
+        self._renumbered = False
+
+    def make(
+        self,
+        *,
+        members: tuple[int, ...],
+        rank: int,
+        backend: str,
+        timeout: timedelta,
+        name: str,
+        description: str = "undefined",
+        store: Any = None,
+    ) -> SimProcessGroup:
+        """This rank's object of the group of ``members`` (simulated ranks, in group order) that is called ``name``.
+
+        Args:
+            rank: its number in the group, -1 if it is none of them.
+        """
+        simulation = self._simulation
+        mine = simulation.hosts.current_rank()
+        everybody = members is self._everybody or members == self._everybody
+        communicator = simulation.world.communicators.of(mine, name, members, everybody)
+        return SimProcessGroup(
+            simulation, self._devices.current(), self._futures, communicator, rank, backend, timeout,
+            timeout not in DEFAULT_TIMEOUTS, name, description, store,
+        )  # fmt: skip
+
+    def default_members(self, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
+        """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
+        mine, world = self._simulation.hosts.current_rank(), len(self._everybody)
+        if size == rank == -1:  # MPI assigns both
+            return self._everybody, mine
+        if not 0 <= rank < size:
+            raise KernbenchError(f"init_process_group: rank {rank} is not one of a world of {size}")
+        if size > world:
+            raise KernbenchError(
+                f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world has"
+            )
+        if size == world and rank == mine and not self._renumbered:
+            return self._everybody, rank
+        # ranks number themselves in another way than spawn does: tell each other who is who
+        self._renumbered = True
+        store.set(f"kernbench/{rank}", str(mine))
+        return tuple(int(store.get(f"kernbench/{number}")) for number in range(size)), rank
+
+
+def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``_new_process_group_helper`` for the ranks of the ``current`` maker."""
 
     def new_process_group(
         group_size: int,
@@ -59,13 +141,17 @@ def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -
         pg_tag: str | None = None,
         device_id: Any = None,
         group_desc: str | None = None,
+        **later: Any,
     ) -> tuple[Any, Any]:
         if not _is_modelled(str(backend)):
             return stock(
                 group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout,
-                pg_tag, device_id, group_desc,
+                pg_tag, device_id, group_desc, **later,
             )  # fmt: skip
-        environment, world = current(), c10d._world
+        wanted = [name for name, value in later.items() if value]
+        if wanted:
+            raise KernbenchError(f"init_process_group: {', '.join(wanted)} is not simulated: leave it out")
+        maker, world = current(), c10d._world
         if group_name in world.pg_names.values():
             raise ValueError("The specified group name has already been created, please use a different group name")
         if device_id is not None and (device_id.index is None or device_id.type == "cpu"):
@@ -84,9 +170,9 @@ def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
             members = tuple(default.communicator.ranks[rank] for rank in global_ranks_in_group)
         else:
-            members, group_rank = default_members(environment, group_size, group_rank, prefixed)
+            members, group_rank = maker.default_members(group_size, group_rank, prefixed)
         config = str(c10d.BackendConfig(c10d.Backend(str(backend))))
-        group = environment.make_group(
+        group = maker.make(
             members=members, rank=group_rank, backend=str(backend), timeout=timeout, name=group_name,
             description=group_desc or "undefined", store=prefixed,
         )  # fmt: skip
@@ -99,23 +185,3 @@ def make_helper(current: Callable[[], Environment], stock: Callable[..., Any]) -
         return group, prefixed
 
     return new_process_group
-
-
-def default_members(environment: Environment, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
-    """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
-    mine = environment.ctx.distributed._rank()
-    world = environment.world_size
-    if size == rank == -1:  # MPI assigns both
-        return environment.everybody, mine
-    if not 0 <= rank < size:
-        raise KernbenchError(f"init_process_group: rank {rank} is not one of a world of {size}")
-    if size > world:
-        raise KernbenchError(
-            f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world has"
-        )
-    if size == world and rank == mine and not environment.renumbered:
-        return environment.everybody, rank
-    # ranks number themselves in another way than spawn does: tell each other who is who
-    environment.renumbered = True
-    store.set(f"kernbench/{rank}", str(mine))
-    return tuple(int(store.get(f"kernbench/{number}")) for number in range(size)), rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from kernbench.runtime_api.groups import Signature
+from kernbench.simulation.groups import Signature
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 
 
@@ -16,9 +16,9 @@ def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -
         RuntimeError: not all have come in time. Rank 0 names the first that has not (``wait_all_ranks``: all of them), the
             others say that rank 0 failed.
     """
-    ctx, matcher, members = group._ctx, group._post_to, group.communicator
+    simulation, matcher, members = group._simulation, group._post_to, group.communicator
     limit = group.timeout if timeout is None else timeout
-    signature = Signature("monitored_barrier", None, None, None, None, ctx.ccl_config.algorithm)
+    signature = Signature("monitored_barrier", None, None, None, None, simulation.ccl_config.algorithm)
     operation = matcher.post(members, signature, (), ())
     collective = matcher.collective_of(operation)
 
@@ -34,8 +34,8 @@ def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -
             matcher.give_up(arrival.op, RuntimeError(text), at)
 
     asked_for = group._asked_for or timeout is not None
-    ctx.deadlines.add(operation, operation.enqueue + limit.total_seconds(), expire, asked_for=asked_for)
-    ctx.wait(operation)
+    simulation.deadlines.add(operation, operation.enqueue + limit.total_seconds(), expire, asked_for=asked_for)
+    simulation.waits.wait(operation)
 
 
 def _by_rank_0(missing: Sequence[int], milliseconds: int, wait_all_ranks: bool) -> str:

@@ -1,42 +1,46 @@
-"""What every process group of a simulated rank has, whatever is called on it: its names, and the way to the matcher.
-
-Relies on: Python classes may derive from ``ProcessGroup``, whose C++ calls the methods of these names; a backend name other
-than ``gloo`` from ``getBackendName`` (DDP's logger would ask for a gloo object).
-"""
+"""What every process group of a simulated rank has, whatever is called on it: its names, and the way to the matcher."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.runtime_api.groups import ProcessGroup as Communicator
-from kernbench.runtime_api.groups import Signature
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.placement import block_of, place
+from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.process_groups.arguments import Tensors, premultiplied, timeout_of
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
-from kernbench.torch_backend.process_groups.work import SimWork
-
-if TYPE_CHECKING:
-    from kernbench.torch_backend.environment import Environment
-
+from kernbench.torch_backend.process_groups.futures import Futures
+from kernbench.torch_backend.process_groups.work import Work
+from kernbench.torch_backend.relies_on import Reliance
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
 
 
+RELIES_ON = (
+    Reliance("torch.distributed.ProcessGroup", "C++ calls the methods of a Python class that derives from it", subclassed=True,
+             has=("allreduce", "broadcast", "barrier", "name", "rank", "size")),
+    Reliance("torch.distributed.get_debug_level", "DETAIL asks for checks at once"),
+)  # fmt: skip
+
+
 class PostingGroup(_ProcessGroup):
     """A group of simulated ranks, as torch's bookkeeping sees it; its operations are those of a derived class.
 
     Args:
-        environment: of the spawn that the rank belongs to.
+        simulation: of the rank.
+        device: of the rank.
+        futures: keeps what works promise, if anybody does.
         communicator: the members, shared by all of them.
         rank: this rank's number in the group.
         backend: the name that the program asked for.
@@ -48,7 +52,9 @@ class PostingGroup(_ProcessGroup):
 
     def __init__(
         self,
-        environment: Environment,
+        simulation: Simulation,
+        device: RankDevice,
+        futures: Futures | None,
         communicator: Communicator,
         rank: int,
         backend: str,
@@ -59,10 +65,10 @@ class PostingGroup(_ProcessGroup):
         store: Any,
     ) -> None:
         super().__init__(rank, communicator.size)
-        self._environment = environment
-        self._ctx = environment.ctx
-        self._post_to = environment.ctx.distributed.matcher
-        self._device = environment.devices.mine()
+        self._simulation = simulation
+        self._post_to = simulation.matcher
+        self._device = device
+        self._futures = futures
         self.communicator = communicator
         self._rank = rank
         self.backend_name = backend
@@ -71,7 +77,7 @@ class PostingGroup(_ProcessGroup):
         self._name = name
         self._description = description
         self._store = store
-        self._coalescing: list[SimWork] | None = None
+        self._coalescing: list[Work] | None = None
         self._sequence = 0
         self._checks_at_once = dist.get_debug_level() == dist.DebugLevel.DETAIL
 
@@ -157,15 +163,15 @@ class PostingGroup(_ProcessGroup):
         """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it."""
         if self._rank not in new_ranks:
             return None
-        return self._environment.make_group(
-            members=tuple(self.communicator.ranks[rank] for rank in new_ranks),
-            rank=new_ranks.index(self._rank),
-            backend=self.backend_name,
-            timeout=timeout or self.timeout,
-            name=group_name or f"{self._name}:split",
-            description=group_desc or "undefined",
-            store=dist.PrefixStore(f"{group_name}/", self._store),
-        )
+        members = tuple(self.communicator.ranks[rank] for rank in new_ranks)
+        name = group_name or f"{self._name}:split"
+        mine = self.communicator.ranks[self._rank]
+        communicator = self._simulation.world.communicators.of(mine, name, members, everybody=False)
+        return type(self)(
+            self._simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
+            timeout or self.timeout, timeout is not None or self._asked_for, name, group_desc or "undefined",
+            dist.PrefixStore(f"{group_name}/", self._store),
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<{self.backend_name} process group {self._name}: rank {self._rank} of {self.size()}>"
@@ -190,7 +196,8 @@ class PostingGroup(_ProcessGroup):
         root: int | None = None,
         splits: tuple[int, ...] | None = None,
         given: Tensors | None = None,
-    ) -> SimWork:
+        algorithm: str | None = None,
+    ) -> Work:
         for tensor in outputs:
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
@@ -200,11 +207,12 @@ class PostingGroup(_ProcessGroup):
             dtype,
             None if reduction is None else reduction._value_,
             None if root is None else self.communicator.ranks[root],
-            self._ctx.ccl_config.algorithm_for(op),
+            algorithm or self._simulation.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
-        if self._ctx._me().unsettled:
-            self._ctx.settle_stream()
+        simulation = self._simulation
+        if simulation.hosts.current().unsettled:
+            simulation.values.settle_stream()
         if reduction is not None and opts is not None:
             inputs = premultiplied(opts, inputs)
         operation = self._post_to.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
@@ -217,14 +225,14 @@ class PostingGroup(_ProcessGroup):
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
         timeout = (own or self.timeout).total_seconds()
-        self._ctx.deadlines.add(
+        self._simulation.deadlines.add(
             operation, operation.enqueue + timeout, partial(self._expire, operation, timeout),
             self._asked_for or own is not None,
         )  # fmt: skip
 
     def _expire(self, operation: Operation, timeout: float, at: float) -> None:
         """The deadline of an operation has come, ``timeout`` s after it was posted."""
-        situation = "\n".join(self._ctx.distributed._report().splitlines()[1:])
+        situation = "\n".join(self._simulation.drain.report().splitlines()[1:])
         self._post_to.give_up(
             operation,
             dist.DistBackendError(
@@ -234,7 +242,7 @@ class PostingGroup(_ProcessGroup):
             at,
         )
 
-    def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> SimWork:
+    def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> Work:
         memory = self._device.collective_memory
         if memory is not None:
             for tensor in tensors:
@@ -244,19 +252,21 @@ class PostingGroup(_ProcessGroup):
             if block_of(tensor) is not None:
                 on_stream = True
                 break
-        work = SimWork(self._ctx, (operation,), tensors, source, on_stream)
+        work = Work(self._simulation, self._futures, (operation,), tensors, source, on_stream)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
-    def _joined(self, works: Sequence[SimWork]) -> SimWork:
+    def _joined(self, works: Sequence[Work]) -> Work:
         operations = [operation for work in works for operation in work._operations]
         tensors = [tensor for work in works for tensor in work._tensors]
-        return SimWork(self._ctx, operations, tensors, on_stream=any(work.on_stream for work in works))
+        return Work(
+            self._simulation, self._futures, operations, tensors, on_stream=any(work.on_stream for work in works)
+        )
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalescing = []
 
-    def _end_coalescing(self, device: Any) -> SimWork:
+    def _end_coalescing(self, device: Any) -> Work:
         works, self._coalescing = self._coalescing or [], None
         return self._joined(works)

@@ -6,19 +6,19 @@ key lets the others run, and its timeout is in virtual time.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from kernbench.sim_engine.operation import Operation
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
-
+from kernbench.sim_engine import Condition
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 PATIENCE = 100
 """Looks in a row, without a change, after which a rank is taken to poll."""
@@ -30,7 +30,7 @@ class Contents:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
-        self.waiters: list[tuple[Callable[[], bool], Operation]] = []
+        self.waiters: list[tuple[Callable[[], bool], Condition]] = []
         self.changes = 0
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
 
@@ -39,23 +39,26 @@ class StoreHost:
     """All stores of one spawn at a time.
 
     Attributes:
-        ctx: the simulation whose ranks run, None when none do.
+        simulation: the simulation whose ranks run, None when none do.
     """
 
     def __init__(self) -> None:
-        self.ctx: RuntimeContext | None = None
+        self.simulation: Simulation | None = None
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
         self._kept: list[CooperativeStore] = []
 
-    def open(self, ctx: RuntimeContext) -> None:
-        """Begin anew, for the ranks of ``ctx``."""
-        self.ctx = ctx
+    def open(self, simulation: Simulation) -> None:
+        """Begin anew, for the ranks of ``simulation``: what they make is of this host."""
+        self.simulation = simulation
+        _open.append(self)
         self._next_port = 29500
 
     def close(self) -> None:
         """Forget their contents; who still has a store keeps its own. Idempotent."""
-        self.ctx = None
+        if self in _open:
+            _open.remove(self)
+        self.simulation = None
         self._shared.clear()
         self._kept.clear()
 
@@ -73,6 +76,10 @@ class StoreHost:
         return self._next_port
 
 
+_open: list[StoreHost] = []
+"""Those of the spawns whose ranks run; the innermost one is last."""
+
+
 def _bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
@@ -82,10 +89,10 @@ class CooperativeStore(dist.Store):
 
     def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
         super().__init__()
-        assert host.ctx is not None
+        assert host.simulation is not None
         host.keep(self)
         self._host = host
-        self._ctx = host.ctx
+        self._simulation = host.simulation
         self._contents = contents
         self._timeout = timeout
 
@@ -94,47 +101,46 @@ class CooperativeStore(dist.Store):
     def _wait_until(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
         if ready():
             return
-        ctx = self._ctx
-        me = ctx._me()
+        simulation = self._simulation
+        me = simulation.hosts.current()
         limit = self._timeout if timeout is None else timeout
-        op = Operation(f"store wait for {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
+        there = Condition(f"store wait for {what}", me.rank)
         seconds = limit.total_seconds()
 
         def expire(at: float) -> None:
             milliseconds = round(seconds * 1000)
-            op.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
+            there.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
 
-        self._contents.waiters.append((ready, op))
+        self._contents.waiters.append((ready, there))
         asked_for = timeout is not None or limit != default_pg_timeout
-        ctx.deadlines.add(op, me.clock + seconds, expire, asked_for=asked_for)
-        ctx.wait(op)
+        simulation.deadlines.add(there, me.clock + seconds, expire, asked_for=asked_for)
+        simulation.waits.wait(there)
 
     def _changed(self) -> None:
         """Resume those whose key is there now."""
-        contents, clock = self._contents, self._ctx._me().clock
+        contents, clock = self._contents, self._simulation.hosts.current().clock
         contents.changes += 1
         if not contents.waiters:
             return
         still = []
-        for ready, op in contents.waiters:
-            if op.done:
+        for ready, there in contents.waiters:
+            if there.done:
                 continue
             if ready():
-                op.resolve(op.enqueue, max(clock, op.enqueue))
-                self._ctx.engine.progress += 1
+                there.fulfil(clock)
+                self._simulation.engine.progress += 1
             else:
-                still.append((ready, op))
+                still.append((ready, there))
         contents.waiters = still
 
     def _looked(self, what: str) -> None:
         """A rank that looks again and again while nothing changes lets the others go on."""
-        contents, me = self._contents, self._ctx._me()
+        contents, me = self._contents, self._simulation.hosts.current()
         changes, looks = contents.looks.get(me.rank, (-1, 0))
         looks = looks + 1 if changes == contents.changes else 0
         contents.looks[me.rank] = (contents.changes, looks)
         if looks > PATIENCE:
-            op = Operation(f"store key {what}", "store", rank=me.rank, sip=me.sip, stream="host", enqueue=me.clock)
-            self._ctx.polls.look(op)
+            self._simulation.polls.look(f"store key {what}")
 
     # -- torch.distributed.Store -------------------------------------------------------------------------------------
 
@@ -252,35 +258,78 @@ class CooperativeStore(dist.Store):
         self._wait_until(lambda: int(self._contents.values.get(key, b"0")) >= world_size, key, timeout)
 
 
-def store_classes(host: StoreHost) -> dict[str, type[CooperativeStore]]:
-    """``TCPStore``, ``FileStore`` and ``HashStore`` for the ranks of ``host``'s spawn, with torch's constructors."""
+class TCPStore(CooperativeStore):
+    """Contents by address."""
 
-    class TCPStore(CooperativeStore):
-        def __init__(
-            self,
-            host_name: str,
-            port: int,
-            world_size: int | None = None,
-            is_master: bool = False,
-            timeout: timedelta = default_pg_timeout,
-            wait_for_workers: bool = True,
-            multi_tenant: bool = False,
-            master_listen_fd: int | None = None,
-            use_libuv: bool = True,
-        ) -> None:
-            self.host = host_name
-            self.port = port or host.free_port()
-            self.is_master = is_master
-            self.libuvBackend = use_libuv
-            super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = default_pg_timeout,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        host = _open[-1]
+        self.host = host_name
+        self.port = port or host.free_port()
+        self.is_master = is_master
+        self.libuvBackend = use_libuv
+        super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
 
-    class FileStore(CooperativeStore):
-        def __init__(self, file_name: str, world_size: int = -1) -> None:
-            self.path = file_name
-            super().__init__(host, host.shared("file", file_name))
 
-    class HashStore(CooperativeStore):
-        def __init__(self) -> None:
-            super().__init__(host, Contents())
+class FileStore(CooperativeStore):
+    """Contents by path."""
 
-    return {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
+    def __init__(self, file_name: str, world_size: int = -1) -> None:
+        self.path = file_name
+        super().__init__(_open[-1], _open[-1].shared("file", file_name))
+
+
+class HashStore(CooperativeStore):
+    """Contents of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_open[-1], Contents())
+
+
+def _prefixes(prefix_store: Any) -> bool:
+    class Own(dist.Store):
+        def set(self, key: str, value: Any) -> None:
+            seen.append(key)
+
+    seen: list[str] = []
+    own = Own()
+    prefix_store("a", own).set("b", "1")
+    return seen == ["a/b"]
+
+
+CLASSES: dict[str, Any] = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
+
+_OWNERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (dist, ("TCPStore", "FileStore", "HashStore")),
+    (
+        sys.modules["torch.distributed.rendezvous"],
+        ("TCPStore", "FileStore"),
+    ),  # torch.distributed has a function of that name
+)
+"""Modules that have the names."""
+
+RELIES_ON = (
+    *(Reliance(owner.__name__, "whoever makes a store finds it there", has=names) for owner, names in _OWNERS),
+    Reliance("torch.distributed.Store", "stores of C++ call the methods of one of Python", subclassed=True, has=(
+        "set", "get", "add", "check", "wait", "compare_set", "delete_key", "num_keys", "append", "multi_get", "multi_set",
+        "has_extended_api", "queue_push", "queue_pop", "queue_len", "list_keys", "clone",
+    )),
+    Reliance("torch.distributed.PrefixStore", "it calls the Python methods of the store that it is given", holds=_prefixes),
+)  # fmt: skip
+
+
+def install(patches: Patches, classes: Mapping[str, Any] = CLASSES) -> None:
+    """Put stores of these classes in the place of torch's."""
+    for owner, names in _OWNERS:
+        for name in names:
+            patches.set(owner, name, classes[name])

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.process_groups.futures import Futures
 
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
-
-class SimWork(dist.Work):
+class Work(dist.Work):
     """One or more of this rank's operations, as one ``torch.distributed.Work``.
 
     Args:
-        ctx: the simulation.
+        simulation: of the rank.
+        futures: makes its future, if it may have one.
         operations: what must be done.
         tensors: what they write on this rank.
         source: asked by ``source_rank`` once it is done.
@@ -34,14 +35,16 @@ class SimWork(dist.Work):
 
     def __init__(
         self,
-        ctx: RuntimeContext,
+        simulation: Simulation,
+        futures: Futures | None,
         operations: Sequence[Operation],
         tensors: Sequence[torch.Tensor] = (),
         source: Callable[[], int] | None = None,
         on_stream: bool = False,
     ) -> None:
         super().__init__()
-        self._ctx = ctx
+        self._simulation = simulation
+        self._futures = futures
         self._operations = operations
         self._tensors = tensors
         self._source = source
@@ -53,14 +56,18 @@ class SimWork(dist.Work):
         Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT asks for the host too (ADR 0070).
         """
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
-        wait = self._ctx.wait_on_stream if on_stream else self._ctx.wait
+        wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self._operations:
             wait(op)
-        environment = self._ctx._environment
-        if environment is not None and environment.futures.outstanding:
-            environment.futures.settle(self._future)
+        if self._futures is not None and self._futures.outstanding:
+            self._futures.settle(self._future)
         self._awaited = True
         return True
+
+    @property
+    def operation(self) -> Operation:
+        """This rank's part of the collective."""
+        return self._operations[0]
 
     def synchronize(self) -> None:
         """As :meth:`wait`."""
@@ -70,7 +77,7 @@ class SimWork(dist.Work):
         """Whether :meth:`wait` would return at once. Asking lets the others go on, so a loop of this ends."""
         for op in self._operations:
             if not op.done:
-                self._ctx.polls.look(op)
+                self._simulation.polls.look(op)
         return all(op.done for op in self._operations)
 
     def is_success(self) -> bool:
@@ -97,8 +104,9 @@ class SimWork(dist.Work):
         if self._future is None:
             if self.future_waits:
                 self.wait()
-            assert self._ctx._environment is not None
-            self._future = self._ctx._environment.futures.make(self._operations, self._tensors, awaited=self._awaited)
+            if self._futures is None:
+                raise KernbenchError("futures of collectives need ranks with threads: spawn with isolation='carrier'")
+            self._future = self._futures.make(self._operations, self._tensors, awaited=self._awaited)
         return self._future
 
     def get_future_result(self) -> Any:

@@ -13,12 +13,10 @@ import functools
 import time
 import timeit
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 EPOCH = 1_577_836_800.0
 """``time.time()`` at virtual time 0: the first second of 2020, UTC."""
@@ -41,42 +39,42 @@ class RankClock:
     """The clock functions of the simulation that it is bound to."""
 
     def __init__(self) -> None:
-        self._ctx: RuntimeContext | None = None
+        self._simulation: Simulation | None = None
         self._looks: dict[int, tuple[int, float]] = {}
 
-    def open(self, ctx: RuntimeContext) -> None:
-        """Show the time of ``ctx``'s ranks."""
-        self._ctx = ctx
+    def open(self, simulation: Simulation) -> None:
+        """Show the time of ``simulation``'s ranks."""
+        self._simulation = simulation
 
     def close(self) -> None:
         """Show the host's time. Idempotent."""
-        self._ctx = None
+        self._simulation = None
         self._looks.clear()
 
     def look(self) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks."""
-        ctx = self._ctx
-        if ctx is None or ctx.scheduler.current_rank() is None or ctx.observing:
+        simulation = self._simulation
+        if simulation is None or simulation.scheduler.current_rank() is None or simulation.hosts.observing:
             return None
-        me = ctx._me()
+        me = simulation.hosts.current()
         assert me.rank is not None
         looks, last = self._looks.get(me.rank, (0, -1.0))
         looks = looks + 1 if me.clock == last else 0
         me.clock += READ_COST
         if looks > PATIENCE:
-            ctx.sleep(POLL_STEP)
+            simulation.waits.sleep(POLL_STEP)
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
 
     def sleep(self, seconds: float) -> None:
         """``time.sleep``."""
-        ctx = self._ctx
-        if ctx is None or ctx.scheduler.current_rank() is None:
+        simulation = self._simulation
+        if simulation is None or simulation.scheduler.current_rank() is None:
             _stock["sleep"](seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
-            ctx.sleep(seconds)
+            simulation.waits.sleep(seconds)
 
 
 def install(patches: Patches, clock: RankClock) -> None:

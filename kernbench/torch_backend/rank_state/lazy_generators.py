@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 
 @dataclass
@@ -37,6 +38,19 @@ class _Shared:
 
 _PLAIN_FUNCTIONS = ("seed", "sample", "ranf")
 """Functions of ``numpy.random`` that use its generator without being its methods."""
+
+
+RELIES_ON = (
+    Reliance(
+        "random._inst", "the functions of `random` are methods of one generator",
+        holds=lambda generator: getattr(random.random, "__self__", None) is generator,
+    ),
+    Reliance(
+        "numpy.random.mtrand._rand", "those of `numpy.random` are, but for a few",
+        holds=lambda generator: getattr(np.random.rand, "__self__", None) is generator,
+    ),
+    Reliance("numpy.random", "these use it without being its methods", has=_PLAIN_FUNCTIONS),
+)  # fmt: skip
 
 
 def _uses(function: Any, owner: Any) -> bool:

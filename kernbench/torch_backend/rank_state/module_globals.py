@@ -150,7 +150,6 @@ class ModuleGlobals:
         self._prefixes = tuple(prefixes)
         self._switched: list[_Switched] = []
         self._known: set[str] = set()
-        self._resident: int | None = None
         self._switched_classes: list[_SwitchedClass] = []
         self.classes: Sequence[type] = ()
         self.paused = False
@@ -235,7 +234,6 @@ class ModuleGlobals:
                     variables[name] = value
         for switched_class in self._switched_classes:
             switched_class.switch(leaving, entering)
-        self._resident = entering
 
     def close(self) -> None:
         """Forget what the ranks had; main has its own values back by now."""

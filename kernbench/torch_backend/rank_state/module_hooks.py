@@ -3,8 +3,6 @@
 ``register_module_forward_hook`` and its like, on which ``CommDebugMode`` and ``ModuleTracker`` stand, keep hooks in
 dictionaries of ``torch.nn.modules.module``. These become each rank's own when the first of them is written to; until then
 they cost nothing.
-
-Relies on: the dictionaries being globals of that module that begin with ``_global_`` and are looked up by name.
 """
 
 from __future__ import annotations
@@ -17,6 +15,19 @@ from torch.nn.modules import module as nn_module
 
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance(
+        "torch.nn.modules.module", "hooks on all modules are in globals of these names", has=(
+            "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+        ),
+    ),
+    Reliance(
+        "torch.nn.modules.module._global_forward_hooks", "calls of modules look there", looked_up_by=("torch.nn.Module",),
+        holds=lambda hooks: isinstance(hooks, OrderedDict),
+    ),
+)  # fmt: skip
 
 
 class _Hooks(OrderedDict[Any, Any]):

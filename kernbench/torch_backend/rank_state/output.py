@@ -5,27 +5,35 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.simulation.simulation import Simulation
+
+TORCHRUN_PREFIX = "[rank{}] "
 
 
 class RankStream:
-    """A text stream that tells who writes. Lines come out whole, in the order in which they were finished."""
+    """A text stream that tells who writes. Lines come out whole, in the order in which they were finished.
 
-    def __init__(self, stream: TextIO, ctx: RuntimeContext) -> None:
+    Args:
+        stream: where they go.
+        simulation: whose ranks write.
+        prefix: stands before each line of a rank, with ``{}`` for its number.
+    """
+
+    def __init__(self, stream: TextIO, simulation: Simulation, prefix: str) -> None:
         self._stream = stream
-        self._ctx = ctx
+        self._simulation = simulation
+        self._prefix = prefix
         self._partial: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        rank = self._ctx.scheduler.current_rank()
+        rank = self._simulation.scheduler.current_rank()
         if rank is None:
             return self._stream.write(text)
         *lines, rest = (self._partial.get(rank, "") + text).split("\n")
         if lines:
-            self._stream.write("".join(f"[rank{rank}] {line}\n" for line in lines))
+            self._stream.write("".join(f"{self._prefix.format(rank)}{line}\n" for line in lines))
         self._partial[rank] = rest
         return len(text)
 
@@ -40,7 +48,7 @@ class RankStream:
         """Write the lines that their ranks have not ended."""
         for rank, text in sorted(self._partial.items()):
             if text:
-                self._stream.write(f"[rank{rank}] {text}\n")
+                self._stream.write(f"{self._prefix.format(rank)}{text}\n")
         self._partial.clear()
 
     def __getattr__(self, name: str) -> Any:
@@ -48,13 +56,13 @@ class RankStream:
 
 
 @contextmanager
-def rank_streams(ctx: RuntimeContext, prefix: bool) -> Iterator[None]:
-    """``sys.stdout`` and ``sys.stderr`` with ranks in front of lines, for the length of a block."""
+def rank_streams(simulation: Simulation, prefix: str) -> Iterator[None]:
+    """In a block, ``sys.stdout`` and ``sys.stderr`` are :class:`RankStream`; without a ``prefix`` they stay as they are."""
     if not prefix:
         yield
         return
     stdout, stderr = sys.stdout, sys.stderr
-    streams = RankStream(stdout, ctx), RankStream(stderr, ctx)
+    streams = RankStream(stdout, simulation, prefix), RankStream(stderr, simulation, prefix)
     sys.stdout, sys.stderr = streams
     try:
         yield

@@ -4,9 +4,6 @@ Grad mode, autocast, dispatch modes and the like are per thread, and a rank's bo
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
 product attention, ``os.environ``, ``__main__``, and the globals of ``per_rank_modules``. The generators of ``random`` and
 ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
-
-Relies on: ``os.environ._data`` holding the variables, ``torch.default_generator`` being the generator that torch uses, and
-``torch._C._get_*_sdp_enabled`` being what ``torch.backends.cuda.*_sdp_enabled`` return.
 """
 
 from __future__ import annotations
@@ -15,17 +12,16 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
+from kernbench.torch_backend.relies_on import Reliance
 
 Getter = Callable[[], Any]
 Setter = Callable[[Any], None]
@@ -43,6 +39,19 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
 
 _READERS = tuple(read for read, _ in FLAGS)
 _WRITERS = tuple(write for _, write in FLAGS)
+
+
+RELIES_ON = (
+    Reliance(
+        "os.environ", "its variables are in a dictionary, `_data`, of encoded names", has=("_data", "encodekey"),
+        holds=lambda environ: environ._data[environ.encodekey("PATH")] == environ.encodevalue(environ["PATH"]),
+    ),
+    Reliance("torch.default_generator", "torch draws from it", has=("get_state", "set_state", "manual_seed")),
+    Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
+        "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
+    )),
+    Reliance("torch.distributed", "the debug level is read and changed by these", has=("get_debug_level", "set_debug_level")),
+)  # fmt: skip
 
 
 def seed_of(seed: int, rank: int) -> int:
@@ -73,9 +82,9 @@ class ProcessState:
     """Switches the state of the process between the ranks of one spawn and main (rank None)."""
 
     def __init__(
-        self, ctx: RuntimeContext, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
+        self, simulation: Simulation, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
     ) -> None:
-        self._ctx = ctx
+        self._simulation = simulation
         self._world_size = world_size
         self._resident: int | None = None
         self._saved: dict[int | None, _Saved] = {}
@@ -94,7 +103,7 @@ class ProcessState:
         """Remember main's state. From here on :meth:`enter` switches."""
         self._original = dict(self._environ._data)
         self._open = True
-        self._generators.open(lambda rank: seed_of(self._ctx.seed, rank))
+        self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
         self.modules.open()  # from here on, what is set in a module that it watches is main's
 
@@ -129,7 +138,7 @@ class ProcessState:
             state = self._saved[rank] = self._fresh(rank)
         if state.generator is None:
             assert rank is not None
-            _GENERATOR.manual_seed(seed_of(self._ctx.seed, rank))
+            _GENERATOR.manual_seed(seed_of(self._simulation.seed, rank))
         else:
             _GENERATOR.set_state(state.generator)
         if state.flags != flags:

@@ -3,8 +3,6 @@
 ``warnings.catch_warnings``, ``assertWarns`` and ``pytest.warns`` replace globals of :mod:`warnings` and put back what they
 found: ranks that take turns inside such blocks would record each other's warnings and leave in another order than they
 entered. From the first such block on, these globals are each rank's own.
-
-Relies on: ``catch_warnings`` replacing the three names below.
 """
 
 from __future__ import annotations
@@ -17,8 +15,19 @@ from typing import Any
 from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.relies_on import Reliance
 
 _NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
+
+
+RELIES_ON = (
+    Reliance("warnings", "catching warnings replaces these", has=_NAMES),
+    Reliance(
+        "warnings.catch_warnings.__enter__",
+        "a block begins with it",
+        holds=lambda enter: {"filters", "showwarning", "_showwarnmsg_impl"} <= {*enter.__code__.co_names},
+    ),
+)
 
 
 def install(patches: Patches, modules: Callable[[], ModuleGlobals]) -> None:

@@ -1,12 +1,9 @@
 """Symmetric memory: buffers of all members of a group that each of them can address.
 
 torch's Python module ``torch.distributed._symmetric_memory`` runs as it is; what it asks of C++, the static methods of
-``_SymmetricMemory``, is answered here, and the operations ``torch.ops.symm_mem.*`` by :mod:`.symmetric_ops`. A buffer is a
+``_SymmetricMemory``, is answered here, and the operations ``torch.ops.symm_mem.*`` by :mod:`.operations`. A buffer is a
 tensor on the rank's simulated GPU; ranks share a process, so a peer's buffer is that tensor's own memory. What crosses
 links when somebody touches it is known by where it is.
-
-Relies on: those static methods, ``signal_pad_size`` being a static property of pybind11, the names in
-:func:`install_module`.
 """
 
 from __future__ import annotations
@@ -20,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.groups import ProcessGroup as Communicator
+from kernbench.simulation.groups import Communicator
+from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.placement import block_of, place_shared
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
 from kernbench.torch_backend.symmetric_memory.handle import Handle, Part
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
     from kernbench.torch_backend.gpu.devices import Devices
     from kernbench.torch_backend.process_groups.group import SimProcessGroup
 
@@ -37,6 +35,38 @@ MODULE = symmetric_ops.MODULE
 BACKENDS = ("CUDA", "NVSHMEM", "NCCL")
 
 _ATTRIBUTE = "_kernbench_symmetric"
+
+
+_OWN_REFERENCES = 2  # to the storage of a persistent allocation: of the tensor that keeps it, and of its Python object
+
+
+def _counts_references(count: Any) -> bool:
+    kept = torch.zeros(1)
+    return bool(count(kept.untyped_storage()._cdata) == _OWN_REFERENCES)
+
+
+_STATIC = (
+    "empty_strided_p2p", "rendezvous", "set_backend", "get_backend", "has_multicast_support", "is_symm_mem_tensor",
+)  # fmt: skip
+_STREAM_WRITES = ("memset32", "stream_write_value32")
+_PER_RANK = ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools")
+_LEFT_SET = ("_is_test_mode", "_mocked_group_names")
+
+RELIES_ON = (
+    Reliance("torch._C._distributed_c10d._SymmetricMemory", "torch's Python module asks these static methods of it", has=(
+        *_STATIC, *_STREAM_WRITES, "set_group_info", "get_mempool_allocator", "signal_pad_size",
+    )),
+    Reliance(
+        "torch._C._distributed_c10d._SymmetricMemory.signal_pad_size", "it is a static property of pybind11",
+        holds=lambda size: isinstance(size, int),
+    ),
+    Reliance(MODULE, "it keeps these per process, and asks whether there are memory pools and NVSHMEM", has=(
+        *_PER_RANK, *_LEFT_SET, "_should_use_implicit_mempool", "is_nvshmem_available",
+    )),
+    Reliance("torch._C._storage_Use_Count", "it tells whether the program has dropped a tensor", holds=_counts_references),
+    Reliance("torch.distributed.distributed_c10d._resolve_process_group", "groups are known by name"),
+    Reliance("torch.distributed.distributed_c10d.GroupName", "its type of a group's name"),
+)  # fmt: skip
 
 
 class PerRank(MutableMapping[Any, Any]):
@@ -103,13 +133,13 @@ class SymmetricMemory:
             self._forget()
 
     @property
-    def ctx(self) -> RuntimeContext:
+    def simulation(self) -> Simulation:
         """Their simulation."""
-        return self.devices.ctx
+        return self.devices.simulation
 
     def rank(self) -> int | None:
         """The rank that runs."""
-        return self.ctx.scheduler.current_rank()
+        return self.simulation.scheduler.current_rank()
 
     # -- what _SymmetricMemory does ----------------------------------------------------------------------------------
 
@@ -140,7 +170,7 @@ class SymmetricMemory:
 
     def has_multicast_support(self, device_type: Any, device_index: int) -> bool:
         """Whether the switch between the SIPs of a node multicasts and reduces (NVLink SHARP)."""
-        return str(device_type).endswith("CUDA") and self.ctx.topology.system.sips.reduces_in_switch
+        return str(device_type).endswith("CUDA") and self.simulation.topology.system.sips.reduces_in_switch
 
     def empty_strided_p2p(
         self,
@@ -169,8 +199,10 @@ class SymmetricMemory:
         flat = torch.zeros(max(_bytes_of(size, stride, dtype), 1), dtype=torch.uint8)
         storage = flat.untyped_storage()
         self._place(flat, where)
-        setattr(storage, _ATTRIBUTE, Part(self._owner(where), storage, self._pad(where), group_name))
-        self._allocated = self.ctx.kernel_memory.signals = True
+        setattr(
+            storage, _ATTRIBUTE, Part(self.rank(), self.devices.number(where), storage, self._pad(where), group_name)
+        )
+        self._allocated = self.simulation.kernels.memory.signals = True
         if alloc_id is not None:
             self._persistent[key] = flat
         return _view(storage, dtype, size, stride)
@@ -198,7 +230,7 @@ class SymmetricMemory:
         parts = part.meetings.get(group.communicator)
         if parts is None:
             return self._meet(part, group, offset)
-        return Handle(self, group, parts, offset)
+        return Handle(self.simulation, group, parts, offset)
 
     def _meet(self, part: Part, group: SimProcessGroup, offset: int) -> Handle:
         communicator = group.communicator
@@ -220,7 +252,7 @@ class SymmetricMemory:
                     f"brings {sizes[other]}: symmetric memory has the same size everywhere"
                 )
         part.meetings[communicator] = parts
-        handle = Handle(self, group, parts, offset)
+        handle = Handle(self.simulation, group, parts, offset)
         meeting.left += 1
         if meeting.left == group.size():
             del self._meetings[communicator, number]
@@ -228,8 +260,8 @@ class SymmetricMemory:
 
     def _require_reach(self, group: SimProcessGroup) -> None:
         """Loads and stores reach the SIPs of a node; what goes further takes a library."""
-        topology = self.ctx.topology
-        nodes = {topology.node_of(self.ctx._ranks[rank].sip) for rank in group.communicator.ranks}
+        topology = self.simulation.topology
+        nodes = {topology.node_of(self.simulation.hosts.of_rank[rank].sip) for rank in group.communicator.ranks}
         if len(nodes) > 1 and self._backend == "CUDA":
             raise RuntimeError(
                 f"rendezvous on {group.communicator.name}: its ranks are on {len(nodes)} nodes, whose GPUs cannot address each "
@@ -249,36 +281,21 @@ class SymmetricMemory:
             )
         return found
 
-    def table(self, addresses: Sequence[int]) -> torch.Tensor:
-        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
-        made = torch.tensor(list(addresses), dtype=torch.int64)
-        self.ctx.storages.allocate(made, self.ctx._me(), "table of addresses")
-        return made
-
     def _place(self, flat: torch.Tensor, where: torch.device) -> None:
         place_shared(flat, self.devices.memory_at(where))
-        owner = self._owner(where)
-        state = self.ctx.storages.allocate(flat, owner, "symmetric buffer")
-        state.allocation.words = Words(state.allocation.sip)
-        self.devices.mine().used = True
+        self._note(flat, "symmetric buffer")
+        self.devices.mine().host.uses_gpu = True
 
     def _pad(self, where: torch.device) -> torch.Tensor:
         pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
         place_shared(pad, self.devices.memory_at(where))
-        state = self.ctx.storages.allocate(pad, self._owner(where), "signal pad")
-        state.allocation.words = Words(state.allocation.sip)
+        self._note(pad, "signal pad")
         return pad
 
-    def _owner(self, where: torch.device) -> Any:
-        """Who has memory on a device: the rank's state, as if it drove that one."""
-        me = self.ctx._me()
-        sip = self.ctx.sips[self.devices.number(where)]
-        if sip == me.sip:
-            return me
-        return type(me)(me.rank, sip, self.ctx.seed, me.clock)
-
-
-_OWN_REFERENCES = 2  # to the storage of a persistent allocation: of the tensor that keeps it, and of its Python object
+    def _note(self, tensor: torch.Tensor, name: str) -> None:
+        """Remember who writes its words."""
+        allocation = self.simulation.storages.allocation_of(tensor, self.simulation.hosts.current(), name)
+        allocation.words = Words(allocation.sip)
 
 
 def part_of(tensor: torch.Tensor) -> Part | None:
@@ -314,11 +331,9 @@ def current() -> SymmetricMemory | None:
 def install(patches: Patches, memory: SymmetricMemory) -> None:
     """Let ``memory`` answer torch's Python module, for as long as the patches are in place."""
     symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
-    for name in (
-        "empty_strided_p2p", "rendezvous", "set_backend", "get_backend", "has_multicast_support", "is_symm_mem_tensor",
-    ):  # fmt: skip
+    for name in _STATIC:
         patches.set(symmetric, name, staticmethod(getattr(memory, name)))
-    for name in ("memset32", "stream_write_value32"):
+    for name in _STREAM_WRITES:
         patches.set(symmetric, name, staticmethod(getattr(symmetric_ops.StreamWrites(memory), name)))
     patches.set(symmetric, "set_group_info", staticmethod(lambda *args, **kwargs: None))
     patches.set(symmetric, "get_mempool_allocator", staticmethod(_no_pool))
@@ -335,11 +350,11 @@ def install_module(patches: Patches, module: Any) -> None:
     if memory is None:
         return
     symmetric_ops.register(current)  # importing it has defined some
-    for name in ("_group_name_to_store", "_group_name_to_workspace_tensor", "_backend_streams", "_symm_mem_pools"):
+    for name in _PER_RANK:
         patches.set(module, name, PerRank(memory.rank))
     patches.set(module, "_should_use_implicit_mempool", lambda: False)
     patches.set(module, "is_nvshmem_available", lambda: False)
-    for name in ("_is_test_mode", "_mocked_group_names"):  # a rank that is unwound leaves them as it set them
+    for name in _LEFT_SET:  # a rank that is unwound leaves them as it set them
         patches.set(module, name, getattr(module, name))
 
 

@@ -9,18 +9,27 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from kernbench.runtime_api.locations import user_location
-from kernbench.runtime_api.signal_launch import Swap, submit_signals
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.groups import Communicator
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.signal_launch import Swap, submit_signals
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.relies_on import Reliance
 
-if TYPE_CHECKING:
-    from kernbench.runtime_api.groups import ProcessGroup as Communicator
-    from kernbench.torch_backend.process_groups.group import SimProcessGroup
-    from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
+RELIES_ON = (
+    Reliance("torch._C._distributed_c10d._SymmetricMemory", "words are written by these", has=(
+        "memset32", "stream_write_value32",
+    )),
+    Reliance(
+        "torch._prims_common.make_contiguous_strides_for", "strides of a tensor in a buffer",
+        holds=lambda strides: tuple(strides((2, 3))) == (3, 1),
+    ),
+)  # fmt: skip
 
 
 class Part:
@@ -28,6 +37,7 @@ class Part:
 
     Attributes:
         rank: of the world.
+        device: index of the GPU that it is on.
         nbytes: of the buffer.
         pad: ``[n]`` uint32 signal words.
         group_name: of the group that it was allocated for, if one was named.
@@ -35,9 +45,9 @@ class Part:
         tables: per group, the tables of addresses that kernels read.
     """
 
-    def __init__(self, owner: Any, storage: Any, pad: torch.Tensor, group_name: str | None) -> None:
-        self.rank = owner.rank
-        self.sip = owner.sip
+    def __init__(self, rank: int | None, device: int, storage: Any, pad: torch.Tensor, group_name: str | None) -> None:
+        self.rank = rank
+        self.device = device
         self.nbytes = storage.nbytes()
         self.pad = pad
         self.group_name = group_name
@@ -64,9 +74,8 @@ class Handle:
         offset: bytes from the start of the allocation to the tensor that was brought.
     """
 
-    def __init__(self, memory: SymmetricMemory, group: SimProcessGroup, parts: list[Part], offset: int) -> None:
-        self._memory = memory
-        self._ctx = memory.ctx
+    def __init__(self, simulation: Simulation, group: SimProcessGroup, parts: list[Part], offset: int) -> None:
+        self._simulation = simulation
         self._group = group
         self._parts = parts
         self._storages = [part.storage() for part in parts]
@@ -78,6 +87,12 @@ class Handle:
         where = f"rank {self.rank} of {self.world_size}, {self.buffer_size} bytes"
         return f"<symmetric memory of {self._group.communicator.name}: {where}>"
 
+    def _readable(self, addresses: Sequence[int]) -> torch.Tensor:
+        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
+        made = torch.tensor(list(addresses), dtype=torch.int64)
+        self._simulation.storages.adopt(made, self._simulation.hosts.current(), "table of addresses")
+        return made
+
     # -- what there is -----------------------------------------------------------------------------------------------
 
     @property
@@ -87,7 +102,7 @@ class Handle:
     @property
     def device(self) -> torch.device:
         """The GPU of this rank."""
-        return torch.device("cuda", self._memory.devices.index_of_sip(self._parts[self.rank].sip))
+        return torch.device("cuda", self._parts[self.rank].device)
 
     @property
     def buffer_size(self) -> int:
@@ -123,18 +138,18 @@ class Handle:
         part = self._parts[self.rank]
         key = (self._group.communicator, what)
         if key not in part.tables:
-            part.tables[key] = self._memory.table(addresses)
+            part.tables[key] = self._readable(addresses)
         return part.tables[key].data_ptr()
 
     def has_multicast_support(self) -> bool:
-        return self._ctx.topology.system.sips.reduces_in_switch
+        return self._simulation.topology.system.sips.reduces_in_switch
 
     @property
     def multicast_ptr(self) -> int:
         """Address through which ``multimem`` instructions reach all members' buffers; 0 where no switch multicasts."""
         if not self.has_multicast_support():
             return 0
-        return self._ctx.kernel_memory.multicast.address_of(self.buffer_ptrs, self.buffer_size)
+        return self._simulation.kernels.memory.multicast.address_of(self.buffer_ptrs, self.buffer_size)
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
@@ -191,9 +206,9 @@ class Handle:
         self._launch("wait_signal", channel, timeout_ms, [[self._wait(src_rank, channel)]])
 
     def _launch(self, name: str, channel: int, timeout_ms: int, chains: list[list[Swap]]) -> Operation:
-        return submit_signals(
-            self._ctx, f"symm_mem {name}", chains, user_location(), timeout_ms / 1e3 if timeout_ms > 0 else None
-        )
+        kernels, deadlines = self._simulation.kernels, self._simulation.deadlines
+        timeout = timeout_ms / 1e3 if timeout_ms > 0 else None
+        return submit_signals(kernels, deadlines, f"symm_mem {name}", chains, user_location(), timeout)
 
     def _put(self, peer: int, channel: int) -> Swap:
         members = self._group.communicator.ranks
@@ -209,7 +224,7 @@ class Handle:
 
     def _swap(self, at: int, index: int, expected: int, value: int, text: str) -> Swap:
         pad = self._parts[at].pad
-        allocation = self._ctx.engine.memory.find_host(pad.data_ptr())
+        allocation = self._simulation.engine.memory.find_host(pad.data_ptr())
         assert allocation is not None
         return Swap(pad.view(torch.int32).numpy(), index, expected, value, allocation.words, text)
 

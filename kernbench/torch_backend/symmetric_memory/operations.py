@@ -3,8 +3,6 @@
 Collectives over symmetric buffers are posted like others, each with the algorithm of :mod:`kernbench.ccl` that it is on
 hardware, on a stream of their own; the current stream waits for them. Sums are made in the order of the ranks and kept wide.
 Those that torch writes in Python (fused products, low-contention collectives) run as they are.
-
-Relies on: the names of torch's functions in :data:`WRITTEN_IN_PYTHON`.
 """
 
 from __future__ import annotations
@@ -13,20 +11,38 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.groups import Signature
+from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.gpu.recording import open_recorder
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.relies_on import Reliance
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
-if TYPE_CHECKING:
-    from kernbench.torch_backend.process_groups.group import SimProcessGroup
-    from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory
+
+class Meetings(Protocol):
+    """The symmetric memory of the ranks that run, as far as operations need it."""
+
+    devices: Devices
+
+    @property
+    def simulation(self) -> Simulation:
+        """Theirs."""
+
+    def rendezvous(self, tensor: torch.Tensor, group_name: str) -> Any:
+        """Meet the others of a group over a tensor; None if it is not in symmetric memory."""
+
+    def channel_of(self, group: SimProcessGroup) -> Communicator:
+        """What the members of a group post these operations to."""
+
 
 NAMESPACE = "symm_mem"
 
@@ -43,6 +59,17 @@ WRITTEN_IN_PYTHON = {
 }
 """Operations that torch registers for CUDA only, and the functions of its module that compute them."""
 
+
+RELIES_ON = (
+    Reliance(MODULE, "these compute what is registered for CUDA only", has=tuple(WRITTEN_IN_PYTHON.values())),
+    Reliance(
+        "torch._C._dispatch_get_all_op_names", "the operations are read off the dispatcher",
+        holds=lambda names: f"{NAMESPACE}::one_shot_all_reduce" in names(),
+    ),
+    Reliance("torch._C._dispatch_has_kernel_for_dispatch_key", "those that the CPU computes are left alone"),
+    Reliance("torch.distributed.distributed_c10d._resolve_process_group", "groups are known by name"),
+    Reliance("torch.distributed.distributed_c10d.GroupName", "its type of a group's name"),
+)  # fmt: skip
 
 _known: set[str] = set()
 """Operations that have been looked at."""
@@ -61,7 +88,7 @@ def operations(imported: bool) -> list[str]:
     return sorted(name for name in everything if name.startswith(f"{NAMESPACE}::"))
 
 
-def register(current: Callable[[], SymmetricMemory | None]) -> None:
+def register(current: Callable[[], Meetings | None]) -> None:
     """Give the operations that nothing on this machine computes kernels for the simulated GPUs of the ``current`` ranks."""
     names = operations(MODULE in sys.modules)
     if len(names) == len(_known):
@@ -75,7 +102,7 @@ def register(current: Callable[[], SymmetricMemory | None]) -> None:
         _known.add(name)
 
 
-def _kernel(current: Callable[[], SymmetricMemory | None], name: str) -> Callable[..., Any]:
+def _kernel(current: Callable[[], Meetings | None], name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         memory = current()
         if memory is None:
@@ -104,7 +131,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 class StreamWrites:
     """Words that a stream writes: what ``cuStreamWriteValue32`` and ``cuMemsetD32Async`` do."""
 
-    def __init__(self, memory: SymmetricMemory) -> None:
+    def __init__(self, memory: Meetings) -> None:
         self._devices = memory.devices
 
     def stream_write_value32(self, input: torch.Tensor, offset: int, val: int) -> torch.Tensor:
@@ -121,13 +148,13 @@ class StreamWrites:
             raise RuntimeError(f"{name}: expected a contiguous tensor")
         if offset < 0 or count <= 0 or offset + count > input.numel():
             raise RuntimeError(f"{name}: words {offset} to {offset + count} of a tensor that has {input.numel()}")
-        ctx = self._devices.ctx
-        me = ctx._me()
-        ctx.settle_stream()
+        simulation = self._devices.simulation
+        me = simulation.hosts.current()
+        simulation.values.settle_stream()
         words = input.detach().view(torch.int32).view(-1)
         words[offset : offset + count].numpy()[:] = torch.tensor(val, dtype=torch.int64).to(torch.int32).item()
         op = self._devices.mine().enqueue(name, stated_cost(LEAST))
-        allocation = ctx.storages.adopt(input, me).allocation
+        allocation = simulation.storages.allocation_of(input, me)
         if allocation.words is None:
             allocation.words = Words(allocation.sip)
         party = Party([op])
@@ -141,20 +168,16 @@ class StreamWrites:
 class _Operations:
     """A method per operation that C++ writes on hardware; names without the underscores at their ends."""
 
-    def __init__(self, memory: SymmetricMemory) -> None:
+    def __init__(self, memory: Meetings) -> None:
         self._memory = memory
-        self._ctx = memory.ctx
+        self._simulation = memory.simulation
         self._writes = StreamWrites(memory)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """What an operation consists of is recorded: torch has stepped out of the mode that does that."""
-        recorder = self._memory.devices.mine().recorder
-        recorder.open()
-        try:
+        with open_recorder(self._memory.devices.recorder_of(self._simulation.hosts.current_rank())):
             yield
-        finally:
-            recorder.close()
 
     # -- all-reduce --------------------------------------------------------------------------------------------------
 
@@ -304,10 +327,10 @@ class _Operations:
         return group
 
     def _require_multicast(self, name: str) -> None:
-        if not self._ctx.topology.system.sips.reduces_in_switch:
+        if not self._simulation.topology.system.sips.reduces_in_switch:
             raise RuntimeError(
-                f"{name}: requires multicast support, which the switches of {self._ctx.topology.system.name} do not have: use "
-                "one_shot_all_reduce or two_shot_all_reduce_, or a system with NVLink SHARP (dgx_h100)"
+                f"{name}: requires multicast support, which the switches of {self._simulation.topology.system.name} do not "
+                "have: use one_shot_all_reduce or two_shot_all_reduce_, or a system with NVLink SHARP (dgx_h100)"
             )
 
     def _post(
@@ -323,14 +346,14 @@ class _Operations:
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Meet the other members in a collective; the current stream waits for it."""
-        ctx = self._ctx
-        ctx.settle_stream()
+        simulation = self._simulation
+        simulation.values.settle_stream()
         shape = None if shape_of is None else tuple(shape_of.shape)
         kind = dtype if shape_of is None else shape_of.dtype
         signature = Signature(op, shape, kind, None if reduction is None else reduction.value, None, algorithm)
         channel = self._memory.channel_of(group)
         with torch.no_grad():
-            ctx.wait_on_stream(ctx.distributed.matcher.post(channel, signature, inputs, outputs))
+            simulation.wait_on_stream(simulation.matcher.post(channel, signature, inputs, outputs))
         return result
 
 

@@ -7,16 +7,16 @@ import functools
 import torch
 
 from kernbench import triton_engine
-from kernbench.runtime_api.current import current_context
+from kernbench.simulation.current import current_simulation
 from kernbench.topology import load_device, resolve_topology, shipped_devices
 from kernbench.topology.device import DeviceSpec
 
 
 def target_device(tensor: torch.Tensor) -> DeviceSpec:
     """The device that tiles are chosen for: the simulated SIP, the real GPU, else the SIP of the default system."""
-    ctx = current_context()
-    if ctx is not None:
-        return ctx.topology.device
+    simulation = current_simulation()
+    if simulation is not None:
+        return simulation.topology.device
     if tensor.is_cuda:
         return _gpu(tensor.device.index or 0)
     return _default()

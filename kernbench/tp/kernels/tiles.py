@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernbench.runtime_api.types import short_dtype
+from kernbench.simulation.tensors import short_dtype
 from kernbench.topology.device import DeviceSpec
 
 

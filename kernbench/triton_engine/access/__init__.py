@@ -24,6 +24,7 @@ on the line of the store.
 
 from __future__ import annotations
 
+from .addresses import visit, wave_bytes
 from .footprint import Piece
 from .gathered import flat_index
 from .loads import load
@@ -31,4 +32,4 @@ from .operands import Access
 from .stores import store
 from .strided import pieces
 
-__all__ = ["Access", "Piece", "flat_index", "load", "pieces", "store"]
+__all__ = ["Access", "Piece", "flat_index", "load", "pieces", "store", "visit", "wave_bytes"]

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.memory import HostAllocation
 
 from .footprint import Cell, Footprint
 from .operands import Access
 
 
-def out_of_bounds(access: Access, offset: int, allocation: Allocation | None, cell: Cell | None) -> NoReturn:
+def out_of_bounds(access: Access, offset: int, allocation: HostAllocation | None, cell: Cell | None) -> NoReturn:
     """Raise the out-of-bounds error for a byte offset into (or an address outside of) an allocation."""
-    b, info = access.b, access.info
-    verb = "writes" if "store" in info.name else "updates" if "atomic" in info.name else "reads"
-    where = b.describe_lanes(cell)
+    batch, info = access.batch, access.info
+    verb = "updates" if info.row.reads and info.row.writes else "writes" if info.row.writes else "reads"
+    where = batch.describe_lanes(cell)
     if allocation is None:
         what = f"{verb} address {offset:#x}, which belongs to no live tensor"
     else:
@@ -29,14 +29,14 @@ def out_of_bounds(access: Access, offset: int, allocation: Allocation | None, ce
     error = MemoryAccessError(
         f"kernel {info.kernel}: {what}\n  {where}\n  at {info.loc}\n  {info.name} of tile {access.tile}"
     )
-    error.ranks = tuple(b.ranks(cell))  # type: ignore[attr-defined]
+    error.ranks = tuple(batch.ranks(cell))  # type: ignore[attr-defined]
     raise error
 
 
-def first_outside(access: Access, c: int, foot: Footprint, allocation: Allocation, cell: Cell) -> None:
+def first_outside(access: Access, origin: int, foot: Footprint, allocation: HostAllocation, cell: Cell) -> None:
     """Find the first program of a piece that leaves the allocation, and the first element it reaches.
 
-    ``c``: byte offset of the piece's first element.
+    ``origin``: byte offset of the piece's first element.
     """
     item, nl, steps, sizes = access.item, len(cell), foot.strides, foot.sizes
     tile = torch.zeros((1,) * (len(sizes) - nl), dtype=torch.int64)
@@ -46,7 +46,7 @@ def first_outside(access: Access, c: int, foot: Footprint, allocation: Allocatio
         tile = tile + (torch.arange(n) * (s * item)).reshape(shape)
     least, most = int(tile.min()), int(tile.max())
     for lane in np.ndindex(*sizes[:nl]):
-        base = c + sum(i * s for i, s in zip(lane, steps, strict=False)) * item
+        base = origin + sum(i * s for i, s in zip(lane, steps, strict=False)) * item
         if base + least < 0 or base + most + item > allocation.nbytes:
             offsets = (tile + base).reshape(-1)
             bad = offsets[(offsets < 0) | (offsets + item > allocation.nbytes)]
@@ -54,15 +54,13 @@ def first_outside(access: Access, c: int, foot: Footprint, allocation: Allocatio
             out_of_bounds(access, int(bad[0]), allocation, here)
 
 
-def gather_outside(
-    access: Access, index: Tensor, active: Tensor | None, allocation: Allocation, offset: int
-) -> NoReturn:
+def gather_outside(access: Access, index: Tensor, allocation: HostAllocation, offset: int) -> NoReturn:
     """Find the lane that reaches byte ``offset`` of an allocation, and raise the error for it."""
     where = (index == offset).nonzero()
-    lane = tuple(where[0].tolist()[: len(access.b.lanes)]) if len(where) else ()
+    lane = tuple(where[0].tolist()[: len(access.batch.lanes)]) if len(where) else ()
     out_of_bounds(
         access,
         offset,
         allocation,
-        tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, access.b.lanes, strict=False)),
+        tuple((i, i + 1) if n > 1 else (0, m) for i, n, m in zip(lane, index.shape, access.batch.lanes, strict=False)),
     )

@@ -6,17 +6,19 @@ elements are kept in a :class:`Footprint`; a :class:`Piece` is a footprint at an
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import final
 
 from torch import Tensor
 from torch import dtype as Dtype
 
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.memory import HostAllocation
 
 Cell = tuple[tuple[int, int], ...]
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Footprint:
     """A rectangle of lanes and tile elements whose address is affine, relative to the address of lane and element zero.
 
@@ -26,34 +28,25 @@ class Footprint:
     the one first in memory. ``steps`` are the strides without their signs; ``backwards`` the dimensions that had one.
     """
 
-    __slots__ = ("active", "at", "backwards", "distinct", "flip", "least", "most", "shift", "sizes", "steps", "strides")
+    sizes: list[int]
+    strides: list[int]
+    at: tuple[slice | None, ...]
+    shift: int
+    least: int
+    most: int
+    active: int
+    #: No two elements share an address.
+    distinct: bool = field(init=False)
+    flip: int = field(init=False)
+    backwards: list[int] = field(init=False)
+    steps: list[int] = field(init=False)
 
-    def __init__(
-        self,
-        sizes: list[int],
-        strides: list[int],
-        at: tuple[slice | None, ...],
-        shift: int,
-        least: int,
-        most: int,
-        active: int,
-    ) -> None:
-        self.sizes = sizes
-        self.strides = strides
-        self.at = at
-        self.shift = shift
-        self.least = least
-        self.most = most
-        self.active = active
-        #: No two elements share an address.
+    def __post_init__(self) -> None:
+        sizes, strides = self.sizes, self.strides
         self.distinct = _distinct(sizes, strides)
-        self.flip = 0
-        self.backwards: list[int] = []
-        self.steps = strides
-        if min(strides, default=0) < 0:  # torch has no negative strides
-            self.steps = [abs(s) for s in strides]
-            self.backwards = [d for d, s in enumerate(strides) if s < 0]
-            self.flip = sum(strides[d] * (sizes[d] - 1) for d in self.backwards)
+        self.steps = [abs(s) for s in strides]  # torch has no negative strides
+        self.backwards = [d for d, s in enumerate(strides) if s < 0]
+        self.flip = sum(strides[d] * (sizes[d] - 1) for d in self.backwards)
 
 
 def _distinct(sizes: list[int], strides: list[int]) -> bool:
@@ -67,9 +60,13 @@ def _distinct(sizes: list[int], strides: list[int]) -> bool:
 
 
 def footprint(
-    strides: tuple[int, ...], sizes: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...], cell: Cell, item: int
+    strides: tuple[int, ...],
+    sizes: tuple[int, ...],
+    bounds: tuple[tuple[int, ...], tuple[int, ...]],
+    cell: Cell,
+    item: int,
 ) -> Footprint | None:
-    """The footprint of lanes ``cell`` and tile elements ``low <= index < high``; None if that is empty.
+    """The footprint of lanes ``cell`` and tile elements between ``bounds``; None if that is empty.
 
     ``strides`` in elements of ``item`` bytes; ``sizes`` 1 marks dimensions along which nothing changes.
     """
@@ -79,7 +76,7 @@ def footprint(
     shift = least = most = 0
     active = 1
     nl = len(cell)
-    for k, (start, stop) in enumerate((*cell, *zip(low, high, strict=True))):
+    for k, (start, stop) in enumerate((*cell, *zip(*bounds, strict=True))):
         n = stop - start
         if n <= 0:
             return None
@@ -104,19 +101,15 @@ def footprint(
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Piece:
     """A footprint in an allocation. ``offset``: its first element; ``lanes``: the lanes it belongs to."""
 
-    __slots__ = ("allocation", "at", "foot", "lanes", "offset")
-
-    def __init__(
-        self, allocation: Allocation, offset: int, foot: Footprint, at: tuple[slice | None, ...], lanes: Cell
-    ) -> None:
-        self.allocation = allocation
-        self.offset = offset
-        self.foot = foot
-        self.at = at
-        self.lanes = lanes
+    allocation: HostAllocation
+    offset: int
+    foot: Footprint
+    at: tuple[slice | None, ...]
+    lanes: Cell
 
     @property
     def sizes(self) -> list[int]:
@@ -133,9 +126,9 @@ class Piece:
         return view, foot.backwards
 
     def read(self, dtype: Dtype) -> Tensor:
-        foot = self.foot
-        view = self.allocation.flat(dtype).as_strided(foot.sizes, foot.steps, self.offset + foot.flip)
-        return view.flip(foot.backwards) if foot.backwards else view
+        """What it holds: a view of memory where no dimension runs backwards."""
+        view, backwards = self.view(dtype)
+        return view.flip(backwards) if backwards else view
 
     @property
     def where(self) -> tuple[slice, ...]:

@@ -7,28 +7,28 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.values import dense_mask
 
 from .faults import gather_outside, out_of_bounds
 from .operands import Access
 
 
-def flat_index(access: Access) -> list[tuple[Allocation, Tensor, Tensor | None]]:
+def flat_index(access: Access) -> list[tuple[HostAllocation, Tensor, Tensor | None]]:
     """Element indices (shape: broadcastable lanes + tile) per allocation, with the mask of elements in it."""
-    b, item = access.b, access.item
+    batch, item = access.batch, access.item
     active = access.dense
     if access.box is not None:
-        active = dense_mask(access.box, b.lanes, access.tile)  # type: ignore[assignment]
+        active = dense_mask(access.box, batch.lanes, access.tile)  # type: ignore[assignment]
     p = access.pointer
-    if p.root is not None and b.rank_index is None:
-        allocation, start = b.x.roots[p.root][b.rank]
-        index = b.x.offsets(b, p, access.tile)
+    if p.root is not None and batch.rank_index is None:
+        allocation, start = batch.execution.roots[p.root][batch.rank]
+        index = batch.execution.offsets(batch, p, access.tile)
         if start:
             index = index + start
     else:
         allocation = None
-        index = b.x.addresses(b, p, access.tile)
+        index = batch.execution.addresses(batch, p, access.tile)
     if active is not None:
         shape = torch.broadcast_shapes(index.shape, active.shape)
         index, active = index.expand(shape), active.expand(shape)
@@ -37,7 +37,7 @@ def flat_index(access: Access) -> list[tuple[Allocation, Tensor, Tensor | None]]
         index = torch.where(active, index, index[active][0])
     least, most = (int(v) for v in torch.aminmax(index)) if index.numel() else (0, 0)
     if allocation is None:
-        allocation = b.x.find(least)
+        allocation = access.find(least)
         if allocation is None:
             out_of_bounds(access, least, None, None)
         if most >= allocation.base + allocation.nbytes:
@@ -45,24 +45,26 @@ def flat_index(access: Access) -> list[tuple[Allocation, Tensor, Tensor | None]]
         index = index - allocation.base
         least, most = least - allocation.base, most - allocation.base
     if least < 0 or most + item > allocation.nbytes:
-        gather_outside(access, index, active, allocation, least if least < 0 else most)
+        gather_outside(access, index, allocation, least if least < 0 else most)
     if item > 1:
         index = index >> (item.bit_length() - 1)
-    b.x.touch(access.info, allocation, active_elements(access, active) * item, least, most + item)
+    access.touch(allocation, active_elements(access, active) * item, least, most + item)
     return [(allocation, index, active)]
 
 
 def active_elements(access: Access, active: Tensor | None) -> int:
     """How many elements the access moves: those of all lanes where ``active``."""
-    total = prod(access.b.lanes) * prod(access.tile)
+    total = prod(access.batch.lanes) * prod(access.tile)
     if active is None:
         return total
     return int(active.sum()) * (total // max(active.numel(), 1))
 
 
-def _several(access: Access, address: Tensor, active: Tensor | None) -> list[tuple[Allocation, Tensor, Tensor | None]]:
+def _several(
+    access: Access, address: Tensor, active: Tensor | None
+) -> list[tuple[HostAllocation, Tensor, Tensor | None]]:
     """Indices of addresses that lie in several allocations."""
-    out: list[tuple[Allocation, Tensor, Tensor | None]] = []
+    out: list[tuple[HostAllocation, Tensor, Tensor | None]] = []
     item = access.item
     left = torch.ones_like(address, dtype=torch.bool) if active is None else active.clone()
     while True:
@@ -70,12 +72,12 @@ def _several(access: Access, address: Tensor, active: Tensor | None) -> list[tup
         if not rest.numel():
             return out
         least = int(rest.min())
-        allocation = access.b.x.find(least)
+        allocation = access.find(least)
         if allocation is None:
             out_of_bounds(access, least, None, None)
         here = left & (address >= allocation.base) & (address < allocation.base + allocation.nbytes)
         index = torch.where(here, (address - allocation.base) >> (item.bit_length() - 1), 0)
         count = int(here.sum())
-        access.b.x.touch(access.info, allocation, count * item, 0, allocation.nbytes)
+        access.touch(allocation, count * item, 0, allocation.nbytes)
         out.append((allocation, index, here))
         left = left & ~here

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import FLOAT8
-from kernbench.triton_engine.memory import Allocation
-from kernbench.triton_engine.values import Aff, Ptr, filled
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import FLOAT8
+from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.values import Ptr, filled
 
 from .footprint import Piece
 from .gathered import flat_index
@@ -22,46 +22,35 @@ from .windows import load_windows
 
 
 def load(
-    b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
+    batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
 ) -> Tensor | None:
     """Load a tile; None when the mask is false everywhere and the result is ``other``."""
-    access = Access(b, info, p, tile, dtype.itemsize, mask)
+    access = Access(batch, info, p, tile, dtype.itemsize, mask)
     if access.masked_off:
         return None
-    dense = access.dense
-    if p.den is None:
-        if dense is not None and b.x.checks is None:
-            found = _load_masked(access, dense, dtype, other)
-            if found is not None:
-                return found
-        elif dense is None:
-            if b.rank_index is not None and b.x.checks is None:
-                tiles = load_ranks(access, dtype)
-                if tiles is not None:
-                    return tiles
-            elif type(p.off) is Aff and p.off.arr is not None and b.x.checks is None:
-                windows = load_windows(access, dtype, other)
-                if windows is not None:
-                    return windows
-            cut = pieces(access, access.box)
-            if cut is not None:
-                if b.x.checks is not None:
-                    for piece in cut[0]:
-                        b.x.checks.read_piece(b, info, piece, dtype.itemsize)
-                return _load_pieces(info, cut[0], cut[1], dtype, other)
+    checks = batch.execution.checks
+    if p.scattered is None:
+        if checks is None:
+            for way in (_load_masked, load_ranks, load_windows):
+                found = way(access, dtype, other)
+                if found is not None:
+                    return found
+        cut = pieces(access, access.box) if access.dense is None else None
+        if cut is not None:
+            if checks is not None:
+                for piece in cut[0]:
+                    checks.read_piece(access, piece)
+            return _load_pieces(info, cut[0], cut[1], dtype, other)
     raw = torch.uint8 if dtype in FLOAT8 else dtype
-    if raw is dtype:
-        fill = 0 if other is None else other
-    else:
-        fill = _as_bytes(other, dtype)
-    if b.x.checks is None:
+    fill = _as_bytes(other, dtype) if raw is not dtype else 0 if other is None else other
+    if checks is None:
         rows = load_rows(access, raw, fill)
         if rows is not None:
             return rows if raw is dtype else rows.view(dtype)
     groups = flat_index(access)
-    if b.x.checks is not None:
+    if checks is not None:
         for allocation, index, here in groups:
-            b.x.checks.read_index(b, info, allocation, index, here, dtype.itemsize)
+            checks.read_index(access, allocation, index, here)
     if not groups:
         return None
     if len(groups) == 1 and groups[0][2] is None:
@@ -82,7 +71,7 @@ def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _gather(groups: list[tuple[Allocation, Tensor, Tensor | None]], dtype: torch.dtype, other: Any) -> Tensor:
+def _gather(groups: list[tuple[HostAllocation, Tensor, Tensor | None]], dtype: torch.dtype, other: Any) -> Tensor:
     """The elements of several allocations, ``other`` where none is read."""
     out: Any = other if type(other) is Tensor else torch.tensor(other, dtype=dtype)
     for allocation, index, here in groups:
@@ -108,16 +97,13 @@ def _load_pieces(
     return out
 
 
-def _load_masked(access: Access, mask: Tensor, dtype: torch.dtype, other: Any) -> Tensor | None:
+def _load_masked(access: Access, dtype: torch.dtype, other: Any) -> Tensor | None:
     """Affine addresses under an arbitrary mask: read everything if all of it lies inside the allocation."""
-    if not access.b.x.whole_in_bounds(access.b, access.pointer, access.tile, access.item):
-        return None
-    if dtype in FLOAT8:
+    mask = access.dense
+    if mask is None or dtype in FLOAT8 or not access.whole_in_bounds():
         return None
     cut = pieces(access, None)
-    if cut is None:
-        return None
-    values = _load_pieces(access.info, cut[0], cut[1], dtype, None)
+    values = None if cut is None else _load_pieces(access.info, cut[0], cut[1], dtype, None)
     if values is None:
         return None
     fill = other if type(other) is Tensor else torch.tensor(0 if other is None else other, dtype=dtype)

@@ -7,8 +7,12 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.values import Aff, Box, Ptr
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.values import Affine, Box, Ptr
+
+#: First index, and the one past the last, per tile dimension: ints, arrays over the lanes, or None where there is no mask.
+Bounds = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 @final
@@ -19,10 +23,12 @@ class Access:
     unless the access is ``masked_off`` entirely.
     """
 
-    __slots__ = ("b", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
+    __slots__ = ("batch", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
 
-    def __init__(self, b: Any, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True) -> None:
-        self.b = b
+    def __init__(
+        self, batch: Any, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True
+    ) -> None:
+        self.batch = batch
         self.info = info
         self.pointer = pointer
         self.tile = tile
@@ -37,46 +43,54 @@ class Access:
         else:
             self.masked_off = not mask
 
+    def find(self, address: int) -> HostAllocation | None:
+        """The live allocation that an address falls into."""
+        found: HostAllocation | None = self.batch.execution.find(address)
+        return found
+
+    def touch(self, allocation: HostAllocation, nbytes: int, low: int, high: int) -> None:
+        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation."""
+        self.batch.execution.touch(self.info, allocation, nbytes, low, high)
+
+    def whole_in_bounds(self) -> bool:
+        """True if every element of an affine access, masked or not, lies inside one allocation."""
+        return bool(self.batch.execution.whole_in_bounds(self.batch, self.pointer, self.tile, self.item))
+
     def affine_pointer(self) -> tuple[int, tuple[int, ...], tuple[int, ...], np.ndarray | None]:
         """The pointer's byte offset: constant, strides over lanes and tile, and what is not affine over the lanes."""
-        off = self.pointer.off
-        if type(off) is Aff:
-            return off.c, off.ls, off.ts, off.arr
-        return off, (0,) * len(self.b.lanes), (0,) * len(self.tile), None
+        off = self.pointer.offset
+        if type(off) is Affine:
+            return off.constant, off.lane_strides, off.tile_strides, off.per_lane
+        return off, (0,) * len(self.batch.lanes), (0,) * len(self.tile), None
 
-    def mask_bounds(self, mask: Box | None) -> tuple[tuple[Any, ...], tuple[Any, ...], list[np.ndarray]]:
-        """First and last index per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""
+    def mask_bounds(self, mask: Box | None) -> tuple[Bounds, list[np.ndarray]]:
+        """Its bounds per tile dimension, clipped to the tile (None: no mask there), and those that are arrays."""
         if mask is None:
             none = (None,) * len(self.tile)
-            return none, none, []
+            return (none, none), []
         low: list[Any] = [None] * len(self.tile)
         high: list[Any] = [None] * len(self.tile)
         varying: list[np.ndarray] = []
-        for j, bound in enumerate(mask.bounds):
-            if bound is None:
+        for j, pair in enumerate(mask.bounds):
+            if pair is None:
                 continue
-            lo: Any
-            hi: Any
-            lo, hi = bound
-            n = self.tile[j]
-            if type(lo) is np.ndarray:
-                lo = np.clip(lo, 0, n)
-                varying.append(lo)
-            else:
-                lo = 0 if lo < 0 else n if lo > n else lo
-            if type(hi) is np.ndarray:
-                hi = np.clip(hi, 0, n)
-                varying.append(hi)
-            else:
-                hi = 0 if hi < 0 else n if hi > n else hi
-            low[j], high[j] = lo, hi
-        if varying:
-            return *filled_bounds(low, high, self.tile), varying
-        return tuple(low), tuple(high), varying
+            for limits, limit in zip((low, high), pair, strict=True):
+                limits[j] = clipped = _clipped(limit, self.tile[j])
+                if type(clipped) is np.ndarray:
+                    varying.append(clipped)
+        bounds = tuple(low), tuple(high)
+        return filled_bounds(bounds, self.tile) if varying else bounds, varying
 
 
-def filled_bounds(low: Any, high: Any, tile: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _clipped(limit: Any, extent: int) -> Any:
+    if type(limit) is np.ndarray:
+        return np.clip(limit, 0, extent)
+    return 0 if limit < 0 else extent if limit > extent else limit
+
+
+def filled_bounds(bounds: Bounds, tile: tuple[int, ...]) -> Bounds:
     """Bounds with the whole tile where there is no mask."""
+    low, high = bounds
     return (
         tuple([0 if v is None else v for v in low]),
         tuple([n if v is None else v for v, n in zip(high, tile, strict=True)]),

@@ -14,15 +14,16 @@ order among them shows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.memory import Allocation
-from kernbench.triton_engine.values import Aff, dense_int, dense_mask
+from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.values import Affine, dense_int, dense_mask
 
 from .footprint import Footprint, footprint
 from .gathered import active_elements
@@ -32,51 +33,46 @@ from .operands import Access
 _SHORTEST = 8
 
 
-@final
+@dataclass(slots=True, eq=False)
 class _Rows:
     """An access as rows: ``index`` are the byte offsets (or addresses) where they begin, size 1 along the tile dimensions
     ``along``; ``columns`` are the first and last element of each of those that any row needs. ``wanted``: the rows of
     which ``active`` elements are accessed (None: all)."""
 
-    __slots__ = ("active", "along", "columns", "foot", "index", "wanted")
-
-    def __init__(
-        self,
-        index: Tensor,
-        along: list[int],
-        columns: list[tuple[int, int]],
-        foot: Footprint,
-        active: Tensor | None,
-        wanted: Tensor | None,
-    ) -> None:
-        self.index = index
-        self.along = along
-        self.columns = columns
-        self.foot = foot
-        self.active = active
-        self.wanted = wanted
+    index: Tensor
+    along: list[int]
+    columns: list[tuple[int, int]]
+    foot: Footprint
+    active: Tensor | None
+    wanted: Tensor | None
 
 
 def _rows_of(access: Access) -> _Rows | None:
     """The rows of an access; None if it has none, or accesses nothing."""
-    b, item, tile = access.b, access.item, access.tile
-    lanes: tuple[int, ...] = b.lanes
+    batch, item, tile = access.batch, access.item, access.tile
+    lanes: tuple[int, ...] = batch.lanes
     nl = len(lanes)
-    den = access.pointer.den
-    c, ls, ts, arr = access.affine_pointer()
-    if b.rank_index is not None:
+    scattered = access.pointer.scattered
+    origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
+    if batch.rank_index is not None:
         return None
-    if den is not None:
-        den, steps = _without_steps(den, nl, item)
-        ts = tuple(a + s for a, s in zip(ts, steps, strict=True))
-    along = [j for j, s in enumerate(ts) if s > 0 and s % item == 0 and (den is None or den.shape[nl + j] == 1)]
+    if scattered is not None:
+        scattered, steps = _without_steps(scattered, nl, item)
+        tile_strides = tuple(a + s for a, s in zip(tile_strides, steps, strict=True))
+    along = [
+        j
+        for j, s in enumerate(tile_strides)
+        if s > 0 and s % item == 0 and (scattered is None or scattered.shape[nl + j] == 1)
+    ]
     if prod(tile[j] for j in along) < _SHORTEST:
         return None
     active: Any = access.dense if access.box is None else dense_mask(access.box, lanes, tile)
     active = active if type(active) is Tensor else None
-    off = Aff(c, ls, tuple(0 if j in along else s for j, s in enumerate(ts)), 0, 0, arr)
+    off = Affine(
+        origin, lane_strides, tuple(0 if j in along else s for j, s in enumerate(tile_strides)), 0, 0, per_lane
+    )
     rest = dense_int(off, lanes, tile, torch.int64)
-    index = rest if den is None else rest + den
+    index = rest if scattered is None else rest + scattered
     if type(index) is not Tensor:
         return None
     columns = [_columns(active, nl + j, tile[j]) for j in along]
@@ -90,10 +86,9 @@ def _rows_of(access: Access) -> _Rows | None:
         if bool(wanted.all()):
             wanted = None
     foot = footprint(
-        tuple(ts[j] // item for j in along),
+        tuple(tile_strides[j] // item for j in along),
         tuple(tile[j] for j in along),
-        tuple(low for low, _ in columns),
-        tuple(high for _, high in columns),
+        (tuple(low for low, _ in columns), tuple(high for _, high in columns)),
         (),
         item,
     )
@@ -108,7 +103,7 @@ def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
     found = _rows_of(access)
     if found is None:
         return None
-    nl, tile, active = len(access.b.lanes), access.tile, found.active
+    nl, tile, active = len(access.batch.lanes), access.tile, found.active
     index = found.index
     if found.wanted is not None:
         index, wanted = torch.broadcast_tensors(index, found.wanted)
@@ -117,7 +112,7 @@ def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
     if place is None:
         return None
     allocation, begin, first, end = place
-    access.b.x.touch(access.info, allocation, active_elements(access, active) * access.item, first, end)
+    access.touch(allocation, active_elements(access, active) * access.item, first, end)
     at = (index.reshape(-1) - int(index.min())) >> (access.item.bit_length() - 1)
     memory = allocation.flat(raw).as_strided([int(at.max()) + 1, *found.foot.sizes], [1, *found.foot.steps], begin)
     rows = _in_place(memory.index_select(0, at), index.shape, [nl + j for j in found.along])
@@ -143,7 +138,7 @@ def store_rows(access: Access, source: Tensor) -> bool:
     found = _rows_of(access)
     if found is None or not found.foot.distinct:
         return False
-    lanes, tile, item = access.b.lanes, access.tile, access.item
+    lanes, tile, item = access.batch.lanes, access.tile, access.item
     nl, foot = len(lanes), found.foot
     dims = [nl + j for j in found.along]
     full = tuple(lanes) + tuple(tile)
@@ -169,7 +164,7 @@ def store_rows(access: Access, source: Tensor) -> bool:
     if place is None:
         return False
     allocation, begin, first, end = place
-    access.b.x.touch(access.info, allocation, values.numel() * item, first, end)
+    access.touch(allocation, values.numel() * item, first, end)
     at = (index - int(index.min())) >> (item.bit_length() - 1)
     flat = allocation.flat(source.dtype).numpy()[begin:]
     strides = tuple(s * item for s in (1, *foot.steps))
@@ -178,22 +173,22 @@ def store_rows(access: Access, source: Tensor) -> bool:
     return True
 
 
-def _without_steps(den: Tensor, nl: int, item: int) -> tuple[Tensor, list[int]]:
-    """``den`` as what is left (size 1) where it grows by a constant along a dimension, and those constants."""
-    steps = [0] * (den.ndim - nl)
-    for d in range(den.ndim - 1, nl - 1, -1):
-        n = den.shape[d]
+def _without_steps(scattered: Tensor, nl: int, item: int) -> tuple[Tensor, list[int]]:
+    """``scattered`` as what is left (size 1) where it grows by a constant along a dimension, and those constants."""
+    steps = [0] * (scattered.ndim - nl)
+    for d in range(scattered.ndim - 1, nl - 1, -1):
+        n = scattered.shape[d]
         if n < _SHORTEST:
             continue
-        begin = den.narrow(d, 0, 1)
-        line = den[(0,) * d + (slice(None),) + (0,) * (den.ndim - d - 1)]
+        begin = scattered.narrow(d, 0, 1)
+        line = scattered[(0,) * d + (slice(None),) + (0,) * (scattered.ndim - d - 1)]
         step = int(line[1] - line[0])
         if step <= 0 or step % item or not torch.equal(line, _progression(line[:1], step, n, 0)):
             continue
-        if torch.equal(den, _progression(begin, step, n, d)):
+        if torch.equal(scattered, _progression(begin, step, n, d)):
             steps[d - nl] = step
             return begin, steps
-    return den, steps
+    return scattered, steps
 
 
 def _progression(begin: Tensor, step: int, n: int, dim: int) -> Tensor:
@@ -211,18 +206,18 @@ def _columns(active: Tensor | None, dim: int, n: int) -> tuple[int, int]:
     return (int(needed[0]), int(needed[-1]) + 1) if len(needed) else (0, n)
 
 
-def _place(access: Access, index: Tensor, foot: Footprint) -> tuple[Allocation, int, int, int] | None:
+def _place(access: Access, index: Tensor, foot: Footprint) -> tuple[HostAllocation, int, int, int] | None:
     """Where rows at ``index`` lie: the allocation, the first row's first element, the first byte and the one past the last;
     None if they do not all lie in one allocation."""
-    b, item, p = access.b, access.item, access.pointer
+    batch, item, p = access.batch, access.item, access.pointer
     least, most = (int(v) for v in torch.aminmax(index))
     if p.root is None:
-        allocation = b.x.find(least + foot.least)
+        allocation = access.find(least + foot.least)
         if allocation is None:
             return None
         start = -allocation.base
     else:
-        allocation, start = b.x.roots[p.root][b.rank]
+        allocation, start = batch.execution.roots[p.root][batch.rank]
     first, end = least + start + foot.least, most + start + foot.most
     if first < 0 or end > allocation.nbytes or (least + start) % item:
         return None

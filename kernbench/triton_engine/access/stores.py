@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import FLOAT8
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import FLOAT8
+from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.values import Late, Ptr
 
 from .footprint import Piece
@@ -19,32 +19,29 @@ from .rows import store_rows
 from .strided import pieces
 
 
-def store(b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: Any, mask: Any) -> None:
+def store(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: Any, mask: Any) -> None:
     """Store a tile. Where several lanes write one address, the last lane wins."""
-    access = Access(b, info, p, tile, dtype.itemsize, mask)
+    access = Access(batch, info, p, tile, dtype.itemsize, mask)
     if access.masked_off:
         return
-    dense = access.dense
-    if type(value) is Late and (p.den is not None or dense is not None):
-        value = value.value()
-    if p.den is None and dense is None:
+    checks = batch.execution.checks
+    if p.scattered is None and access.dense is None:
         cut = pieces(access, access.box)
-        if type(value) is Late and (cut is None or len(cut[0]) > 1):
-            value = value.value()
         if cut is not None:
             if len(cut[0]) > 1:
-                value = _own(value, [piece.allocation for piece in cut[0]])
+                value = _own(value.value() if type(value) is Late else value, [piece.allocation for piece in cut[0]])
             for piece in cut[0]:
-                if b.x.checks is not None:
-                    b.x.checks.write_piece(b, info, piece, dtype.itemsize)
+                if checks is not None:
+                    checks.write_piece(access, piece)
                 _store_piece(piece, value, dtype)
             return
-    if p.den is None and dense is not None and b.x.checks is None and _store_masked(access, value, dense, dtype):
-        return
-    _scatter(access, value, dtype)
+    if type(value) is Late:
+        value = value.value()
+    if p.scattered is not None or checks is not None or not _store_masked(access, value, dtype):
+        _scatter(access, value, dtype)
 
 
-def _own(value: Any, targets: list[Allocation]) -> Any:
+def _own(value: Any, targets: list[HostAllocation]) -> Any:
     """``value``, copied if it is a view of memory that is about to be written."""
     if type(value) is Tensor:
         base = value.untyped_storage().data_ptr()
@@ -57,7 +54,7 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
     """Store a tile value, or what is covered of it, to one piece."""
     view, backwards = piece.view(dtype)
     if type(value) is Late:
-        if not backwards and _apart(view, piece, value.args) and value.into(view, *value.args):
+        if not backwards and _apart(view, piece, value.operands) and value.into(view, *value.operands):
             return
         value = value.value()
     if type(value) is not Tensor:
@@ -107,26 +104,22 @@ def _covered(value: Tensor, piece: Piece) -> Tensor:
     return value if plain else value[tuple(index)]
 
 
-def _store_masked(access: Access, value: Any, mask: Tensor, dtype: torch.dtype) -> bool:
+def _store_masked(access: Access, value: Any, dtype: torch.dtype) -> bool:
     """Affine, non-overlapping addresses under an arbitrary mask: write old values back where it is false."""
-    b = access.b
-    if not b.x.whole_in_bounds(b, access.pointer, access.tile, access.item):
+    batch, mask = access.batch, access.dense
+    if mask is None or dtype in FLOAT8 or not access.whole_in_bounds():
         return False
-    if dtype in FLOAT8:
-        return False
-    before = b.x.snapshot_counts()
+    before = batch.execution.snapshot_counts()
     cut = pieces(access, None)
     piece = cut[0][0] if cut is not None and len(cut[0]) == 1 else None
+    full = torch.broadcast_shapes(mask.shape, batch.lanes + access.tile)
     if (
         piece is None
         or not piece.foot.distinct
         or piece.foot.backwards
-        or any(
-            n == 1 and full > 1
-            for n, full in zip(piece.sizes, torch.broadcast_shapes(mask.shape, b.lanes + access.tile), strict=True)
-        )
+        or any(size == 1 and n > 1 for size, n in zip(piece.sizes, full, strict=True))
     ):
-        b.x.restore_counts(before)
+        batch.execution.restore_counts(before)
         return False
     view, _ = piece.view(dtype)
     source = value if type(value) is Tensor else torch.tensor(value, dtype=dtype)
@@ -144,14 +137,15 @@ def _scatter(access: Access, value: Any, dtype: torch.dtype) -> None:
     )
     if source.dtype != raw:
         source = source.contiguous().view(raw) if source.element_size() == 1 else source
-    if access.b.x.checks is None and source.ndim == len(access.b.lanes) + len(access.tile):
+    checks, root = access.batch.execution.checks, access.pointer.root
+    if checks is None and root is not None and source.ndim == len(access.batch.lanes) + len(access.tile):
         plain = source.contiguous().view(torch.int16) if raw is torch.bfloat16 else source
-        base = None if access.pointer.root is None else access.b.x.roots[access.pointer.root][access.b.rank][0]
-        if base is not None and store_rows(access, _own(plain, [base])):
+        target, _ = access.batch.execution.roots[root][access.batch.rank]
+        if store_rows(access, _own(plain, [target])):
             return
     for allocation, index, here in flat_index(access):
-        if access.b.x.checks is not None:
-            access.b.x.checks.write_index(access.b, access.info, allocation, index, here, dtype.itemsize)
+        if checks is not None:
+            checks.write_index(access, allocation, index, here)
         source = _own(source, [allocation])
         shape = torch.broadcast_shapes(index.shape, source.shape)
         index, values = index.expand(shape), source.expand(shape)

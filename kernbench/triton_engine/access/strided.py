@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.triton_engine.memory import Allocation
-from kernbench.triton_engine.values import Aff, Box, lane_array
+from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.values import Affine, Box, lane_array
 
 from .footprint import Piece, footprint
 from .layout import KEPT_FOOTPRINTS, layout_of, place
@@ -22,43 +22,43 @@ _MAX_PIECES = 512
 
 def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ...]] | None:
     """The pieces of an affine access and the shape of its tile value; None if it must be gathered."""
-    b, tile = access.b, access.tile
-    lanes: tuple[int, ...] = b.lanes
+    batch, tile = access.batch, access.tile
+    lanes: tuple[int, ...] = batch.lanes
     nl = len(lanes)
-    c, ls, ts, arr = access.affine_pointer()
-    low, high, varying = access.mask_bounds(mask)
-    allocation: Allocation | None = None
+    origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
+    bounds, varying = access.mask_bounds(mask)
+    allocation: HostAllocation | None = None
     root = access.pointer.root
     if root is not None:
-        bases = b.x.roots[root]
-        if b.rank_index is None:
-            allocation, start = bases[b.rank]
-            c += start
-        elif arr is None and not varying and not ls[0] and b.rank_index.shape[0] == b.rank_index.size:
-            return rank_pieces(access, root, c, ls, ts, low, high)
+        bases = batch.execution.roots[root]
+        if batch.rank_index is None:
+            allocation, start = bases[batch.rank]
+            origin += start
+        elif per_lane is None and not varying and not lane_strides[0] and batch.ranks_along_first_axis():
+            return rank_pieces(access, root, origin, lane_strides + tile_strides, bounds)
         else:
-            address = np.array([a.base + s for a, s in bases], dtype=np.int64)[b.rank_index]
-            arr = address if arr is None else arr + address
-    elif any(ls) and not b.x.whole_in_bounds(b, access.pointer, tile, access.item):
+            address = np.array([a.base + s for a, s in bases], dtype=np.int64)[batch.rank_index]
+            per_lane = address if per_lane is None else per_lane + address
+    elif any(lane_strides) and not access.whole_in_bounds():
         # Absolute pointers that step from one allocation to the next: every lane for itself.
-        arr = lane_array(Aff(0, ls, (), 0, 0, arr), lanes)
-        ls = (0,) * nl
-    if arr is None and not varying:
-        layout = layout_of(access, ls, ts, lanes, low, high)
+        per_lane = lane_array(Affine(0, lane_strides, (), 0, 0, per_lane), lanes)
+        lane_strides = (0,) * nl
+    if per_lane is None and not varying:
+        layout = layout_of(access, lane_strides + tile_strides, lanes, bounds)
         if layout is None:
             return None
         foot, shape, cell = layout
-        return ([] if foot is None else [place(access, foot, allocation, c, foot.at, cell)]), shape
+        return ([] if foot is None else [place(access, foot, allocation, origin, foot.at, cell)]), shape
     item = access.item
-    if any(s % item for s in ls + ts):
+    if any(s % item for s in lane_strides + tile_strides):
         return None
-    strides = tuple([s // item for s in ls + ts])
+    strides = tuple([s // item for s in lane_strides + tile_strides])
     # A dimension along which neither the address nor the mask changes has size 1.
     sizes = [n if s else 1 for n, s in zip(lanes + tile, strides, strict=True)]
     for j, n in enumerate(tile):
         if mask is not None and mask.bounds[j] is not None:
             sizes[nl + j] = n
-    moving = varying if arr is None else [*varying, arr]
+    moving = varying if per_lane is None else [*varying, per_lane]
     runs = []
     total = 1
     for k in range(nl):
@@ -77,22 +77,22 @@ def pieces(access: Access, mask: Box | None) -> tuple[list[Piece], tuple[int, ..
         kept.clear()
     whole = tuple(sizes)
     if not varying:
-        low, high = filled_bounds(low, high, tile)
+        bounds = filled_bounds(bounds, tile)
     for cell in product(*runs):
         first = tuple([s for s, _ in cell])
-        lo, hi = (low, high) if not varying else (_bounds_at(low, first), _bounds_at(high, first))
-        key = (strides, whole, lo, hi, cell)
+        here = bounds if not varying else (_bounds_at(bounds[0], first), _bounds_at(bounds[1], first))
+        key = ("piece", strides, whole, here, cell)
         foot = kept.get(key, kept)
         if foot is kept:
-            foot = kept[key] = footprint(strides, whole, lo, hi, cell, item)
+            foot = kept[key] = footprint(strides, whole, here, cell, item)
         if foot is None:
             continue
-        at = c
+        at = origin
         for k, s in enumerate(first):
             if s:
-                at += s * ls[k]
-        if arr is not None:
-            at += _at(arr, first)
+                at += s * lane_strides[k]
+        if per_lane is not None:
+            at += _at(per_lane, first)
         out.append(place(access, foot, allocation, at, foot.at, cell))
     return out, whole
 

@@ -18,9 +18,9 @@ from .resources import current_device
 
 def modelled_seconds(fn: Callable[[], Any]) -> float:
     """Modelled duration of the launches that ``fn`` makes; the launches change nothing."""
-    with sampled_launches() as records:
-        fn()
     device = current_device()
+    with sampled_launches(device) as records:
+        fn()
     return sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in records)
 
 

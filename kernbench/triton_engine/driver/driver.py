@@ -17,9 +17,9 @@ class KernbenchDriver(DriverBase):
 
     def __init__(self) -> None:
         super().__init__()
-        from . import activation
+        from . import compilers
 
-        activation.install_compilers()
+        compilers.install(type(self))
 
     @classmethod
     def is_active(cls) -> bool:
@@ -28,13 +28,13 @@ class KernbenchDriver(DriverBase):
     # What a launch asks for
 
     def get_current_target(self) -> Any:
-        from .activation import get_target
+        from .target import get_target
 
         return get_target()
 
     def get_current_device(self) -> int:
         """One index per target for all ranks, so that argument binders and compiled kernels are shared."""
-        from .activation import device_index
+        from .target import device_index
 
         return device_index()
 

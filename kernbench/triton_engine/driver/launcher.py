@@ -7,11 +7,14 @@ import re
 import sys
 from typing import Any
 
-from kernbench.triton_engine.lift.lower import lift
-from kernbench.triton_engine.lift.program import Program
+from kernbench.torch_backend.modes import plain_torch
+from kernbench.triton_engine import launching
+from kernbench.triton_engine.frontend.lower import lower_ttir
+from kernbench.triton_engine.frontend.program import Program
 from kernbench.triton_engine.machine import Launch
 
 from .limits import refuse_what_does_not_fit
+from .pipeline import values_kernel
 
 _programs: dict[str, Program] = {}
 _FILE = re.compile(r'^#loc = loc\("([^"]+)":', re.MULTILINE)
@@ -34,18 +37,14 @@ def _relocated(ttir: str, src: Any) -> str:
 
 
 def program_of(src: Any, metadata: Any) -> Program:
-    """The lifted program of a compiled kernel, cached by the compiler's hash."""
+    """The program of a compiled kernel, cached by the compiler's hash."""
     program = _programs.get(metadata.hash)
     if program is None:
         ttir = getattr(metadata, "kernbench_ttir", None)
         if ttir is None:
-            from .pipeline import values_kernel
-
             ttir = values_kernel(src, metadata).metadata.kernbench_ttir
-        from kernbench.torch_backend.modes import plain_torch
-
         with plain_torch():
-            program = _programs[metadata.hash] = lift(_relocated(ttir, src), metadata.target.backend)
+            program = _programs[metadata.hash] = lower_ttir(_relocated(ttir, src), metadata.target.backend)
     return program
 
 
@@ -135,8 +134,6 @@ class Launcher:
         exit_hook: Any,
         *bound: Any,
     ) -> None:
-        from kernbench.triton_engine import launching
-
         if len(bound) != self.n_bound:
             bound = self._spread(bound)
         args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)

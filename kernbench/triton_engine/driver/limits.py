@@ -9,23 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernbench.triton_engine.lift.program import Instr, Program
-from kernbench.triton_engine.ops.registry import lookup
+from kernbench.triton_engine.frontend.program import Instr, Program
 
+from .pipeline import compile_for, options_of
 from .resources import current_device
 
-_DOTS = ("tt.dot", "tt.dot_scaled")
-#: Between a load and the product that consumes it these change the form of a tile only.
-_FORM = (
-    "tt.trans",
-    "tt.reshape",
-    "tt.fp_to_fp",
-    "arith.extf",
-    "arith.truncf",
-    "arith.sitofp",
-    "tt.bitcast",
-    "arith.bitcast",
-)
 #: Share of the device's shared memory above which the bound is not trusted.
 _NEAR = 0.75
 
@@ -37,7 +25,7 @@ def shared_bound(program: Program, num_stages: int) -> int:
         made = {r: instr for instr in code.instrs for r in instr.results}
         waiting: dict[int, int] = {}
         for instr in code.instrs:
-            if instr.info.name not in _DOTS:
+            if not instr.info.row.product:
                 continue
             most = max(most, 4 * instr.info.ty.numel)  # the result changes its layout before it is stored
             for slot, ty in zip(instr.args, instr.info.operand_types, strict=True):
@@ -53,10 +41,9 @@ def shared_bound(program: Program, num_stages: int) -> int:
 def _source(slot: int, made: dict[int, Instr]) -> tuple[int, Instr | None]:
     """The slot that an operand is a form of, and the load that made it, if one of this block did."""
     while (instr := made.get(slot)) is not None:
-        definition = lookup(instr.info.name)
-        if definition is not None and definition.reads and not definition.writes:
+        if instr.info.row.loads:
             return slot, instr
-        if instr.info.name not in _FORM:
+        if not instr.info.row.recasts:
             break
         slot = instr.args[0]
     return slot, None
@@ -86,8 +73,6 @@ def refuse_what_does_not_fit(launcher: Any) -> None:
 def _compiled_shared(launcher: Any) -> int:
     """Bytes of shared memory by the compiler; 0 if it fails beyond TTIR, which says nothing of memory."""
     from triton.compiler import compile as compile_
-
-    from .pipeline import compile_for, options_of
 
     try:
         with compile_for("full"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernbench.errors import KernbenchError
 
-from .activation import get_target
+from .target import get_target
 
 #: Part of the compile cache key of kernels compiled for values; change it when the passes below change.
 _PIPELINE = "kernbench-values-2"
@@ -53,7 +53,7 @@ def _mode() -> str:
     return "full"
 
 
-def lower_to_ttir(module: Any, metadata: dict[str, Any]) -> Any:
+def make_ttir(module: Any, metadata: dict[str, Any]) -> Any:
     """Inline, simplify and hoist, but keep tensor descriptors: they run faster as such."""
     from triton._C.libtriton import ir, passes
 
@@ -111,7 +111,7 @@ def values_only(base: Any) -> type:
                 return
             if getattr(language, "name", "") == "GLUON":
                 raise KernbenchError(_BELOW_TTIR.format("A Gluon kernel"))
-            stages["ttir"] = lower_to_ttir
+            stages["ttir"] = make_ttir
             stages[self.binary_ext] = _finish
 
     Compiler.__name__ = base.__name__

@@ -11,10 +11,11 @@ from kernbench.cost.kernel_time import Resources
 from kernbench.topology.device import DeviceSpec
 from kernbench.triton_engine.duration import device_of
 
+from .pipeline import full_kernel
+from .target import get_target
+
 
 def current_device() -> DeviceSpec:
-    from .activation import get_target
-
     target = get_target()
     return device_of(target.backend, str(target.arch))
 
@@ -84,8 +85,6 @@ def resources(kernel: Any) -> Resources:
 
     Takes 0.1-0.8 s the first time; Triton's cache keeps the result.
     """
-    from .pipeline import full_kernel
-
     full = full_kernel(kernel)
     m = full.metadata
     amd = full.asm.get("amdgcn")

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value, as_tensor
 
-from .registry import op
+from .registry import Work, op
 
 
 def round_to(value: float, dtype: torch.dtype) -> float:
@@ -36,15 +37,15 @@ def _python_division(a: float, b: float) -> float:
 
 
 def _arithmetic(
-    python: Callable[[float, float], float], dense: Callable[..., Tensor], scalar_first: bool
+    python: Callable[[float, float], float], dense: Callable[..., Tensor]
 ) -> Callable[[OpInfo], Callable[..., Value]]:
-    """Binary arithmetic; ``scalar_first``: torch takes a Python number as the first operand without loss."""
+    """Binary arithmetic."""
 
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(b: Any, x: Any, y: Any) -> Value:
+        def run(batch: Any, x: Any, y: Any) -> Value:
             if type(x) is Tensor:
                 if type(y) is Tensor:
                     xs, ys = x.shape, y.shape
@@ -98,18 +99,13 @@ def _covers(big: torch.Size, small: torch.Size) -> bool:
     return all(m == 1 or m == n for n, m in zip(big, small, strict=True))
 
 
-op("arith.addf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.add))(
-    _arithmetic(operator.add, torch.add, True)
-)
-op("arith.subf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.sub))(
-    _arithmetic(operator.sub, torch.sub, False)
-)
-op("arith.mulf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.mul))(
-    _arithmetic(operator.mul, torch.mul, True)
-)
-op("arith.divf", "tt.precise_divf", flops=1, unit="vector", inplace=True, into=_arithmetic_into(torch.div))(
-    _arithmetic(_python_division, torch.div, False)
-)
+for _names, _python, _dense in (
+    (("arith.addf",), operator.add, torch.add),
+    (("arith.subf",), operator.sub, torch.sub),
+    (("arith.mulf",), operator.mul, torch.mul),
+    (("arith.divf", "tt.precise_divf"), _python_division, torch.div),
+):
+    op(*_names, flops=1, unit="vector", inplace=True, into=_arithmetic_into(_dense))(_arithmetic(_python, _dense))
 
 
 def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
@@ -117,7 +113,7 @@ def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], C
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(b: Any, x: Any, y: Any) -> Value:
+        def run(batch: Any, x: Any, y: Any) -> Value:
             if type(x) is not Tensor and type(y) is not Tensor:
                 return float(dense(as_tensor(x, torch.float64), as_tensor(y, torch.float64)))
             if reuse:
@@ -139,53 +135,41 @@ op("arith.maximumf", flops=1, unit="vector", inplace=True)(_extremum(torch.maxim
 op("arith.minimumf", flops=1, unit="vector", inplace=True)(_extremum(torch.minimum))
 
 
-def _binary(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
-    """A function of two numbers that only torch has, of scalars too."""
+def _of_tensors(function: Callable[..., Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
+    """A function of numbers that only torch has, of scalars too."""
 
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
 
-        def run(b: Any, x: Any, y: Any) -> Value:
-            out = dense(as_tensor(x, dtype), as_tensor(y, dtype))
-            return out if type(x) is Tensor or type(y) is Tensor else float(out)
+        def run(batch: Any, *xs: Any) -> Value:
+            out = function(*[as_tensor(x, dtype) for x in xs])
+            return out if any(type(x) is Tensor for x in xs) else float(out)
 
         return run
 
     return build
 
 
-op("arith.remf", flops=1, unit="vector")(_binary(torch.fmod))
+op("arith.remf", flops=1, unit="vector")(_of_tensors(torch.fmod))
 
 
 @op("tt.clampf", flops=2, unit="vector")
 def _clampf(info: OpInfo) -> Callable[..., Value]:
-    dtype = info.ty.dtype
     keep_nan = info.attrs.get("propagateNan") == "all"
-
-    def run(b: Any, x: Any, lo: Any, hi: Any) -> Value:
-        tensors = type(x) is Tensor or type(lo) is Tensor or type(hi) is Tensor
-        x, lo, hi = as_tensor(x, dtype), as_tensor(lo, dtype), as_tensor(hi, dtype)
-        out = torch.minimum(torch.maximum(x, lo), hi) if keep_nan else torch.fmin(torch.fmax(x, lo), hi)
-        return out if tensors else float(out)
-
-    return run
+    least, greatest = (torch.minimum, torch.maximum) if keep_nan else (torch.fmin, torch.fmax)
+    return _of_tensors(lambda x, low, high: least(greatest(x, low), high))(info)
 
 
-def elementwise(
-    f: Callable[[Tensor], Tensor], widen: bool = False, takes_out: bool = False
-) -> Callable[[OpInfo], Callable[..., Value]]:
-    """A builder from a torch function of one tensor; ``widen``: compute sub-fp32 types in fp32."""
+def elementwise(f: Callable[..., Tensor], takes_out: bool = False) -> Callable[[OpInfo], Callable[..., Value]]:
+    """A builder from a torch function of one tensor; ``takes_out``: it can write over its operand."""
 
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
-        wide = widen and dtype.itemsize < 4
         reuse = takes_out and bool(info.reusable)
 
-        def run(b: Any, x: Any) -> Value:
+        def run(batch: Any, x: Any) -> Value:
             if type(x) is Tensor:
-                if reuse:
-                    return f(x, out=x)  # type: ignore[call-arg]
-                return f(x.to(torch.float32)).to(dtype) if wide else f(x)
+                return f(x, out=x) if reuse else f(x)
             return float(f(torch.tensor(x, dtype=dtype)).to(torch.float64))
 
         return run
@@ -193,54 +177,21 @@ def elementwise(
     return build
 
 
-@op("math.fma", flops=2, unit="vector")
-def _fma(info: OpInfo) -> Callable[..., Value]:
-    """Fused: the product is not rounded. For fp32 the double product is exact, and the sum is rounded twice at worst
+def _fused(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """The product is not rounded. For fp32 the double product is exact, and the sum is rounded twice at worst
     in a case (a tie of the double sum) that does not occur for operands of 24 bits except at halfway points."""
-    dtype = info.ty.dtype
-    wide = torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
-
-    def run(b: Any, x: Any, y: Any, z: Any) -> Value:
-        tensors = type(x) is Tensor or type(y) is Tensor or type(z) is Tensor
-        parts = [v.to(wide) if type(v) is Tensor else torch.tensor(v, dtype=wide) for v in (x, y, z)]
-        out = (
-            torch.addcmul(parts[2], parts[0], parts[1])
-            if dtype is not torch.float64
-            else parts[0] * parts[1] + parts[2]
-        )
-        out = out.to(dtype)
-        return out if tensors else float(out)
-
-    return run
+    if x.dtype is torch.float64:
+        return x * y + z
+    wide = torch.float64 if x.dtype is torch.float32 else torch.float32
+    return torch.addcmul(z.to(wide), x.to(wide), y.to(wide)).to(x.dtype)
 
 
-_UNARY: dict[str, Any] = {
-    "math.exp": torch.exp,
-    "math.exp2": torch.exp2,
-    "math.expm1": torch.expm1,
-    "math.log": torch.log,
-    "math.log2": torch.log2,
-    "math.log10": torch.log10,
-    "math.log1p": torch.log1p,
-    "math.sin": torch.sin,
-    "math.cos": torch.cos,
-    "math.tan": torch.tan,
-    "math.sinh": torch.sinh,
-    "math.cosh": torch.cosh,
-    "math.tanh": torch.tanh,
-    "math.asin": torch.asin,
-    "math.acos": torch.acos,
-    "math.atan": torch.atan,
-    "math.asinh": torch.asinh,
-    "math.acosh": torch.acosh,
-    "math.atanh": torch.atanh,
-    "math.sqrt": torch.sqrt,
-    "math.rsqrt": torch.rsqrt,
-    "math.erf": torch.erf,
-    "math.erfc": torch.erfc,
-}
-for _name, _function in _UNARY.items():
-    op(_name, flops=1, unit="special", inplace=True)(elementwise(_function, takes_out=True))
+op("math.fma", flops=2, unit="vector")(_of_tensors(_fused))
+
+#: Elementary functions that torch has by the same name.
+_SPECIAL = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt erf erfc"
+for _name in _SPECIAL.split():
+    op(f"math.{_name}", flops=1, unit="special", inplace=True)(elementwise(getattr(torch, _name), takes_out=True))
 
 #: torch's vector sqrt is within one ulp; through fp64 it is correctly rounded.
 op("tt.precise_sqrt", flops=1, unit="special")(elementwise(lambda x: torch.sqrt(x.to(torch.float64)).to(x.dtype)))
@@ -255,39 +206,33 @@ for _name, _function in {
 }.items():
     op(_name, flops=1, unit="vector", inplace=True)(elementwise(_function, takes_out=True))
 
-_COMPARE: dict[str, Any] = {
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-}
-_PY_COMPARE: dict[str, Any] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
+
+def _compared(info: OpInfo) -> Work:
+    """One operation per comparison, of the operands' type."""
+    ty = info.operand_types[0]
+    return ty.numel, (ty.elem, "vector")
+
+
+_PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge")
+_COMPARE: dict[str, Any] = {name: getattr(torch, name) for name in _PREDICATES}
+_PY_COMPARE: dict[str, Any] = {name: getattr(operator, name) for name in _PREDICATES}
 _SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-@op("arith.cmpf", flops=1, unit="vector")
+@op("arith.cmpf", flops=1, work=_compared, result_type=lambda types: Ty("i1", types[0].shape))
 def _cmpf(info: OpInfo) -> Callable[..., Value]:
     """``o..``: ordered, false if an operand is NaN; ``u..``: true then. ``une`` and ordered others are IEEE's own."""
     predicate = info.words[0]
     dtype = info.operand_types[0].dtype
     if predicate in ("true", "false"):
         value = predicate == "true"
-        return lambda b, x, y: value
+        return lambda batch, x, y: value
     kind, rest = predicate[0], predicate[1:]
     if predicate in ("ord", "uno"):
         want = predicate == "uno"
 
-        def nan_test(b: Any, x: Any, y: Any) -> Value:
+        def nan_test(batch: Any, x: Any, y: Any) -> Value:
             tensors = type(x) is Tensor or type(y) is Tensor
             out = torch.isnan(as_tensor(x, dtype)) | torch.isnan(as_tensor(y, dtype))
             out = out if want else ~out
@@ -299,7 +244,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     name = _NEGATED[rest] if negate else rest
     one = kind == "o" and rest == "ne"
 
-    def run(b: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, x: Any, y: Any) -> Value:
         tx, ty = type(x) is Tensor, type(y) is Tensor
         if not tx and not ty:
             if one:
@@ -317,5 +262,5 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-op("math.copysign", flops=1, unit="vector")(_binary(torch.copysign))
-op("math.powf", flops=1, unit="special")(_binary(torch.pow))
+op("math.copysign", flops=1, unit="vector")(_of_tensors(torch.copysign))
+op("math.powf", flops=1, unit="special")(_of_tensors(torch.pow))

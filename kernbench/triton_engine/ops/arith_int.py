@@ -8,6 +8,8 @@ lacks the operation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,8 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import aff_add, aff_div, aff_minmax, aff_mul, aff_rem, aff_shl, aff_sub, fits
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.values import (
-    Aff,
-    Value,
-    as_tensor,
-    dense_int,
-    from_lane_array,
-    lane_array,
-    wrap,
-)
-
-from .fixed_width import (
-    NP_SIGNED,
+from kernbench.triton_engine.fixed_width import (
+    SIGNED,
     nonzero,
     np_mulhi,
     np_shift,
@@ -38,70 +29,154 @@ from .fixed_width import (
     trunc_rem,
     unsigned_form,
 )
-from .masks import boolean_form
-from .registry import op
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.values import (
+    Affine,
+    Value,
+    as_tensor,
+    dense_int,
+    from_lane_array,
+    lane_array,
+    wrap,
+)
 
-#: name: (python, affine, numpy, torch function or None to go through numpy)
-_BINARY: dict[str, tuple[Any, Any, Any, Any]] = {
-    "addi": (lambda a, b: a + b, aff_add, np.add, torch.add),
-    "subi": (lambda a, b: a - b, aff_sub, np.subtract, torch.sub),
-    "muli": (lambda a, b: a * b, aff_mul, np.multiply, torch.mul),
-    "divsi": (trunc_div, aff_div, np_trunc_div, None),
-    "remsi": (trunc_rem, aff_rem, lambda a, b: np.where(b == 0, a.dtype.type(0), np.fmod(a, nonzero(b))), None),
-    "divui": (lambda a, b: a // b if b else 0, aff_div, np_unsigned(lambda a, b: a // nonzero(b)), None),
-    "remui": (lambda a, b: a % b if b else 0, aff_rem, np_unsigned(lambda a, b: a % nonzero(b)), None),
-    "floordivsi": (lambda a, b: a // b if b else 0, aff_div, lambda a, b: np.floor_divide(a, nonzero(b)), None),
-    "ceildivsi": (lambda a, b: -(-a // b) if b else 0, None, lambda a, b: -np.floor_divide(-a, nonzero(b)), None),
-    "andi": (lambda a, b: a & b, None, np.bitwise_and, torch.bitwise_and),
-    "ori": (lambda a, b: a | b, None, np.bitwise_or, torch.bitwise_or),
-    "xori": (lambda a, b: a ^ b, None, np.bitwise_xor, torch.bitwise_xor),
-    "shli": (lambda a, b: a << b if 0 <= b < 64 else 0, aff_shl, np_shift(np.left_shift), None),
-    "shrsi": (lambda a, b: a >> min(max(b, 0), 63), None, np_shift(np.right_shift, saturate=True), None),
-    "shrui": (lambda a, b: a >> b if b < 64 else 0, None, np_unsigned(np_shift(np.right_shift)), None),
-    "minsi": (min, aff_minmax(True), np.minimum, torch.minimum),
-    "maxsi": (max, aff_minmax(False), np.maximum, torch.maximum),
-    "minui": (min, None, np_unsigned(np.minimum), None),
-    "maxui": (max, None, np_unsigned(np.maximum), None),
-    "mulhiui": (None, None, np_unsigned(np_mulhi), None),
+from .masks import mask_and, mask_or, mask_shifted_out, mask_xor
+from .registry import UnsupportedOpError, op
+
+
+@dataclass(frozen=True)
+class _Binary:
+    """What an operation does with two Python integers, affine values, numpy arrays, tensors (None: through numpy) and masks
+    (numbers 0 and -1 of one bit). ``unsigned``: ``python`` takes the unsigned numbers of the same bits."""
+
+    python: Callable[[int, int], int]
+    affine: Callable[[Any, Any], Any] | None
+    numpy: Callable[[Any, Any], Any]
+    torch: Callable[[Any, Any], Tensor] | None
+    boolean: Callable[[Any, Any, Any, tuple[int, ...]], Value] | None
+    unsigned: bool = False
+    #: Fields of the row in the table of operations.
+    symbolic: bool = True
+    addressing: bool = False
+
+
+def _first(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
+    return x  # the sign fills
+
+
+def _nothing(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
+    return False
+
+
+# Booleans: a quotient by 1 is the dividend, as one by 0 gives 0; -1 // -1 wraps to -1.
+_BINARY: dict[str, _Binary] = {
+    "arith.addi": _Binary(lambda a, b: a + b, aff_add, np.add, torch.add, mask_xor, addressing=True),
+    "arith.subi": _Binary(lambda a, b: a - b, aff_sub, np.subtract, torch.sub, mask_xor, addressing=True),
+    "arith.muli": _Binary(lambda a, b: a * b, aff_mul, np.multiply, torch.mul, mask_and, addressing=True),
+    "arith.divsi": _Binary(trunc_div, aff_div, np_trunc_div, None, mask_and),
+    "arith.remsi": _Binary(
+        trunc_rem, aff_rem, lambda a, b: np.where(b == 0, a.dtype.type(0), np.fmod(a, nonzero(b))), None, _nothing
+    ),
+    "arith.divui": _Binary(
+        lambda a, b: a // b if b else 0,
+        aff_div,
+        np_unsigned(lambda a, b: a // nonzero(b)),
+        None,
+        mask_and,
+        unsigned=True,
+    ),
+    "arith.remui": _Binary(
+        lambda a, b: a % b if b else 0, aff_rem, np_unsigned(lambda a, b: a % nonzero(b)), None, _nothing, unsigned=True
+    ),
+    "arith.floordivsi": _Binary(
+        lambda a, b: a // b if b else 0,
+        aff_div,
+        lambda a, b: np.floor_divide(a, nonzero(b)),
+        None,
+        None,
+        symbolic=False,
+    ),
+    "arith.ceildivsi": _Binary(
+        lambda a, b: -(-a // b) if b else 0,
+        None,
+        lambda a, b: -np.floor_divide(-a, nonzero(b)),
+        None,
+        None,
+        symbolic=False,
+    ),
+    "arith.andi": _Binary(lambda a, b: a & b, None, np.bitwise_and, torch.bitwise_and, mask_and, addressing=True),
+    "arith.ori": _Binary(lambda a, b: a | b, None, np.bitwise_or, torch.bitwise_or, mask_or, addressing=True),
+    "arith.xori": _Binary(lambda a, b: a ^ b, None, np.bitwise_xor, torch.bitwise_xor, mask_xor),
+    "arith.shli": _Binary(
+        lambda a, b: a << b if 0 <= b < 64 else 0,
+        aff_shl,
+        np_shift(np.left_shift),
+        None,
+        mask_shifted_out,
+        symbolic=False,
+    ),
+    "arith.shrsi": _Binary(
+        lambda a, b: a >> min(max(b, 0), 63),
+        None,
+        np_shift(np.right_shift, saturate=True),
+        None,
+        _first,
+        symbolic=False,
+    ),
+    "arith.shrui": _Binary(
+        lambda a, b: a >> b if b < 64 else 0,
+        None,
+        np_unsigned(np_shift(np.right_shift)),
+        None,
+        mask_shifted_out,
+        unsigned=True,
+        symbolic=False,
+    ),
+    "arith.minsi": _Binary(min, aff_minmax(True), np.minimum, torch.minimum, mask_or),
+    "arith.maxsi": _Binary(max, aff_minmax(False), np.maximum, torch.maximum, mask_and),
+    "arith.minui": _Binary(min, None, np_unsigned(np.minimum), None, mask_and, unsigned=True),
+    "arith.maxui": _Binary(max, None, np_unsigned(np.maximum), None, mask_or, unsigned=True),
 }
-_UNSIGNED = {"divui", "remui", "shrui", "minui", "maxui", "mulhiui"}
 
 
-def _binary(info: OpInfo) -> Callable[..., Value]:
-    name = info.name.rpartition(".")[2]
+def _upper_half(info: OpInfo) -> Callable[..., Value]:
+    bits = info.ty.bits
+    row = _Binary(lambda a, b: (a * b) >> bits, None, np_unsigned(np_mulhi), None, None, unsigned=True)
+    return _binary(row, info)
+
+
+def _binary(row: _Binary, info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
-    if ty.elem == "i1":
-        return boolean_form(name, ty.shape)
-    python, affine, numpy, dense = _BINARY[name]
     bits, dtype, tile = ty.bits, ty.dtype, ty.shape
-    if name == "mulhiui":
-        python = lambda a, b: (a * b) >> bits  # noqa: E731
-    if name in _UNSIGNED:
-        python = unsigned_form(bits, python)
-    np_type = NP_SIGNED[bits]
+    if ty.elem == "i1":
+        if row.boolean is None:
+            raise UnsupportedOpError(f"{info.name} of booleans")
+        boolean = row.boolean
+        return lambda batch, x, y: boolean(batch, x, y, tile)
+    affine, numpy, dense = row.affine, row.numpy, row.torch
+    python = unsigned_form(bits, row.python) if row.unsigned else row.python
+    np_type = SIGNED[bits]
     through_torch = dense or through_numpy(numpy, dtype)
     half = 1 << (bits - 1)
 
-    def run(b: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, x: Any, y: Any) -> Value:
         tx, ty_ = type(x), type(y)
         if tx is not Tensor and ty_ is not Tensor:
-            if tx is not Aff and ty_ is not Aff:
-                v = python(int(x), int(y))
-                return v if -half <= v < half else wrap(v, bits)
-            if affine is not None:
-                v = affine(x, y)
-                if v is not None:
-                    if type(v) is not Aff:
-                        return wrap(v, bits)
-                    v = fits(v, bits, b, tile)
-                    if v is not None:
-                        return v
+            if tx is not Affine and ty_ is not Affine:
+                number = python(int(x), int(y))
+                return number if -half <= number < half else wrap(number, bits)
+            v = None if affine is None else affine(x, y)
+            if v is not None:
+                if type(v) is not Affine:
+                    return wrap(v, bits)
+                if (fitting := fits(v, bits, batch, tile)) is not None:
+                    return fitting
             if not _varies_in_tile(x) and not _varies_in_tile(y):
-                lanes = b.lanes
+                lanes = batch.lanes
                 with np.errstate(over="ignore"):
                     out = numpy(lane_array(x, lanes).astype(np_type), lane_array(y, lanes).astype(np_type))
                 return from_lane_array(out.astype(np.int64), len(tile))
-        lanes = b.lanes
+        lanes = batch.lanes
         x, y = dense_int(x, lanes, tile, dtype), dense_int(y, lanes, tile, dtype)
         if dense is torch.minimum or dense is torch.maximum:
             x, y = as_tensor(x, dtype), as_tensor(y, dtype)
@@ -111,21 +186,23 @@ def _binary(info: OpInfo) -> Callable[..., Value]:
 
 
 def _varies_in_tile(v: Any) -> bool:
-    return type(v) is Aff and any(v.ts)
+    return type(v) is Affine and any(v.tile_strides)
 
 
-op(*(f"arith.{n}" for n in _BINARY if n != "mulhiui"), "tt.mulhiui")(_binary)
+for _name, _row in _BINARY.items():
+    op(_name, symbolic=_row.symbolic, addressing=_row.addressing)(partial(_binary, _row))
+op("tt.mulhiui")(_upper_half)
 
 
 @op("math.absi")
 def _absi(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         if type(x) is int:
             return wrap(abs(x), ty.bits)
-        if type(x) is Aff and x.lo >= 0:
+        if type(x) is Affine and x.least >= 0:
             return x
-        return torch.abs(dense_int(x, b.lanes, ty.shape, ty.dtype))  # type: ignore[arg-type]
+        return torch.abs(dense_int(x, batch.lanes, ty.shape, ty.dtype))  # type: ignore[arg-type]
 
     return run

@@ -15,33 +15,14 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.access import Access, flat_index
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import Ty
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.fixed_width import np_unsigned
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty, memory_dtype
+from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.values import Ptr, Value, from_lane_array
 
-from .memory import operand_dtype
 from .registry import op
 from .shape import materialise
-
-
-def _views(dtype: torch.dtype) -> tuple[torch.dtype, Callable[[Tensor], np.ndarray]]:
-    """The dtype to look at memory with, and how to get a numpy array of it (numpy has no bfloat16)."""
-    if dtype is torch.bfloat16:
-        return torch.int16, lambda t: t.numpy()
-    return dtype, lambda t: t.numpy()
-
-
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-def _unsigned(f: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        kind = _UNSIGNED[a.dtype.itemsize]
-        return f(a.view(kind), b.view(kind)).view(a.dtype)
-
-    return run
-
 
 #: old, operand -> new, on numpy arrays.
 _RMW: dict[str, Callable[[Any, Any], Any]] = {
@@ -52,8 +33,8 @@ _RMW: dict[str, Callable[[Any, Any], Any]] = {
     "xor": np.bitwise_xor,
     "max": np.maximum,
     "min": np.minimum,
-    "umax": _unsigned(np.maximum),
-    "umin": _unsigned(np.minimum),
+    "umax": np_unsigned(np.maximum),
+    "umin": np_unsigned(np.minimum),
     "exch": lambda old, new: new,
 }
 
@@ -66,7 +47,7 @@ _BF16: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _apply(kind: str, old: np.ndarray, value: np.ndarray, bf16: bool) -> np.ndarray:
-    if bf16:  # numpy holds the bits
+    if bf16:
         a = torch.from_numpy(np.ascontiguousarray(old)).view(torch.bfloat16)
         b = torch.from_numpy(np.ascontiguousarray(value)).view(torch.bfloat16)
         if kind == "exch":
@@ -117,59 +98,59 @@ def update(
 
 
 def _flat_elements(
-    b: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
-) -> list[tuple[Allocation, np.ndarray, np.ndarray | None]]:
+    batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
+) -> list[tuple[HostAllocation, np.ndarray, np.ndarray | None]]:
     """Element indices of every lane and element, row-major, per allocation, with the selection of active ones."""
-    shape = b.lanes + tile
-    active = True if mask is True else materialise(mask, b, Ty("i1", tile)).expand(shape)
+    shape = batch.lanes + tile
+    active = True if mask is True else materialise(mask, batch, Ty("i1", tile)).expand(shape)
     out = []
-    for allocation, index, here in flat_index(Access(b, info, p, tile, dtype.itemsize, active)):
+    for allocation, index, here in flat_index(Access(batch, info, p, tile, dtype.itemsize, active)):
         flat = index.expand(shape).reshape(-1).numpy()
         keep = None if here is None else np.nonzero(here.expand(shape).reshape(-1).numpy())[0]
         out.append((allocation, flat if keep is None else flat[keep], keep))
     return out
 
 
-def _operand(b: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
-    full = materialise(v, b, ty).expand(b.lanes + ty.shape).reshape(-1)
+def _operand(batch: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
+    full = materialise(v, batch, ty).expand(batch.lanes + ty.shape).reshape(-1)
     if full.dtype is torch.bool:
         full = full.to(torch.int8)
     return np.ascontiguousarray(full.contiguous().view(raw).numpy())
 
 
-def _give_back(old: np.ndarray, b: Any, ty: Ty, dtype: torch.dtype, raw: torch.dtype) -> Value:
+def _give_back(old: np.ndarray, batch: Any, ty: Ty, dtype: torch.dtype) -> Value:
     if ty.is_int and not ty.shape:
-        return from_lane_array(old.astype(np.int64).reshape(b.lanes))
-    return torch.from_numpy(old).view(dtype).reshape(b.lanes + ty.shape)
+        return from_lane_array(old.astype(np.int64).reshape(batch.lanes))
+    return torch.from_numpy(old).view(dtype).reshape(batch.lanes + ty.shape)
 
 
-def _signal(b: Any, allocation: Allocation, offsets: np.ndarray, changed: np.ndarray) -> None:
+def _signal(batch: Any, allocation: HostAllocation, offsets: np.ndarray, changed: np.ndarray) -> None:
     """An update of shared memory has seen the words at ``offsets``, and changed some."""
-    b.x.signal(allocation, offsets.tolist(), False)
-    b.x.signal(allocation, offsets[changed].tolist(), True)
+    batch.execution.signal(allocation, offsets.tolist(), False)
+    batch.execution.signal(allocation, offsets[changed].tolist(), True)
 
 
-@op("tt.atomic_rmw", pure=False, reads=True, writes=True)
+@op("tt.atomic_rmw", pure=False, reads=True, writes=True, atomic=True, addressing=True, frontier=True)
 def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     kind = info.words[0]
     pointer, ty = info.operand_types[0], info.operand_types[1]
-    dtype = operand_dtype(pointer.pointee)
-    raw, _ = _views(dtype)
+    dtype = memory_dtype(pointer.pointee)
     tile = ty.shape
     bf16 = dtype is torch.bfloat16
+    raw = torch.int16 if bf16 else dtype  # numpy has no bfloat16: it holds the bits
     want_old = info.result_used
 
-    def run(b: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
-        count = prod(b.lanes) * prod(tile)
+    def run(batch: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
+        count = prod(batch.lanes) * prod(tile)
         if mask is False or (type(mask) is int and not mask):
             return 0 if ty.is_int else 0.0
         old = np.zeros(count, dtype=torch.empty(0, dtype=raw).numpy().dtype)
-        values = _operand(b, value, ty, raw)
-        for allocation, index, keep in _flat_elements(b, info, p, tile, dtype, mask):
+        values = _operand(batch, value, ty, raw)
+        for allocation, index, keep in _flat_elements(batch, info, p, tile, dtype, mask):
             flat = allocation.flat(raw).numpy()
             mine = values if keep is None else values[keep]
-            b.x.atomics += len(index)
-            if b.x.dry:
+            batch.execution.atomics += len(index)
+            if batch.execution.dry:
                 got: np.ndarray | None = flat[index]
                 changed = False
             else:
@@ -178,40 +159,40 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
                 now = flat[index]
                 changed = not np.array_equal(before, now)
                 if allocation.words is not None:
-                    _signal(b, allocation, index * dtype.itemsize, before != now)
+                    _signal(batch, allocation, index * dtype.itemsize, before != now)
             if want_old and got is not None:
                 if keep is None:
                     old = np.ascontiguousarray(got)
                 else:
                     old[keep] = got
             if changed:
-                b.wrote()
-        return _give_back(old, b, ty, dtype, raw)
+                batch.wrote()
+        return _give_back(old, batch, ty, dtype)
 
     return run
 
 
-@op("tt.atomic_cas", pure=False, reads=True, writes=True)
+@op("tt.atomic_cas", pure=False, reads=True, writes=True, atomic=True, addressing=True)
 def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
     pointer, ty = info.operand_types[0], info.operand_types[1]
-    dtype = operand_dtype(pointer.pointee)
+    dtype = memory_dtype(pointer.pointee)
     raw = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     tile = ty.shape
 
-    def run(b: Any, p: Ptr, compare: Any, value: Any) -> Value:
-        wanted, new = _operand(b, compare, ty, raw), _operand(b, value, ty, raw)
+    def run(batch: Any, p: Ptr, compare: Any, value: Any) -> Value:
+        wanted, new = _operand(batch, compare, ty, raw), _operand(batch, value, ty, raw)
         old = np.empty_like(wanted)
-        for allocation, index, keep in _flat_elements(b, info, p, tile, dtype, True):
+        for allocation, index, keep in _flat_elements(batch, info, p, tile, dtype, True):
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
-            b.x.atomics += len(index)
+            batch.execution.atomics += len(index)
             before = flat[index] if allocation.words is not None else None
-            changed = compare_and_swap(flat, index, which, wanted, new, old, b.x.dry)
+            changed = compare_and_swap(flat, index, which, wanted, new, old, batch.execution.dry)
             if before is not None:
-                _signal(b, allocation, index * dtype.itemsize, before != flat[index])
+                _signal(batch, allocation, index * dtype.itemsize, before != flat[index])
             if changed:
-                b.wrote()
-        return _give_back(old, b, ty, dtype, raw)
+                batch.wrote()
+        return _give_back(old, batch, ty, dtype)
 
     return run
 
@@ -253,6 +234,3 @@ def compare_and_swap(
             flat[i] = new[w]
             changed = True
     return changed
-
-
-__all__ = ["compare_and_swap", "update"]

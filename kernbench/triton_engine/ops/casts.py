@@ -9,24 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import fits
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.values import Aff, Box, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import FLOAT8
+from kernbench.triton_engine.values import Affine, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
 
 from .arith_float import round_to
 from .registry import op
 
-_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
-
 
 def convert_float(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round to nearest even, saturating to the largest finite value for fp8 (NaN stays NaN)."""
-    if dtype in _FP8:
-        if x.dtype in _FP8 or x.dtype is torch.float64:
+    if dtype in FLOAT8:
+        if x.dtype in FLOAT8 or x.dtype is torch.float64:
             x = x.to(torch.float32)
         top = torch.finfo(dtype).max
         return torch.clamp(x, -top, top).to(dtype)
@@ -44,7 +42,7 @@ def truncate_float(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _convert_into(info: OpInfo) -> Callable[..., bool]:
     """Rounding to nearest even while storing; other conversions are made before."""
-    plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in _FP8
+    plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in FLOAT8
 
     def run(out: Tensor, x: Any) -> bool:
         if not plain or type(x) is not Tensor or x.shape != out.shape:
@@ -55,14 +53,14 @@ def _convert_into(info: OpInfo) -> Callable[..., bool]:
     return run
 
 
-@op("arith.extf", "arith.truncf", "tt.fp_to_fp", inplace=True, into=_convert_into)
+@op("arith.extf", "arith.truncf", "tt.fp_to_fp", inplace=True, into=_convert_into, recasts=True)
 def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     toward_zero = info.attrs.get("rounding") == "rtz"
-    plain = not toward_zero and dtype not in _FP8
+    plain = not toward_zero and dtype not in FLOAT8
     same = dtype == info.operand_types[0].dtype
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         if type(x) is Tensor:
             if plain:
                 return x.to(dtype, copy=same)
@@ -76,7 +74,7 @@ def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("arith.sitofp", "arith.uitofp")
+@op("arith.sitofp", "arith.uitofp", recasts=True)
 def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype, source = info.ty.dtype, info.operand_types[0]
     tile = source.shape
@@ -84,14 +82,14 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     is_mask = source.elem == "i1"
     mask = (1 << source.bits) - 1
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         if is_mask:
-            x = dense_mask(x, b.lanes, tile)
+            x = dense_mask(x, batch.lanes, tile)
             if type(x) is not Tensor:
                 return float(bool(x)) if unsigned else -float(bool(x))
             out = x.to(dtype)
             return out if unsigned else -out
-        x = dense_int(x, b.lanes, tile, source.dtype)
+        x = dense_int(x, batch.lanes, tile, source.dtype)
         if type(x) is not Tensor:
             return round_to(float(x & mask if unsigned else x), dtype)
         if unsigned:
@@ -116,11 +114,11 @@ def _float_to_int(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     unsigned = info.name.endswith("fptoui")
     if ty.elem == "i1":
-        return lambda b, x: (x != 0) if type(x) is Tensor else x != 0.0
+        return lambda batch, x: (x != 0) if type(x) is Tensor else x != 0.0
     bits, positive = _converted_as(info, unsigned)
     lo, hi = (0, (1 << bits) - 1) if positive else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         scalar = type(x) is not Tensor
         wide = torch.tensor(x, dtype=torch.float64) if scalar else x.to(torch.float64)
         wide = torch.nan_to_num(torch.trunc(wide), nan=0.0, posinf=float(hi), neginf=float(lo))
@@ -151,7 +149,8 @@ def _converted_as(info: OpInfo, unsigned: bool) -> tuple[int, bool]:
     return 16, unsigned and not (info.backend == "hip" and bits == 8)
 
 
-@op("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast")
+@op("arith.extsi", symbolic=True, addressing=True)
+@op("arith.extui", "arith.trunci", "arith.index_cast", symbolic=True)
 def _int_to_int(info: OpInfo) -> Callable[..., Value]:
     source, ty = info.operand_types[0], info.ty
     tile, bits, dtype = ty.shape, ty.bits, ty.dtype
@@ -161,23 +160,23 @@ def _int_to_int(info: OpInfo) -> Callable[..., Value]:
         return _mask_to_int(info, 1 if unsigned else -1)
     if ty.elem == "i1":
 
-        def low_bit(b: Any, x: Any) -> Value:
-            x = dense_int(x, b.lanes, tile, source.dtype)
+        def low_bit(batch: Any, x: Any) -> Value:
+            x = dense_int(x, batch.lanes, tile, source.dtype)
             return (x & 1) != 0
 
         return low_bit
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         if type(x) is int:
             return wrap(x & mask if unsigned else x, bits)
-        if type(x) is Aff:
-            if (not unsigned or x.lo >= 0) and (v := fits(x, bits, b, tile)) is not None:
+        if type(x) is Affine:
+            if (not unsigned or x.least >= 0) and (v := fits(x, bits, batch, tile)) is not None:
                 return v
-            if not any(x.ts):
-                lanes = dense_int(x, b.lanes, tile, source.dtype)
+            if not any(x.tile_strides):
+                lanes = dense_int(x, batch.lanes, tile, source.dtype)
                 out = _tensor(lanes)
-                return from_lane_array(out.to(torch.int64).reshape(out.shape[: len(b.lanes)]).numpy(), len(tile))
-            x = dense_int(x, b.lanes, tile, source.dtype)
+                return from_lane_array(out.to(torch.int64).reshape(out.shape[: len(batch.lanes)]).numpy(), len(tile))
+            x = dense_int(x, batch.lanes, tile, source.dtype)
         return _tensor(x)
 
     def _tensor(x: Any) -> Tensor:
@@ -191,8 +190,8 @@ def _int_to_int(info: OpInfo) -> Callable[..., Value]:
 def _mask_to_int(info: OpInfo, one: int) -> Callable[..., Value]:
     tile, dtype = info.ty.shape, info.ty.dtype
 
-    def run(b: Any, x: Any) -> Value:
-        x = dense_mask(x, b.lanes, tile)
+    def run(batch: Any, x: Any) -> Value:
+        x = dense_mask(x, batch.lanes, tile)
         if type(x) is not Tensor:
             return one if x else 0
         out = x.to(dtype)
@@ -201,19 +200,20 @@ def _mask_to_int(info: OpInfo, one: int) -> Callable[..., Value]:
     return run
 
 
-@op("tt.bitcast", "arith.bitcast")
+@op("arith.bitcast", recasts=True)
+@op("tt.bitcast", recasts=True, symbolic=True)
 def _bitcast(info: OpInfo) -> Callable[..., Value]:
     source, ty = info.operand_types[0], info.ty
     if ty.is_ptr or source.elem == ty.elem:
-        return lambda b, x: x
+        return lambda batch, x: x
     if source.elem == "i1" and ty.elem == "i8":
         return _mask_to_int(info, 1)
     if source.elem == "i8" and ty.elem == "i1":
-        return lambda b, x: dense_int(x, b.lanes, source.shape, source.dtype) != 0
+        return lambda batch, x: dense_int(x, batch.lanes, source.shape, source.dtype) != 0
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         if source.is_int:
-            x = dense_int(x, b.lanes, source.shape, source.dtype)
+            x = dense_int(x, batch.lanes, source.shape, source.dtype)
         if type(x) is Tensor:
             return x.view(ty.dtype)
         value = torch.tensor([x], dtype=source.dtype if source.is_int or source.dtype.itemsize > 1 else torch.float32)
@@ -223,12 +223,12 @@ def _bitcast(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.ptr_to_int")
+@op("tt.ptr_to_int", tells_addresses=True)
 def _ptr_to_int(info: OpInfo) -> Callable[..., Value]:
     tile = info.ty.shape
 
-    def run(b: Any, p: Ptr) -> Value:
-        address = b.x.addresses(b, p, tile)
+    def run(batch: Any, p: Ptr) -> Value:
+        address = batch.execution.addresses(batch, p, tile)
         if not tile:
             return from_lane_array(address.numpy())
         return address
@@ -240,19 +240,13 @@ def _ptr_to_int(info: OpInfo) -> Callable[..., Value]:
 def _int_to_ptr(info: OpInfo) -> Callable[..., Value]:
     tile = info.ty.shape
 
-    def run(b: Any, x: Any) -> Value:
-        return pointer_from_int(x, len(b.lanes), tile)
-
-    return run
+    return lambda batch, x: pointer_from_int(x, tile)
 
 
-def pointer_from_int(x: Any, n_lanes: int, tile: tuple[int, ...]) -> Ptr:
+def pointer_from_int(x: Any, tile: tuple[int, ...]) -> Ptr:
     """A pointer from an absolute address held as an integer value."""
     if type(x) is Tensor:
         if not tile:
             return Ptr(None, from_lane_array(x.to(torch.int64).numpy()))
         return Ptr(None, 0, x.to(torch.int64))
     return Ptr(None, x)
-
-
-__all__ = ["Box", "convert_float", "np", "pointer_from_int"]

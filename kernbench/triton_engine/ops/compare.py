@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import aff_sub
-from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import (
-    Aff,
+    Affine,
     Box,
     Ptr,
     Value,
@@ -25,19 +27,23 @@ from kernbench.triton_engine.values import (
 
 from .registry import op
 
+#: Predicate of signed numbers: the comparison of Python numbers, and of tensors.
 _SIGNED_COMPARE: dict[str, tuple[Any, Any]] = {
-    "eq": (lambda a, b: a == b, torch.eq),
-    "ne": (lambda a, b: a != b, torch.ne),
-    "slt": (lambda a, b: a < b, torch.lt),
-    "sle": (lambda a, b: a <= b, torch.le),
-    "sgt": (lambda a, b: a > b, torch.gt),
-    "sge": (lambda a, b: a >= b, torch.ge),
+    predicate: (getattr(operator, name), getattr(torch, name))
+    for predicate, name in {"eq": "eq", "ne": "ne", "slt": "lt", "sle": "le", "sgt": "gt", "sge": "ge"}.items()
 }
 
 _NO_BOUND = 1 << 62
 
 
-@op("arith.cmpi")
+@op(
+    "arith.cmpi",
+    compares=True,
+    symbolic=True,
+    addressing=True,
+    tells_addresses=True,
+    result_type=lambda types: Ty("i1", types[0].shape),
+)
 def _cmpi(info: OpInfo) -> Callable[..., Value]:
     predicate = info.words[0]
     ty = info.operand_types[0]
@@ -53,30 +59,30 @@ def _cmpi(info: OpInfo) -> Callable[..., Value]:
     mask = (1 << bits) - 1
     flip = -(1 << (bits - 1))
 
-    def run(b: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, x: Any, y: Any) -> Value:
         tx, ty_ = type(x), type(y)
         if tx is not Tensor and ty_ is not Tensor:
-            if tx is not Aff and ty_ is not Aff:
+            if tx is not Affine and ty_ is not Affine:
                 return python(x & mask, y & mask) if unsigned else python(x, y)
-            plain = not unsigned or ((x.lo if tx is Aff else x) >= 0 and (y.lo if ty_ is Aff else y) >= 0)
+            plain = not unsigned or ((x.least if tx is Affine else x) >= 0 and (y.least if ty_ is Affine else y) >= 0)
             if plain:
                 d = aff_sub(x, y)
-                if type(d) is not Aff:
+                if type(d) is not Affine:
                     return python(d, 0)
-                known = _decided(signed, d.lo, d.hi)
+                known = _decided(signed, d.least, d.most)
                 if known is not None:
                     return known
-                d.lo, d.hi = exact_bounds(d, b.lanes, tile)
-                known = _decided(signed, d.lo, d.hi)
+                d.least, d.most = exact_bounds(d, batch.lanes, tile)
+                known = _decided(signed, d.least, d.most)
                 if known is not None:
                     return known
-                box = _box(signed, d, b.lanes)
+                box = _box(signed, d, batch.lanes)
                 if box is not None:
                     return box
-                if not any(d.ts):
-                    lane = python(lane_array(d, b.lanes), 0)
+                if not any(d.tile_strides):
+                    lane = python(lane_array(d, batch.lanes), 0)
                     return torch.from_numpy(np.asarray(lane)).reshape(lane.shape + (1,) * len(tile))
-        x, y = dense_int(x, b.lanes, tile, dtype), dense_int(y, b.lanes, tile, dtype)
+        x, y = dense_int(x, batch.lanes, tile, dtype), dense_int(y, batch.lanes, tile, dtype)
         if unsigned:
             x, y = x ^ flip, y ^ flip
         return dense(x, y) if type(x) is Tensor else dense(as_tensor(x, dtype), y)
@@ -84,31 +90,25 @@ def _cmpi(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def _decided(predicate: str, lo: int, hi: int) -> bool | None:
-    """The truth of ``d predicate 0`` for every d in [lo, hi], or None."""
-    if predicate == "slt":
-        return True if hi < 0 else False if lo >= 0 else None
-    if predicate == "sle":
-        return True if hi <= 0 else False if lo > 0 else None
-    if predicate == "sgt":
-        return True if lo > 0 else False if hi <= 0 else None
-    if predicate == "sge":
-        return True if lo >= 0 else False if hi < 0 else None
-    if predicate == "eq":
-        return False if lo > 0 or hi < 0 else True if lo == hi == 0 else None
-    return True if lo > 0 or hi < 0 else False if lo == hi == 0 else None
+def _decided(predicate: str, least: int, most: int) -> bool | None:
+    """The truth of ``d predicate 0`` for every d in [least, most], or None."""
+    python, _ = _SIGNED_COMPARE[predicate]
+    truth: bool = python(least, 0)
+    if truth is not python(most, 0) or (predicate in ("eq", "ne") and least < 0 < most):
+        return None
+    return truth
 
 
-def _box(predicate: str, d: Aff, lanes: tuple[int, ...]) -> Box | None:
+def _box(predicate: str, d: Affine, lanes: tuple[int, ...]) -> Box | None:
     """``d predicate 0`` as a range of the one tile index that ``d`` varies with."""
-    varying = [j for j, s in enumerate(d.ts) if s]
+    varying = [j for j, s in enumerate(d.tile_strides) if s]
     if len(varying) != 1 or predicate in ("eq", "ne"):
         return None
     j = varying[0]
-    s = d.ts[j]
-    base: Any = d.c
-    if d.arr is not None or any(d.ls):
-        base = lane_array(Aff(d.c, d.ls, (), 0, 0, d.arr), lanes)
+    s = d.tile_strides[j]
+    base: Any = d.constant
+    if d.per_lane is not None or any(d.lane_strides):
+        base = lane_array(Affine(d.constant, d.lane_strides, (), 0, 0, d.per_lane), lanes)
     strict = predicate in ("slt", "sgt")
     below = predicate in ("slt", "sle")
     if not below:  # -d < 0
@@ -123,7 +123,7 @@ def _box(predicate: str, d: Aff, lanes: tuple[int, ...]) -> Box | None:
         bound = (base // (-s) + 1, _NO_BOUND)
     if isinstance(base, np.ndarray) and base.size == 1:
         bound = (int(np.asarray(bound[0]).reshape(-1)[0]), int(np.asarray(bound[1]).reshape(-1)[0]))
-    bounds: list[Any] = [None] * len(d.ts)
+    bounds: list[Any] = [None] * len(d.tile_strides)
     bounds[j] = bound
     return Box(tuple(bounds))
 
@@ -131,8 +131,8 @@ def _box(predicate: str, d: Aff, lanes: tuple[int, ...]) -> Box | None:
 def _compare_masks(predicate: str, unsigned: bool, tile: tuple[int, ...]) -> Callable[..., Value]:
     python, dense = _SIGNED_COMPARE[predicate]
 
-    def run(b: Any, x: Any, y: Any) -> Value:
-        x, y = dense_mask(x, b.lanes, tile), dense_mask(y, b.lanes, tile)
+    def run(batch: Any, x: Any, y: Any) -> Value:
+        x, y = dense_mask(x, batch.lanes, tile), dense_mask(y, batch.lanes, tile)
         if type(x) is not Tensor and type(y) is not Tensor:
             return python(int(x), int(y)) if unsigned else python(-int(x), -int(y))
         x = x if type(x) is Tensor else torch.tensor(x)
@@ -146,8 +146,8 @@ def _compare_masks(predicate: str, unsigned: bool, tile: tuple[int, ...]) -> Cal
 def _compare_pointers(predicate: str, tile: tuple[int, ...]) -> Callable[..., Value]:
     _, dense = _SIGNED_COMPARE["s" + predicate[1:] if predicate.startswith("u") else predicate]
 
-    def run(b: Any, x: Ptr, y: Ptr) -> Value:
-        p, q = b.x.addresses(b, x, tile), b.x.addresses(b, y, tile)
+    def run(batch: Any, x: Ptr, y: Ptr) -> Value:
+        p, q = batch.execution.addresses(batch, x, tile), batch.execution.addresses(batch, y, tile)
         return dense(p, q)
 
     return run

@@ -1,4 +1,4 @@
-"""``tl.device_print`` and ``tl.device_assert``: they name the rank and the program."""
+"""``tl.device_print`` and ``tl.device_assert``, which name the rank and the program; and what has no effect at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kernbench.errors import KernbenchError
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value
 
 from .registry import op
@@ -23,18 +23,25 @@ class DeviceAssertionError(KernbenchError, AssertionError):
     """A ``tl.device_assert`` failed. The message names rank, program, source line and the user's text."""
 
 
-def _lane_names(b: Any) -> list[tuple[int | None, tuple[int, int, int]]]:
-    ids = np.broadcast_to(b.ids, b.lanes).reshape(-1)
-    if b.rank_index is None:
-        ranks = [b.rank] * len(ids)
+def _lane_names(batch: Any) -> list[tuple[int | None, tuple[int, int, int]]]:
+    ids = np.broadcast_to(batch.ids, batch.lanes).reshape(-1)
+    if batch.rank_index is None:
+        ranks = [batch.rank] * len(ids)
     else:
-        ranks = np.broadcast_to(b.rank_index, b.lanes).reshape(-1).tolist()
-    return [(b.x.launches[r].rank, b.x.program_of(int(i))) for r, i in zip(ranks, ids, strict=True)]
+        ranks = np.broadcast_to(batch.rank_index, batch.lanes).reshape(-1).tolist()
+    return [
+        (batch.execution.launches[r].rank, batch.execution.program_of(int(i))) for r, i in zip(ranks, ids, strict=True)
+    ]
 
 
 def _name(rank: int | None, program: tuple[int, int, int]) -> str:
     text = f"pid {program}"
     return text if rank is None else f"rank {rank} {text}"
+
+
+@op("ttg.barrier", "ttg.local_barrier", "gpu.barrier", "nvvm.barrier0", "llvm.intr.assume", no_effect=True)
+def _left_out(info: OpInfo) -> Callable[..., Value]:
+    raise AssertionError(f"{info.name} is not part of a program")
 
 
 @op("tt.print", pure=False)
@@ -44,15 +51,15 @@ def _print(info: OpInfo) -> Callable[..., Value]:
     as_hex = bool(info.attrs.get("hex"))
     types = info.operand_types
 
-    def run(b: Any, *xs: Any) -> Value:
-        if b.x.dry:
+    def run(batch: Any, *xs: Any) -> Value:
+        if batch.execution.dry:
             return None
-        names = _lane_names(b)
+        names = _lane_names(batch)
         if not xs:
             for name in names:
                 print(f"{_name(*name)}{prefix}", file=sys.stdout)
         for x, ty in zip(xs, types, strict=True):
-            full = materialise(x, b, ty).expand(b.lanes + ty.shape).reshape(len(names), *ty.shape)
+            full = materialise(x, batch, ty).expand(batch.lanes + ty.shape).reshape(len(names), *ty.shape)
             for name, tile in zip(names, full, strict=True):
                 for index in np.ndindex(*ty.shape):
                     v = tile[index].item()
@@ -69,17 +76,17 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
     message = str(info.attrs.get("string", ""))
     ty = info.operand_types[0]
 
-    def run(b: Any, x: Any) -> Value:
+    def run(batch: Any, x: Any) -> Value:
         if type(x) is Tensor and bool(x.all()):
             return None
         if type(x) in (bool, int) and x:
             return None
-        full = materialise(x, b, Ty("i1", ty.shape) if ty.elem == "i1" else ty).expand(b.lanes + ty.shape)
+        full = materialise(x, batch, Ty("i1", ty.shape) if ty.elem == "i1" else ty).expand(batch.lanes + ty.shape)
         if full.dtype is not torch.bool:
             full = full != 0
         if bool(full.all()):
             return None
-        names = _lane_names(b)
+        names = _lane_names(batch)
         flat = full.reshape(len(names), -1)
         lane = int((~flat.all(dim=1)).nonzero()[0])
         at = (~flat[lane]).nonzero().reshape(-1)[:4].tolist()

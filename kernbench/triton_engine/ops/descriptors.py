@@ -13,11 +13,10 @@ from torch import Tensor
 
 from kernbench.triton_engine import access
 from kernbench.triton_engine.affine import aff_add, aff_scale
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import TORCH_DTYPE, Ty
-from kernbench.triton_engine.reuse import visit, wave_bytes
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import (
-    Aff,
+    Affine,
     Box,
     Desc,
     Late,
@@ -32,23 +31,17 @@ from kernbench.triton_engine.values import (
 from .atomics import _flat_elements, _operand, update
 from .masks import mask_and
 from .registry import op
-from .shape import materialise
+from .shape import materialise, spread
 
 
-def host_descriptor(value: Any, arg: int, ty: Ty) -> Desc:
-    """A descriptor value from ``triton.tools.tensor_descriptor.TensorDescriptor``."""
-    padding = math.nan if str(getattr(value, "padding", "zero")) == "nan" else 0.0
-    return Desc(Ptr(arg, 0), list(value.shape), list(value.strides), tuple(value.block_shape), ty.pointee, padding)
-
-
-@op("tt.make_tensor_descriptor", pure=False)
+@op("tt.make_tensor_descriptor", pure=False, addressing=True, result_type=lambda types: types[-1])
 def _make(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     rank = info.groups[0] if info.groups else (len(info.operand_types) - 1) // 2
     padding = math.nan if "nan" in str(info.attrs.get("padding", "")).lower() or "padding = 2" in info.text else 0.0
     block = ty.shape
 
-    def run(b: Any, base: Ptr, *rest: Any) -> Value:
+    def run(batch: Any, base: Ptr, *rest: Any) -> Value:
         shape, strides = list(rest[:rank]), list(rest[rank : 2 * rank])
         return Desc(base, shape, strides, block, ty.pointee, padding)
 
@@ -57,9 +50,9 @@ def _make(info: OpInfo) -> Callable[..., Value]:
 
 def _scale(x: Any, y: Any, lanes: tuple[int, ...]) -> Any:
     """Product of two per-lane integers."""
-    if type(x) is not Aff:
+    if type(x) is not Affine:
         return aff_scale(y, x)
-    if type(y) is not Aff:
+    if type(y) is not Affine:
         return aff_scale(x, y)
     return from_lane_array(lane_array(x, lanes) * lane_array(y, lanes))
 
@@ -68,33 +61,29 @@ def _as_lane_int(v: Any) -> Any:
     return from_lane_array(v.to(torch.int64).numpy()) if type(v) is Tensor else v
 
 
-def _spread(v: Any, rank: int) -> Any:
-    return Aff(v.c, v.ls, (0,) * rank, v.lo, v.hi, v.arr) if type(v) is Aff else v
-
-
-def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+def locate(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """Pointer tile and bounds mask of the block at ``index``. ``tile`` is the block without its leading ones."""
-    lanes: tuple[int, ...] = b.lanes
+    lanes: tuple[int, ...] = batch.lanes
     rank = len(tile)
     lead = len(d.block) - rank
     if not lead and all(type(v) is int for v in d.shape) and all(type(v) is int for v in d.strides):
-        return _locate_fixed(b, d, index, tile, item)
-    off: Any = _spread(d.base.off, rank)
+        return _locate_fixed(batch, d, index, tile, item)
+    off: Any = spread(d.base.offset, rank)
     bounds: list[Any] = [None] * rank
     outside: Any = True
     scattered: Tensor | None = None  # the part of the offsets along dimensions whose stride differs between programs
     for j, (start, size, stride) in enumerate(zip(index, d.shape, d.strides, strict=True)):
         start, size, stride = _as_lane_int(start), _as_lane_int(size), _as_lane_int(stride)
-        off = aff_add(off, aff_scale(_spread(_scale(start, stride, lanes), rank), item))
+        off = aff_add(off, aff_scale(spread(_scale(start, stride, lanes), rank), item))
         lo, hi = aff_scale(start, -1), aff_add(size, aff_scale(start, -1))
         if j < lead:
             inside = _positive(lo, lanes, strict=False) & _positive(hi, lanes, strict=True)
             if not inside.all():
                 flags = torch.from_numpy(np.ascontiguousarray(inside)).reshape(inside.shape + (1,) * rank)
-                outside = mask_and(b, outside, bool(inside.reshape(-1)[0]) if inside.size == 1 else flags, tile)
+                outside = mask_and(batch, outside, bool(inside.reshape(-1)[0]) if inside.size == 1 else flags, tile)
             continue
         k = j - lead
-        if type(stride) is Aff:
+        if type(stride) is Affine:
             part = _along(stride, item, lanes, tile[k], k, rank)
             scattered = part if scattered is None else scattered + part
             step = 0
@@ -103,61 +92,63 @@ def locate(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) 
         ts = tuple(step * item if i == k else 0 for i in range(rank))
         if any(ts):
             span = step * item * (tile[k] - 1)
-            off = aff_add(off, Aff(0, (0,) * len(lanes), ts, min(0, span), max(0, span)))
+            off = aff_add(off, Affine(0, (0,) * len(lanes), ts, min(0, span), max(0, span)))
         low, high = _bound(lo, lanes), _bound(hi, lanes)
         if _least(high) < tile[k] or _most(low) > 0:
             bounds[k] = (low, high)
     mask: Any = True if all(p is None for p in bounds) else Box(tuple(bounds))
     off = _wrapped(off)
-    if scattered is not None and type(off) is not Aff:
-        off = Aff(off, (0,) * len(lanes), (0,) * rank, off, off)
-    return Ptr(d.base.root, off, scattered), mask_and(b, mask, outside, tile)
+    if scattered is not None and type(off) is not Affine:
+        off = Affine(off, (0,) * len(lanes), (0,) * rank, off, off)
+    return Ptr(d.base.root, off, scattered), mask_and(batch, mask, outside, tile)
 
 
-def _locate_fixed(b: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+def _locate_fixed(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """:func:`locate` for a shape and strides that are the same everywhere: the case of almost every kernel."""
-    lanes: tuple[int, ...] = b.lanes
-    base: Any = d.base.off
+    lanes: tuple[int, ...] = batch.lanes
+    base: Any = d.base.offset
     none = (0,) * len(lanes)
     c, ls, arr, low, high = _lane_parts(base, none)
     ts = []
     bounds: list[Any] = [None] * len(tile)
     for j, (start, size, stride, n) in enumerate(zip(index, d.shape, d.strides, tile, strict=True)):
         start = _as_lane_int(start)
-        step: int = stride * item  # type: ignore[operator,assignment]
+        step: int = stride * item
         ts.append(step if n > 1 else 0)
         c1, ls1, arr1, lo1, hi1 = _lane_parts(start, none)
-        if lo1 < 0 or hi1 + n > size:  # type: ignore[operator]
-            at = lane_array(start, lanes) if type(start) is Aff else start
-            if _least(at) < 0 or _most(at) + n > size:  # type: ignore[operator]
+        if lo1 < 0 or hi1 + n > size:
+            at = lane_array(start, lanes) if type(start) is Affine else start
+            if _least(at) < 0 or _most(at) + n > size:
                 bounds[j] = (-at, size - at)
         c += c1 * step
         if ls1 is not none:
             ls = tuple([p + q * step for p, q in zip(ls, ls1, strict=True)])
         if arr1 is not None:
-            more = b.x.scaled(arr1, step)
+            more = batch.execution.scaled(arr1, step)
             arr = more if arr is None else arr + more
         near, far = (lo1, hi1 + n - 1) if step > 0 else (hi1 + n - 1, lo1)
         low, high = low + near * step, high + far * step
     mask = True if all(p is None for p in bounds) else Box(tuple(bounds))
-    return Ptr(d.base.root, _wrapped(Aff(c, ls, tuple(ts), low, high, arr)), None), mask
+    return Ptr(d.base.root, _wrapped(Affine(c, ls, tuple(ts), low, high, arr)), None), mask
 
 
-def _wrapped(off: int | Aff) -> int | Aff:
+def _wrapped(off: int | Affine) -> int | Affine:
     """Addresses are 64 bits: descriptors of ragged batches (``triton.tools.ragged_tma``) count on products that wrap."""
-    c = off.c if type(off) is Aff else off
+    c = off.constant if type(off) is Affine else off
     excess = c - wrap(c, 64)
     if not excess:
         return off
-    if type(off) is not Aff:
+    if type(off) is not Affine:
         return off - excess
-    return Aff(off.c - excess, off.ls, off.ts, off.lo - excess, off.hi - excess, off.arr)
+    return Affine(
+        off.constant - excess, off.lane_strides, off.tile_strides, off.least - excess, off.most - excess, off.per_lane
+    )
 
 
 def _lane_parts(v: Any, none: tuple[int, ...]) -> tuple[int, tuple[int, ...], np.ndarray | None, int, int]:
     """Constant, lane strides, irregular part, least and greatest of a per-lane integer."""
-    if type(v) is Aff:
-        return v.c, v.ls, v.arr, v.lo, v.hi
+    if type(v) is Affine:
+        return v.constant, v.lane_strides, v.per_lane, v.least, v.most
     return v, none, None, v, v
 
 
@@ -167,7 +158,7 @@ def _positive(v: Any, lanes: tuple[int, ...], strict: bool) -> np.ndarray:
     return arr > 0 if strict else arr <= 0
 
 
-def _along(stride: Aff, item: int, lanes: tuple[int, ...], extent: int, dim: int, rank: int) -> Tensor:
+def _along(stride: Affine, item: int, lanes: tuple[int, ...], extent: int, dim: int, rank: int) -> Tensor:
     """Byte offsets along tile dimension ``dim`` where every program has a stride of its own."""
     shape = [1] * rank
     shape[dim] = extent
@@ -176,7 +167,7 @@ def _along(stride: Aff, item: int, lanes: tuple[int, ...], extent: int, dim: int
 
 
 def _bound(v: Any, lanes: tuple[int, ...]) -> Any:
-    return lane_array(v, lanes) if type(v) is Aff else v
+    return lane_array(v, lanes) if type(v) is Affine else v
 
 
 def _least(v: Any) -> int:
@@ -196,24 +187,24 @@ def _fill(d: Desc, is_int: bool) -> Any:
     return 0 if is_int else d.padding
 
 
-@op("tt.descriptor_load", "tt.experimental_descriptor_load", pure=False, reads=True)
+@op("tt.descriptor_load", pure=False, reads=True, addressing=True, frontier=True)
 def _load(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     tile, dtype = ty.shape, ty.dtype
     is_int = ty.is_int
 
-    def run(b: Any, d: Desc, *index: Any) -> Value:
+    def run(batch: Any, d: Desc, *index: Any) -> Value:
         inner, reshaped = _inner(tile, d)
-        p, mask = locate(b, d, list(index), inner, dtype.itemsize)
+        p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
         fill = _fill(d, is_int)
-        if b.x.wave is not None and not is_int:
-            b.x.distinct += wave_bytes(b, p, inner, dtype.itemsize)
+        if batch.execution.wave is not None and not is_int:
+            batch.execution.distinct += access.wave_bytes(batch, p, inner, dtype.itemsize)
             return fill
-        value = access.load(b, info, p, inner, dtype, mask, fill)
+        value = access.load(batch, info, p, inner, dtype, mask, fill)
         if value is None:
             return fill
         return (
-            value.reshape(value.shape[: len(b.lanes)] + _keep_ones(value.shape[len(b.lanes) :], inner, tile))
+            value.reshape(value.shape[: len(batch.lanes)] + _keep_ones(value.shape[len(batch.lanes) :], inner, tile))
             if reshaped
             else value
         )
@@ -233,33 +224,33 @@ def _keep_ones(have: tuple[int, ...], inner: tuple[int, ...], tile: tuple[int, .
     return tile if tuple(have) == inner else tuple(1 for _ in tile)
 
 
-@op("tt.descriptor_store", "tt.experimental_descriptor_store", pure=False, writes=True)
+@op("tt.descriptor_store", pure=False, writes=True, stores=-1, addressing=True, frontier=True)
 def _store(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
     tile, dtype = value_ty.shape, value_ty.dtype
 
-    def run(b: Any, d: Desc, *rest: Any) -> Value:
+    def run(batch: Any, d: Desc, *rest: Any) -> Value:
         *index, value = rest
         inner, reshaped = _inner(tile, d)
-        p, mask = locate(b, d, list(index), inner, dtype.itemsize)
-        if b.x.dry:
-            visit(b, info, p, inner, dtype, mask)
+        p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
+        if batch.execution.dry:
+            access.visit(batch, info, p, inner, dtype, mask)
             return None
-        if type(value) is Aff:
-            value = dense_int(value, b.lanes, tile, dtype)
+        if type(value) is Affine:
+            value = dense_int(value, batch.lanes, tile, dtype)
         if reshaped and type(value) is Late:
             value = value.value()
         if reshaped and type(value) is Tensor:
-            full = materialise(value, b, value_ty)
-            value = full.reshape(full.shape[: len(b.lanes)] + inner)
-        access.store(b, info, p, inner, dtype, value, mask)
-        b.wrote()
+            full = materialise(value, batch, value_ty)
+            value = full.reshape(full.shape[: len(batch.lanes)] + inner)
+        access.store(batch, info, p, inner, dtype, value, mask)
+        batch.wrote()
         return None
 
     return run
 
 
-@op("tt.descriptor_reduce", pure=False, reads=True, writes=True)
+@op("tt.descriptor_reduce", pure=False, reads=True, writes=True, addressing=True)
 def _reduce(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
     tile, dtype = value_ty.shape, value_ty.dtype
@@ -268,68 +259,68 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
         kind = "fadd"
     raw = torch.int16 if dtype is torch.bfloat16 else dtype
 
-    def run(b: Any, d: Desc, *rest: Any) -> Value:
+    def run(batch: Any, d: Desc, *rest: Any) -> Value:
         *index, value = rest
         inner, _ = _inner(tile, d)
-        p, mask = locate(b, d, list(index), inner, dtype.itemsize)
-        if b.x.dry:
-            visit(b, info, p, inner, dtype, mask)
+        p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
+        if batch.execution.dry:
+            access.visit(batch, info, p, inner, dtype, mask)
             return None
-        values = _operand(b, value, value_ty, raw)
-        for allocation, at, keep in _flat_elements(b, info, p, inner, dtype, mask):
+        values = _operand(batch, value, value_ty, raw)
+        for allocation, at, keep in _flat_elements(batch, info, p, inner, dtype, mask):
             flat = allocation.flat(raw).numpy()
             update(kind, flat, at, values if keep is None else values[keep], False, dtype is torch.bfloat16)
-            b.x.atomics += len(at)
-        b.wrote()
+            batch.execution.atomics += len(at)
+        batch.wrote()
         return None
 
     return run
 
 
-def _rows(b: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+def _rows(batch: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """Pointer and mask of a gather or scatter of whole rows."""
-    nl = len(b.lanes)
-    index = materialise(rows, b, row_ty).to(torch.int64)
+    nl = len(batch.lanes)
+    index = materialise(rows, batch, row_ty).to(torch.int64)
     column = _as_lane_int(column)
     stride0, stride1, size0, size1 = (
-        dense_int(_as_lane_int(s), b.lanes, (), torch.int64) for s in (*d.strides, *d.shape)
+        dense_int(_as_lane_int(s), batch.lanes, (), torch.int64) for s in (*d.strides, *d.shape)
     )
     wide = lambda s: s.reshape((*s.shape, 1)) if type(s) is Tensor else s  # noqa: E731
     inside = ((index >= 0) & (index < wide(size0))).unsqueeze(-1)
     cols: Any = dense_int(
-        aff_add(_spread(column, 1), Aff(0, (0,) * nl, (1,), 0, tile[1] - 1)), b.lanes, (tile[1],), torch.int64
+        aff_add(spread(column, 1), Affine(0, (0,) * nl, (1,), 0, tile[1] - 1)), batch.lanes, (tile[1],), torch.int64
     )
     fits = (cols >= 0) & (cols < wide(size1))
     mask = inside & fits.unsqueeze(nl)
     den = (index * wide(stride0)).unsqueeze(-1) * item + (cols * wide(stride1)).unsqueeze(nl) * item
-    return Ptr(d.base.root, _spread(d.base.off, 2), den), True if bool(mask.all()) else mask
+    return Ptr(d.base.root, spread(d.base.offset, 2), den), True if bool(mask.all()) else mask
 
 
-@op("tt.descriptor_gather", "tt.experimental_descriptor_gather", pure=False, reads=True)
+@op("tt.descriptor_gather", pure=False, reads=True, addressing=True)
 def _gather(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     row_ty = info.operand_types[1]
 
-    def run(b: Any, d: Desc, rows: Any, column: Any) -> Value:
-        p, mask = _rows(b, d, rows, row_ty, column, ty.shape, ty.itemsize)
-        value = access.load(b, info, p, ty.shape, ty.dtype, mask, 0 if ty.is_int else d.padding)
+    def run(batch: Any, d: Desc, rows: Any, column: Any) -> Value:
+        p, mask = _rows(batch, d, rows, row_ty, column, ty.shape, ty.itemsize)
+        value = access.load(batch, info, p, ty.shape, ty.dtype, mask, 0 if ty.is_int else d.padding)
         return (0 if ty.is_int else d.padding) if value is None else value
 
     return run
 
 
-@op("tt.descriptor_scatter", "tt.experimental_descriptor_scatter", pure=False, writes=True)
+@op("tt.descriptor_scatter", pure=False, writes=True, addressing=True)
 def _scatter(info: OpInfo) -> Callable[..., Value]:
     row_ty = info.operand_types[1]
     value_ty = info.operand_types[-1]
 
-    def run(b: Any, d: Desc, rows: Any, column: Any, value: Any) -> Value:
-        p, mask = _rows(b, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
-        if b.x.dry:
-            visit(b, info, p, value_ty.shape, value_ty.dtype, mask)
+    def run(batch: Any, d: Desc, rows: Any, column: Any, value: Any) -> Value:
+        p, mask = _rows(batch, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
+        if batch.execution.dry:
+            access.visit(batch, info, p, value_ty.shape, value_ty.dtype, mask)
             return None
-        access.store(b, info, p, value_ty.shape, TORCH_DTYPE[value_ty.elem], materialise(value, b, value_ty), mask)
-        b.wrote()
+        access.store(batch, info, p, value_ty.shape, value_ty.dtype, materialise(value, batch, value_ty), mask)
+        batch.wrote()
         return None
 
     return run

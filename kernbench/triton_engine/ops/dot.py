@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.threads import with_threads
 from kernbench.triton_engine.values import Value
 
-from .registry import op
+from .registry import Work, op
 from .shape import materialise
 
 
@@ -31,7 +31,7 @@ def _compute_type(a: Ty, out: Ty) -> torch.dtype:
     return torch.float64 if out.elem == "f64" or a.elem == "f64" else torch.float32
 
 
-class _Layout:
+class _MatrixForm:
     """How the operands of one pair of shapes become matrices, and the product lanes and tiles again.
 
     ``a`` is ``[lanes, *batch, M, K]``, ``b`` ``[lanes, *batch, K, N]``. Lane axes that both sides vary with are batch
@@ -65,39 +65,39 @@ class _Layout:
         self.lanes = tuple([max(p, q) for p, q in zip(a[:nl], b[:nl], strict=True)])
 
 
-_layout = lru_cache(maxsize=512)(_Layout)
+_matrix_form = lru_cache(maxsize=512)(_MatrixForm)
 
 
 def contract(a: Tensor, b: Tensor, nl: int, dtype: torch.dtype, acc: Tensor | None, in_place: bool) -> Tensor:
     """``a @ b (+ acc)`` over lanes: ``a`` is ``[lanes, *batch, M, K]``, ``b`` ``[lanes, *batch, K, N]``.
 
     Returns ``[lanes, *batch, M, N]``; its storage keeps rows and columns of the joined product together, and ``acc``
-    in that layout is accumulated into without a copy.
+    in that form is accumulated into without a copy.
     """
-    layout = _layout(a.shape, b.shape, nl)
-    if acc is not None and tuple(acc.shape[:nl]) != layout.lanes:
+    form = _matrix_form(a.shape, b.shape, nl)
+    if acc is not None and tuple(acc.shape[:nl]) != form.lanes:
         # acc varies along lanes that neither side does
         return acc + contract(a, b, nl, dtype, None, False).to(acc.dtype)
-    left = _matrix(a.permute(layout.left), dtype, layout.left_shape)
-    right = _matrix(b.permute(layout.right), dtype, layout.right_shape)
+    left = _matrix(a.permute(form.left), dtype, form.left_shape)
+    right = _matrix(b.permute(form.right), dtype, form.right_shape)
     if acc is not None:
-        joined = acc.permute(layout.order)
+        joined = acc.permute(form.order)
         if in_place and acc.dtype == dtype:
             try:
-                flat = joined.view(layout.shape)
+                flat = joined.view(form.shape)
             except RuntimeError:
                 flat = None
             if flat is not None:
                 product(left, right, flat, flat)
                 return acc
-        flat = joined.reshape(layout.shape)
+        flat = joined.reshape(form.shape)
         if acc.dtype == dtype:
             out = product(left, right, flat)
         else:
             out = (flat.to(dtype) + product(left, right)).to(acc.dtype)
     else:
         out = product(left, right)
-    return out.view(layout.sizes).permute(layout.inverse)
+    return out.view(form.sizes).permute(form.inverse)
 
 
 def _matrix(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -176,7 +176,14 @@ def _product(left: Tensor, right: Tensor, add: Tensor | None, out: Tensor | None
     return (torch.baddbmm if left.dim() == 3 else torch.addmm)(add, left, right, out=out)
 
 
-@op("tt.dot", inplace=True)
+def _work(info: OpInfo) -> Work:
+    """Two operations per product; a byte of fp4 holds two numbers."""
+    left = info.operand_types[0]
+    depth = left.shape[-1] * (2 if info.attrs.get("lhs") == "e2m1" else 1)
+    return 2 * info.ty.numel * depth, (left.elem, "tensor")
+
+
+@op("tt.dot", inplace=True, product=True, work=_work)
 def _dot(info: OpInfo) -> Callable[..., Value]:
     a_ty, b_ty, _ = info.operand_types
     out_ty = info.ty
@@ -184,11 +191,11 @@ def _dot(info: OpInfo) -> Callable[..., Value]:
     in_place = 2 in info.reusable
     exact_int = a_ty.is_int
 
-    def run(b: Any, x: Any, y: Any, acc: Any) -> Value:
-        if b.x.wave is not None:
+    def run(batch: Any, x: Any, y: Any, acc: Any) -> Value:
+        if batch.execution.wave is not None:
             return acc
-        nl = len(b.lanes)
-        x, y = materialise(x, b, a_ty), materialise(y, b, b_ty)
+        nl = len(batch.lanes)
+        x, y = materialise(x, batch, a_ty), materialise(y, batch, b_ty)
         if type(acc) is Tensor:
             whole = acc.shape[nl:] == out_ty.shape
             if not whole:
@@ -235,7 +242,7 @@ def _decode(x: Tensor, kind: str, dim: int, packed_along_k: bool) -> Tensor:
     return x.to(torch.float32)
 
 
-@op("tt.dot_scaled")
+@op("tt.dot_scaled", product=True, work=_work)
 def _dot_scaled(info: OpInfo) -> Callable[..., Value]:
     """Each group of 32 (or 16) elements along K shares a scale. Products and sums are fp32."""
     lhs, rhs = str(info.attrs["lhs"]), str(info.attrs["rhs"])
@@ -248,19 +255,19 @@ def _dot_scaled(info: OpInfo) -> Callable[..., Value]:
     rhs_along_k = info.attrs.get("rhs_k_pack", True) is not False
     out_ty = info.ty
 
-    def run(b: Any, *xs: Any) -> Value:
-        if b.x.wave is not None:
+    def run(batch: Any, *xs: Any) -> Value:
+        if batch.execution.wave is not None:
             return xs[at["c"]]
-        nl = len(b.lanes)
-        x, y = (materialise(xs[at[role]], b, types[at[role]]) for role in ("a", "b"))
+        nl = len(batch.lanes)
+        x, y = (materialise(xs[at[role]], batch, types[at[role]]) for role in ("a", "b"))
         acc = xs[at["c"]]
         x = _decode(x, lhs, x.dim() - 1, lhs_along_k)
         y = _decode(y, rhs, y.dim() - 2, rhs_along_k)
         if "sa" in at:
-            s = _scales(materialise(xs[at["sa"]], b, types[at["sa"]]))
+            s = _scales(materialise(xs[at["sa"]], batch, types[at["sa"]]))
             x = x * s.repeat_interleave(x.shape[-1] // s.shape[-1], dim=-1)
         if "sb" in at:
-            s = _scales(materialise(xs[at["sb"]], b, types[at["sb"]]))  # [N, K / group]
+            s = _scales(materialise(xs[at["sb"]], batch, types[at["sb"]]))  # [N, K / group]
             y = y * s.repeat_interleave(y.shape[-2] // s.shape[-1], dim=-1).transpose(-1, -2)
         if type(acc) is Tensor:
             acc = acc.expand(acc.shape[:nl] + out_ty.shape)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.values import Value, dense_int
 
 from .registry import UnsupportedOpError, op
@@ -244,16 +244,16 @@ def _extern(info: OpInfo) -> Callable[..., Value]:
     types = info.operand_types
     ty = info.ty
 
-    def run(b: Any, *xs: Any) -> Value:
+    def run(batch: Any, *xs: Any) -> Value:
         tensors = []
         uniform = True
         for x, t in zip(xs, types, strict=True):
             if t.is_int:
-                x = dense_int(x, b.lanes, t.shape, t.dtype)
+                x = dense_int(x, batch.lanes, t.shape, t.dtype)
             if type(x) is Tensor:
                 uniform = False
             else:
-                x = torch.full((1,) * (len(b.lanes) + len(t.shape)), x, dtype=t.dtype)
+                x = torch.full((1,) * (len(batch.lanes) + len(t.shape)), x, dtype=t.dtype)
             tensors.append(x)
         out = function(*tensors)
         if out.dtype is not ty.dtype:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import Ty
-from kernbench.triton_engine.memory import Allocation
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
+from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
 
 from .memory import settle
@@ -30,59 +30,59 @@ _MOST_SIGNALS = 1 << 13
 """Words that all programs together access with one instruction, if they are signals; more than that are data."""
 
 
-class LaneMemory:
+class BatchMemory:
     """Absolute addresses of a batch, checked against live allocations."""
 
-    def __init__(self, b: Any, info: OpInfo) -> None:
-        self.b = b
+    def __init__(self, batch: Any, info: OpInfo) -> None:
+        self.batch = batch
         self.info = info
         #: Buffers that a multicast address reaches besides the one whose traffic counts: the switch makes one of all.
         self._echoes: set[int] = set()
 
     def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
         """The addresses that multicast addresses stand for, one array per buffer."""
-        x = self.b.x
+        x = self.batch.execution
         least, most = int(address.min()), int(address.max())
         found = x.memory.multicast_range(least)
         if found is None or most - found[0] >= found[2]:
             raise MemoryAccessError(
                 f"kernel {self.info.kernel}: multimem at address {least:#x}, which is not a multicast address: take the "
-                f"handle's multicast_ptr\n  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+                f"handle's multicast_ptr\n  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
             )
         start, bases, _ = found
-        mine = x.launches[self.b.rank].rank
+        mine = x.launches[self.batch.rank].rank
         homes = [x.find(base) for base in bases]
         counted = next((home.base for home in homes if home is not None and home.rank != mine), None)
         self._echoes = {home.base for home in homes if home is not None and home.base != counted}
         return [address - np.uint64(start) + np.uint64(base) for base in bases]
 
-    def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[Allocation, np.ndarray, np.ndarray]]:
+    def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[HostAllocation, np.ndarray, np.ndarray]]:
         out = []
         signed = address.astype(np.int64)
         left = np.ones(len(signed), dtype=bool)
         while left.any():
             first = int(signed[left].min())
-            found: Allocation | None = self.b.x.find(first)
+            found: HostAllocation | None = self.batch.execution.find(first)
             if found is None:
                 raise MemoryAccessError(
                     f"kernel {self.info.kernel}: inline assembly accesses address {first:#x}, which belongs to no live "
-                    f"tensor\n  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+                    f"tensor\n  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
                 )
             here = left & (signed >= found.base) & (signed + nbytes <= found.base + found.nbytes)
             if not here[signed == first].any():
                 raise MemoryAccessError(
                     f"kernel {self.info.kernel}: inline assembly reaches past the end of {found.describe()}\n"
-                    f"  {self.b.describe_lanes(None)}\n  at {self.info.loc}"
+                    f"  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
                 )
             if found.base not in self._echoes:
-                self.b.x.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
+                self.batch.execution.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
             out.append((found, here, (signed[here] - found.base) // nbytes))
             left &= ~here
         return out
 
-    def _signal(self, allocation: Allocation, offsets: np.ndarray, wrote: bool) -> None:
+    def _signal(self, allocation: HostAllocation, offsets: np.ndarray, wrote: bool) -> None:
         if allocation.words is not None and len(offsets) <= _MOST_SIGNALS:
-            self.b.x.signal(allocation, offsets.tolist(), wrote)
+            self.batch.execution.signal(allocation, offsets.tolist(), wrote)
 
     def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
         out = np.zeros(len(address), dtype=np.uint64)
@@ -93,13 +93,13 @@ class LaneMemory:
         return out
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
-        if self.b.x.dry:
+        if self.batch.execution.dry:
             return
         for allocation, here, index in self._places(address, nbytes):
             flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
             flat[index] = value[here].astype(_NP[nbytes])
             self._signal(allocation, index * nbytes, True)
-        self.b.wrote()
+        self.batch.wrote()
 
 
 def _to_registers(full: Tensor, pack: int, bits: int) -> list[np.ndarray]:
@@ -132,7 +132,7 @@ def _from_registers(registers: list[np.ndarray], pack: int, bits: int, ty: Ty) -
     return out != 0 if ty.elem == "i1" else out.view(torch.int64 if ty.is_ptr else ty.dtype)
 
 
-@op("tt.elementwise_inline_asm", pure=False, reads=True, writes=True)
+@op("tt.elementwise_inline_asm", pure=False, reads=True, writes=True, waits=True)
 def _inline_asm(info: OpInfo) -> Callable[..., Any]:
     assembly = parse(str(info.attrs["string"]))
     pack = int(info.attrs.get("packed_element", 1))
@@ -148,25 +148,25 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         letter = re.sub(r"[^a-z]", "", constraint)[:1] or "r"
         return _REGISTER_BITS.get(letter, 32)
 
-    def shape_of(b: Any, xs: tuple[Any, ...]) -> tuple[int, ...]:
+    def shape_of(batch: Any, xs: tuple[Any, ...]) -> tuple[int, ...]:
         """The tile; inside a combine function, whose operands are scalars, that of what is being combined."""
         if tile:
             return tile
-        nl = len(b.lanes)
+        nl = len(batch.lanes)
         return tuple(torch.broadcast_shapes(*(x.shape[nl:] for x in xs if type(x) is Tensor)))
 
-    def start(b: Any, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
+    def start(batch: Any, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
         elements = prod(tile)
         registers: dict[str, np.ndarray] = {}
         number = len(outputs)
         place = 0
-        n = prod(b.lanes) * elements // pack
+        n = prod(batch.lanes) * elements // pack
         for x, ty in zip(xs, types, strict=True):
-            combined = type(x) is Tensor and x.ndim > len(b.lanes) + len(ty.shape)
-            full = x if combined else materialise(x, b, ty)
-            if full.ndim < len(b.lanes) + len(tile):
+            combined = type(x) is Tensor and x.ndim > len(batch.lanes) + len(ty.shape)
+            full = x if combined else materialise(x, batch, ty)
+            if full.ndim < len(batch.lanes) + len(tile):
                 full = full.reshape(full.shape + (1,) * len(tile))
-            full = full.expand(b.lanes + tile)
+            full = full.expand(batch.lanes + tile)
             for value in _to_registers(full, pack, bits_of(inputs[place])):
                 constraint = inputs[place]
                 if constraint.isdigit():
@@ -174,9 +174,9 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
                 registers[f"${number}"] = value
                 number += 1
                 place += 1
-        element = np.tile(np.arange(elements // pack), prod(b.lanes))
-        ids = np.broadcast_to(b.ids, b.lanes).reshape(-1).repeat(elements // pack)
-        gx, gy, gz = b.x.grid
+        element = np.tile(np.arange(elements // pack), prod(batch.lanes))
+        ids = np.broadcast_to(batch.ids, batch.lanes).reshape(-1).repeat(elements // pack)
+        gx, gy, gz = batch.execution.grid
         specials: dict[str, Any] = {
             "%tid.x": element, "%tid.y": 0, "%tid.z": 0, "%ntid.x": max(32, elements // pack), "%ntid.y": 1, "%ntid.z": 1,
             "%ctaid.x": ids % gx, "%ctaid.y": ids // gx % gy, "%ctaid.z": ids // (gx * gy),
@@ -186,28 +186,27 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         }  # fmt: skip
         return Frame(n, registers, np.zeros(n, dtype=np.int64), specials)
 
-    def finish(b: Any, frame: Frame, tile: tuple[int, ...]) -> Any:
+    def finish(batch: Any, frame: Frame, tile: tuple[int, ...]) -> Any:
         out = []
         for k, ty in enumerate(results):
             raw = [
-                frame.registers.get(f"${k * per_result + r}", np.zeros(frame.n, dtype=np.uint64))
+                frame.registers.get(f"${k * per_result + r}", np.zeros(frame.size, dtype=np.uint64))
                 for r in range(per_result)
             ]
-            value = _from_registers(raw, pack, bits_of(outputs[k * per_result]), ty).reshape(b.lanes + tile)
-            out.append(settle(value, b, tile, ty.is_int and ty.elem != "i1"))
+            value = _from_registers(raw, pack, bits_of(outputs[k * per_result]), ty).reshape(batch.lanes + tile)
+            out.append(settle(value, batch, tile, ty.is_int and ty.elem != "i1"))
         return tuple(out) if n_results > 1 else out[0] if out else None
 
-    def execute(b: Any, *xs: Any) -> Any:
-        shape = shape_of(b, xs)
-        frame = b.suspended.pop(info.index, None)
+    def execute(batch: Any, *xs: Any) -> Any:
+        shape = shape_of(batch, xs)
+        frame = batch.suspended.pop(info.index, None)
         if frame is None:
-            frame = start(b, xs, shape)
+            frame = start(batch, xs, shape)
         try:
-            run(assembly, frame, LaneMemory(b, info), parks=not b.x.dry)
+            run(assembly, frame, BatchMemory(batch, info), parks=not batch.execution.dry)
         except Stuck as stuck:
             stuck.frame = frame
-            stuck.info = info  # type: ignore[attr-defined]
             raise
-        return finish(b, frame, shape)
+        return finish(batch, frame, shape)
 
     return execute

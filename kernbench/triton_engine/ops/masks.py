@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ from torch import Tensor
 
 from kernbench.triton_engine.values import Box, Value, dense_mask
 
-from .registry import UnsupportedOpError
 
-
-def mask_and(b: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def mask_and(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """Conjunction of two masks; boxes stay boxes."""
     if type(x) is not Tensor and type(x) is not Box:
         return y if x else False
@@ -21,7 +18,7 @@ def mask_and(b: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
         return x if y else False
     if type(x) is Box and type(y) is Box:
         return _intersect(x, y)
-    return dense_mask(x, b.lanes, tile) & dense_mask(y, b.lanes, tile)
+    return dense_mask(x, batch.lanes, tile) & dense_mask(y, batch.lanes, tile)
 
 
 def _intersect(x: Box, y: Box) -> Box:
@@ -36,43 +33,27 @@ def _intersect(x: Box, y: Box) -> Box:
     return Box(tuple(bounds))
 
 
-def boolean_form(name: str, tile: tuple[int, ...]) -> Callable[..., Value]:
-    """An integer operation on ``i1``, of numbers 0 and -1."""
-    if name in ("andi", "muli", "minui", "maxsi"):
-        return lambda b, x, y: mask_and(b, x, y, tile)
-    if name in ("ori", "maxui", "minsi"):
+def mask_or(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+    """Disjunction."""
+    for p, q in ((x, y), (y, x)):
+        if type(p) is not Tensor and type(p) is not Box:
+            return True if p else q
+    return dense_mask(x, batch.lanes, tile) | dense_mask(y, batch.lanes, tile)
 
-        def either(b: Any, x: Any, y: Any) -> Value:
-            for p, q in ((x, y), (y, x)):
-                if type(p) is not Tensor and type(p) is not Box:
-                    return True if p else q
-            return dense_mask(x, b.lanes, tile) | dense_mask(y, b.lanes, tile)
 
-        return either
-    if name in ("xori", "addi", "subi"):
+def mask_xor(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
+    """Where two masks differ."""
+    x, y = dense_mask(x, batch.lanes, tile), dense_mask(y, batch.lanes, tile)
+    if type(x) is Tensor or type(y) is Tensor:
+        if type(y) is not Tensor:
+            return ~x if y else x
+        if type(x) is not Tensor:
+            return ~y if x else y
+        return x ^ y
+    return bool(x) != bool(y)
 
-        def differ(b: Any, x: Any, y: Any) -> Value:
-            x, y = dense_mask(x, b.lanes, tile), dense_mask(y, b.lanes, tile)
-            if type(x) is Tensor or type(y) is Tensor:
-                if type(y) is not Tensor:
-                    return ~x if y else x
-                if type(x) is not Tensor:
-                    return ~y if x else y
-                return x ^ y
-            return bool(x) != bool(y)
 
-        return differ
-    if name in ("divui", "divsi"):  # by 1, as by 0 gives 0; -1 // -1 wraps to -1
-        return lambda b, x, y: mask_and(b, x, y, tile)
-    if name == "shrsi":  # the sign fills
-        return lambda b, x, y: x
-    if name in ("shli", "shrui"):  # a shift by 1 leaves nothing
-
-        def shifted(b: Any, x: Any, y: Any) -> Value:
-            y = dense_mask(y, b.lanes, tile)
-            return mask_and(b, x, ~y if type(y) is Tensor else not y, tile)
-
-        return shifted
-    if name in ("remui", "remsi"):
-        return lambda b, x, y: False
-    raise UnsupportedOpError(f"arith.{name} of booleans")
+def mask_shifted_out(batch: Any, x: Value, y: Any, tile: tuple[int, ...]) -> Value:
+    """``x`` where ``y`` does not hold: a shift by 1 leaves nothing of one bit."""
+    y = dense_mask(y, batch.lanes, tile)
+    return mask_and(batch, x, ~y if type(y) is Tensor else not y, tile)

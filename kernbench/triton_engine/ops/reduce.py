@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo, SubProgram
-from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.frontend.program import OpInfo, SubProgram
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value, from_lane_array
 
-from .registry import op
+from .registry import Work, op
 from .shape import materialise
 
 
-def run_region(b: Any, region: SubProgram, values: list[Any]) -> list[Any]:
+def run_region(batch: Any, region: SubProgram, values: list[Any]) -> list[Any]:
     """Run a combine region on tiles in place of scalars."""
-    env: list[Any] = b.env
+    env: list[Any] = batch.env
     for slot, v in zip(region.args, values, strict=True):
         env[slot] = v
     for instr in region.code:
-        out = instr.fn(b, *[env[a] for a in instr.args])
+        out = instr.fn(batch, *[env[a] for a in instr.args])
         if len(instr.results) == 1:
             env[instr.results[0]] = out
         else:
@@ -122,7 +122,15 @@ def _argument_reduce(region: SubProgram) -> str | None:
     return {"ogt": "max", "olt": "min"}.get(better.info.words[0])
 
 
-@op("tt.reduce")
+def _combined(info: OpInfo) -> Work:
+    """The floating-point operations of the region, for every element."""
+    tile = info.operand_types[0]
+    if not tile.is_float:
+        return 0, ("", "")
+    return sum(bool(inner.row.flops) for inner in info.regions[0].ops) * tile.numel, (tile.elem, "vector")
+
+
+@op("tt.reduce", work=_combined)
 def _reduce(info: OpInfo) -> Callable[..., Any]:
     axis = info.attrs["axis"]
     region = info.regions[0]
@@ -136,26 +144,26 @@ def _reduce(info: OpInfo) -> Callable[..., Any]:
         ty = types[0]
         extent = ty.shape[axis]
 
-        def simple(b: Any, x: Any) -> Value:
-            nl = len(b.lanes)
+        def simple(batch: Any, x: Any) -> Value:
+            nl = len(batch.lanes)
             if type(x) is not Tensor or x.shape[nl + axis] != extent:
-                x = _full_along(x, b, ty, axis)
+                x = _full_along(x, batch, ty, axis)
             return _settle(known(x, nl + axis), results[0])
 
         return simple
 
     direction = _argument_reduce(region)
 
-    def general(b: Any, *xs: Any) -> Any:
-        nl = len(b.lanes)
-        tiles = [materialise(x, b, t) for x, t in zip(xs, types, strict=True)]
+    def general(batch: Any, *xs: Any) -> Any:
+        nl = len(batch.lanes)
+        tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         dim = nl + axis
         if direction is not None and not bool(torch.isnan(tiles[0]).any()):
             return _pick_extremum(tiles, dim, direction, results)
         while tiles[0].shape[dim] > 1:
             left = [t[(slice(None),) * dim + (slice(0, None, 2),)] for t in tiles]
             right = [t[(slice(None),) * dim + (slice(1, None, 2),)] for t in tiles]
-            tiles = _as_tensors(run_region(b, region, left + right), left)
+            tiles = _as_tensors(run_region(batch, region, left + right), left)
         out = tuple(_settle(t.squeeze(dim), r) for t, r in zip(tiles, results, strict=True))
         return out if len(out) > 1 else out[0]
 
@@ -166,12 +174,12 @@ def _as_tensors(values: list[Any], like: list[Tensor]) -> list[Tensor]:
     return [v if type(v) is Tensor else torch.full_like(t, v) for v, t in zip(values, like, strict=True)]
 
 
-def _full_along(x: Any, b: Any, ty: Ty, axis: int) -> Tensor:
+def _full_along(x: Any, batch: Any, ty: Ty, axis: int) -> Tensor:
     """The tile with dimension ``axis`` at full size."""
     if type(x) is not Tensor:
-        return materialise(x, b, ty)
+        return materialise(x, batch, ty)
     shape = list(x.shape)
-    shape[len(b.lanes) + axis] = ty.shape[axis]
+    shape[len(batch.lanes) + axis] = ty.shape[axis]
     return x.expand(shape)
 
 
@@ -195,7 +203,7 @@ _KNOWN_SCAN: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-@op("tt.scan")
+@op("tt.scan", work=_combined)
 def _scan(info: OpInfo) -> Callable[..., Any]:
     axis, reverse = info.attrs["axis"], bool(info.attrs.get("reverse"))
     region = info.regions[0]
@@ -203,9 +211,9 @@ def _scan(info: OpInfo) -> Callable[..., Any]:
     name = only_op(region)
     known = _KNOWN_SCAN.get(name or "") if len(types) == 1 and types[0].elem != "i1" else None
 
-    def run(b: Any, *xs: Any) -> Any:
-        dim = len(b.lanes) + axis
-        tiles = [materialise(x, b, t) for x, t in zip(xs, types, strict=True)]
+    def run(batch: Any, *xs: Any) -> Any:
+        dim = len(batch.lanes) + axis
+        tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         if reverse:
             tiles = [t.flip(dim) for t in tiles]
         if known is not None:
@@ -217,7 +225,7 @@ def _scan(info: OpInfo) -> Callable[..., Any]:
             while step < n:  # Hillis and Steele: after each round every element covers twice as many before it
                 before = [t.narrow(dim, 0, n - step) for t in tiles]
                 here = [t.narrow(dim, step, n - step) for t in tiles]
-                joined = _as_tensors(run_region(b, region, before + here), here)
+                joined = _as_tensors(run_region(batch, region, before + here), here)
                 tiles = [torch.cat((t.narrow(dim, 0, step), j), dim) for t, j in zip(tiles, joined, strict=True)]
                 step *= 2
         if reverse:
@@ -227,20 +235,20 @@ def _scan(info: OpInfo) -> Callable[..., Any]:
     return run
 
 
-@op("tt.map_elementwise")
+@op("tt.map_elementwise", work=_combined)
 def _map_elementwise(info: OpInfo) -> Callable[..., Any]:
     """A scalar function applied to each element, or to ``pack`` neighbours at a time."""
     region = info.regions[0]
     types = info.operand_types
     pack = int(info.attrs.get("pack", 1))
 
-    def run(b: Any, *xs: Any) -> Any:
-        tiles = [materialise(x, b, t) for x, t in zip(xs, types, strict=True)]
+    def run(batch: Any, *xs: Any) -> Any:
+        tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         if pack == 1:
-            out = _as_tensors(run_region(b, region, tiles), [tiles[0]] * len(region.results))
+            out = _as_tensors(run_region(batch, region, tiles), [tiles[0]] * len(region.results))
             return tuple(out) if len(out) > 1 else out[0]
         parts = [t.reshape(*t.shape[:-1], t.shape[-1] // pack, pack)[..., i] for t in tiles for i in range(pack)]
-        out = _as_tensors(run_region(b, region, parts), [parts[0]] * len(region.results))
+        out = _as_tensors(run_region(batch, region, parts), [parts[0]] * len(region.results))
         joined = [torch.stack(out[i : i + pack], dim=-1).flatten(-2, -1) for i in range(0, len(out), pack)]
         return tuple(joined) if len(joined) > 1 else joined[0]
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import Ty
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import dense_int
 
 from .reduce import run_region
 from .registry import op
 
 
-def _dense(v: Any, b: Any, ty: Ty) -> Any:
-    return dense_int(v, b.lanes, (), ty.dtype) if ty.is_int and ty.elem != "i1" else v
+def _dense(v: Any, batch: Any, ty: Ty) -> Any:
+    return dense_int(v, batch.lanes, (), ty.dtype) if ty.is_int and ty.elem != "i1" else v
 
 
 def _keep(going: Any, new: Any, old: Any, ty: Ty) -> Any:
@@ -47,12 +47,12 @@ def _for(info: OpInfo) -> Callable[..., Any]:
     if info.attrs.get("unsigned"):
         raise NotImplementedError("an unsigned counter in a combine function")
 
-    def run(b: Any, *args: Any) -> Any:
-        at, end, step = (_dense(v, b, counter) for v in args[:3])
+    def run(batch: Any, *args: Any) -> Any:
+        at, end, step = (_dense(v, batch, counter) for v in args[:3])
         carried = list(args[3:])
         going = at < end
         while _any(going):
-            new = run_region(b, body, [at, *carried])
+            new = run_region(batch, body, [at, *carried])
             carried = [_keep(going, n, c, t) for n, c, t in zip(new, carried, types, strict=True)]
             at = at + step
             going = going & (at < end)
@@ -66,12 +66,12 @@ def _while(info: OpInfo) -> Callable[..., Any]:
     before, body = info.regions
     types, carried_types = info.result_types, info.operand_types
 
-    def run(b: Any, *args: Any) -> Any:
+    def run(batch: Any, *args: Any) -> Any:
         carried = list(args)
         going: Any = True
         results: list[Any] | None = None
         while True:
-            condition, *passed = run_region(b, before, carried)
+            condition, *passed = run_region(batch, before, carried)
             results = (
                 passed
                 if results is None
@@ -80,7 +80,7 @@ def _while(info: OpInfo) -> Callable[..., Any]:
             going = condition & going
             if not _any(going):
                 return _result(results)
-            new = run_region(b, body, passed)
+            new = run_region(batch, body, passed)
             carried = [_keep(going, n, c, t) for n, c, t in zip(new, carried, carried_types, strict=True)]
 
     return run

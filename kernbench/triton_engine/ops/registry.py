@@ -1,4 +1,8 @@
-"""The table of operations and the decorator that fills it."""
+"""The one table of TTIR operations, and the decorator that fills it.
+
+What a module of the engine must know of an operation by its name is a field of the operation's row here; the modules of this
+package register rows, one dialect or family each. Adding an operation touches one place.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +12,78 @@ from importlib import import_module
 from typing import Any
 
 from kernbench.errors import KernbenchError
-from kernbench.triton_engine.lift.program import OpInfo
+from kernbench.triton_engine.frontend.types import Ty
 
 Implementation = Callable[..., Any]
-Builder = Callable[[OpInfo], Implementation]
+#: From what is known of one operation of a program (:class:`..frontend.program.OpInfo`) to what computes it.
+Builder = Callable[..., Implementation]
+#: Floating-point operations, and their data type and unit.
+Work = tuple[int, tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class OpDef:
-    """How an operation is built, and what the lifter must know of it."""
+    """One row of the table: how an operation is built, and all that the rest of the engine must know of it."""
 
     build: Builder
+
+    # What it does to memory
     #: No effect on memory and no dependence on it: may be evaluated once per launch.
     pure: bool = True
     reads: bool = False
     writes: bool = False
+    #: Element by element, in order, whatever the tile: its traffic is counted both ways.
+    atomic: bool = False
+    #: Operand that holds the tile which it stores.
+    stores: int | None = None
+    #: May wait for memory inside of itself.
+    waits: bool = False
+    #: Means nothing here, where the lanes of a batch move in step: it is left out.
+    no_effect: bool = False
+
+    # What its result is
     #: The result may share memory with an operand (a view).
     alias: bool = False
-    #: Counted as floating-point work: ``flops`` per element of the result, on ``unit``.
-    flops: int = 0
-    unit: str = ""
     #: May write its result over a dying operand of the same shape and type.
     inplace: bool = False
     #: Builds ``into(out, *operands)``, which computes the same bits straight into memory, or returns False if it cannot.
-    into: Callable[[OpInfo], Callable[..., bool]] | None = None
+    into: Builder | None = None
+    #: The result has the elements of the operand, in another shape, order or type.
+    recasts: bool = False
+    #: Whether one integer is less than, equal to or greater than another: what a waiting loop looks at.
+    compares: bool = False
+    #: The result's type, where it is printed as the operands' types alone and is not that of the first.
+    result_type: Callable[[list[Ty]], Ty] | None = None
+
+    # Addresses
+    #: Of affine tiles, the result is affine (or a box): tiles are worth evaluating once per launch.
+    symbolic: bool = False
+    #: Its integer, pointer and mask operands make that worth it.
+    addressing: bool = False
+    #: Turns scalars of a program into addresses: lanes are laid out so that these scalars are affine.
+    frontier: bool = False
+    #: Of pointers, the result depends on where they point, so it holds for one launch only: the next has other tensors.
+    tells_addresses: bool = False
+
+    # Work
+    #: Floating-point operations per element of the result, on ``unit``: ``vector`` or ``special``.
+    flops: int = 0
+    unit: str = ""
+    #: Work that is not that (:meth:`work_of`).
+    work: Callable[..., Work] | None = None
+    #: A matrix product: lanes share its rows and columns, and its operands wait in shared memory.
+    product: bool = False
+
+    @property
+    def loads(self) -> bool:
+        """It reads memory and leaves it as it is."""
+        return self.reads and not self.writes
+
+    def work_of(self, info: Any) -> Work:
+        """Floating-point operations of one execution by one program."""
+        if self.work is not None:
+            return self.work(info)
+        return (self.flops * info.ty.numel, (info.ty.elem, self.unit)) if self.flops else (0, ("", ""))
 
 
 TABLE: dict[str, OpDef] = {}

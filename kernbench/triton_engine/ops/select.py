@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.triton_engine.lift.program import OpInfo
-from kernbench.triton_engine.lift.types import FLOAT8
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.values import (
-    Aff,
+    Affine,
     Ptr,
     Value,
     as_tensor,
@@ -25,7 +25,7 @@ from kernbench.triton_engine.values import (
 from .registry import op
 
 
-@op("arith.select")
+@op("arith.select", symbolic=True, addressing=True, tells_addresses=True, result_type=lambda types: types[-1])
 def _select(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     tile = ty.shape
@@ -35,10 +35,10 @@ def _select(info: OpInfo) -> Callable[..., Value]:
     is_mask = ty.elem == "i1"
     is_int = ty.is_int
 
-    def run(b: Any, c: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, c: Any, x: Any, y: Any) -> Value:
         if type(c) is bool or type(c) is int:
             return x if c else y
-        lanes = b.lanes
+        lanes = batch.lanes
         if is_mask:
             x, y = dense_mask(x, lanes, tile), dense_mask(y, lanes, tile)
         elif is_int:
@@ -60,20 +60,20 @@ def _select(info: OpInfo) -> Callable[..., Value]:
 
 
 def _select_pointers(tile: tuple[int, ...]) -> Callable[..., Value]:
-    def run(b: Any, c: Any, x: Ptr, y: Ptr) -> Value:
+    def run(batch: Any, c: Any, x: Ptr, y: Ptr) -> Value:
         if type(c) is bool or type(c) is int:
             return x if c else y
-        c = dense_mask(c, b.lanes, tile)
+        c = dense_mask(c, batch.lanes, tile)
         if type(c) is bool:
             return x if c else y
-        if c.dim() < len(b.lanes) + len(tile):
-            c = c.reshape(c.shape + (1,) * (len(b.lanes) + len(tile) - c.dim()))
+        if c.dim() < len(batch.lanes) + len(tile):
+            c = c.reshape(c.shape + (1,) * (len(batch.lanes) + len(tile) - c.dim()))
         one = x.root == y.root  # offsets into one argument, else addresses
-        numbers = b.x.offsets if one else b.x.addresses
-        chosen = torch.where(c, numbers(b, x, tile), numbers(b, y, tile))
+        numbers = batch.execution.offsets if one else batch.execution.addresses
+        chosen = torch.where(c, numbers(batch, x, tile), numbers(batch, y, tile))
         root = x.root if one else None
         if not tile:
             return Ptr(root, from_lane_array(chosen.numpy()))
-        return Ptr(root, Aff(0, (0,) * len(b.lanes), (0,) * len(tile), 0, 0), chosen)
+        return Ptr(root, Affine(0, (0,) * len(batch.lanes), (0,) * len(tile), 0, 0), chosen)
 
     return run

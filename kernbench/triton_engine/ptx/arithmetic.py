@@ -7,47 +7,35 @@ from typing import Any
 
 import numpy as np
 
+from kernbench.triton_engine.fixed_width import np_shift, np_trunc_div
+
 from .numbers import U64, decode, encode, width
 from .parse import Instruction
 from .state import State
 from .table import instruction
 
 
-def _trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind == "f":
-        return a / b
-    safe = np.where(b == 0, b.dtype.type(1), b)
-    if a.dtype.kind == "u":
-        return a // safe
-    q = np.floor_divide(a, safe)
-    return q + (((a - q * safe) != 0) & ((a < 0) != (safe < 0))).astype(a.dtype)
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a / b if a.dtype.kind == "f" else np_trunc_div(a, b)
 
 
-def _shift(f: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        bits = a.dtype.itemsize * 8
-        count = np.minimum(b.astype(np.uint64), np.uint64(bits - 1)).astype(a.dtype)
-        out = f(a, count)
-        if a.dtype.kind == "i" and f is np.right_shift:
-            return out
-        return np.where(b.astype(np.uint64) >= bits, a.dtype.type(0), out)
-
-    return run
+def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np_shift(np.right_shift, saturate=a.dtype.kind == "i")(a, b)
 
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": _trunc_div,
+    "div": _divide,
     "min": np.fmin,
     "max": np.fmax,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "rem": np.fmod,
-    "shl": _shift(np.left_shift),
-    "shr": _shift(np.right_shift),
+    "shl": np_shift(np.left_shift),
+    "shr": _shift_right,
 }
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": np.negative,
@@ -76,7 +64,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def lanewise(kind: str, f: Callable[..., np.ndarray], *raws: np.ndarray) -> np.ndarray:
+def apply_packed(kind: str, f: Callable[..., np.ndarray], *raws: np.ndarray) -> np.ndarray:
     """Apply ``f`` to numbers of a type, or to both halves of a packed one."""
     with np.errstate(all="ignore"):
         if not kind.endswith("x2"):
@@ -105,111 +93,111 @@ def _modified(f: Callable[..., np.ndarray], modifiers: tuple[str, ...]) -> Calla
 
 
 @instruction(*ARITHMETIC)
-def _binary(s: State, i: Instruction) -> None:
-    d, a, b = i.operands[:3]
-    kind = i.type
-    x, y = s.raw(a), s.raw(b)
-    if i.opcode == "mul" and kind[0] in "us" and kind != "" and "wide" in i.modifiers:
+def _binary(state: State, instr: Instruction) -> None:
+    d, a, b = instr.operands[:3]
+    kind = instr.type
+    x, y = state.raw(a), state.raw(b)
+    if instr.opcode == "mul" and kind[0] in "us" and kind != "" and "wide" in instr.modifiers:
         wide = kind[0] + str(width(kind) * 2)
-        s.assign(d, encode(decode(x, kind).astype(np.int64 if kind[0] == "s" else U64) * decode(y, kind), wide))
+        state.assign(d, encode(decode(x, kind).astype(np.int64 if kind[0] == "s" else U64) * decode(y, kind), wide))
         return
-    if i.opcode == "mul" and "hi" in i.modifiers:
+    if instr.opcode == "mul" and "hi" in instr.modifiers:
         bits = width(kind)
         big = decode(x, kind).astype(object) * decode(y, kind).astype(object)
-        s.assign(d, np.array([(int(v) >> bits) & ((1 << bits) - 1) for v in big], dtype=U64))
+        state.assign(d, np.array([(int(v) >> bits) & ((1 << bits) - 1) for v in big], dtype=U64))
         return
     if kind == "pred":
-        s.assign(d, encode(ARITHMETIC[i.opcode](decode(x, "pred"), decode(y, "pred")), "pred"))
+        state.assign(d, encode(ARITHMETIC[instr.opcode](decode(x, "pred"), decode(y, "pred")), "pred"))
         return
-    if i.opcode in ("shl", "shr") and kind[0] == "b":
+    if instr.opcode in ("shl", "shr") and kind[0] == "b":
         kind = "u" + kind[1:]
-    if i.opcode in ("shl", "shr"):
+    if instr.opcode in ("shl", "shr"):
         count = y.astype(np.uint32).astype(U64)
-        s.assign(d, encode(ARITHMETIC[i.opcode](decode(x, kind), count), kind))
+        state.assign(d, encode(ARITHMETIC[instr.opcode](decode(x, kind), count), kind))
         return
-    f = ARITHMETIC[i.opcode]
-    s.assign(d, lanewise(kind, _modified(f, i.modifiers) if "f" in kind else f, x, y))
+    f = ARITHMETIC[instr.opcode]
+    state.assign(d, apply_packed(kind, _modified(f, instr.modifiers) if "f" in kind else f, x, y))
 
 
 @instruction(*_UNARY)
-def _unary(s: State, i: Instruction) -> None:
-    d, a = i.operands[:2]
-    kind = i.type
+def _unary(state: State, instr: Instruction) -> None:
+    d, a = instr.operands[:2]
+    kind = instr.type
     if kind == "pred":
-        s.assign(d, encode(~s.value(a, "pred"), "pred"))
+        state.assign(d, encode(~state.value(a, "pred"), "pred"))
         return
-    s.assign(d, lanewise(kind, _UNARY[i.opcode], s.raw(a)))
+    state.assign(d, apply_packed(kind, _UNARY[instr.opcode], state.raw(a)))
 
 
 @instruction("fma")
-def _fma(s: State, i: Instruction) -> None:
-    d, a, b, c = i.operands
-    kind = i.type
+def _fma(state: State, instr: Instruction) -> None:
+    d, a, b, c = instr.operands
+    kind = instr.type
     wide = lambda x, y, z: x.astype(np.float64) * y + z  # noqa: E731
-    s.assign(d, lanewise(kind, _modified(wide, i.modifiers), s.raw(a), s.raw(b), s.raw(c)))
+    state.assign(d, apply_packed(kind, _modified(wide, instr.modifiers), state.raw(a), state.raw(b), state.raw(c)))
 
 
 @instruction("mad")
-def _mad(s: State, i: Instruction) -> None:
-    d, a, b, c = i.operands
-    kind = i.type
+def _mad(state: State, instr: Instruction) -> None:
+    d, a, b, c = instr.operands
+    kind = instr.type
     if kind[0] == "f":
-        _fma(s, i)
-    elif "hi" in i.modifiers:
-        x, y, z = (decode(s.raw(n), kind) for n in (a, b, c))
+        _fma(state, instr)
+    elif "hi" in instr.modifiers:
+        x, y, z = (decode(state.raw(n), kind) for n in (a, b, c))
         bits = width(kind)
         products = x.astype(object) * y.astype(object)
         high = [((int(v) >> bits) + int(w)) & ((1 << bits) - 1) for v, w in zip(products, z, strict=True)]
-        s.assign(d, np.array(high, dtype=U64))
-    elif "wide" in i.modifiers:
+        state.assign(d, np.array(high, dtype=U64))
+    elif "wide" in instr.modifiers:
         wide = kind[0] + str(width(kind) * 2)
-        product = decode(s.raw(a), kind).astype(np.int64 if kind[0] == "s" else U64) * decode(s.raw(b), kind)
-        s.assign(d, encode(product + decode(s.raw(c), wide), wide))
+        product = decode(state.raw(a), kind).astype(np.int64 if kind[0] == "s" else U64) * decode(state.raw(b), kind)
+        state.assign(d, encode(product + decode(state.raw(c), wide), wide))
     else:
-        s.assign(d, lanewise(kind, lambda x, y, z: x * y + z, s.raw(a), s.raw(b), s.raw(c)))
+        state.assign(d, apply_packed(kind, lambda x, y, z: x * y + z, state.raw(a), state.raw(b), state.raw(c)))
 
 
 @instruction("setp")
-def _setp(s: State, i: Instruction) -> None:
-    d, a, b = i.operands[:3]
-    compare = next(m for m in i.modifiers if m.rstrip("u") in _COMPARE or m in _COMPARE)
-    kind = i.type
+def _setp(state: State, instr: Instruction) -> None:
+    d, a, b = instr.operands[:3]
+    compare = next(m for m in instr.modifiers if m.rstrip("u") in _COMPARE or m in _COMPARE)
+    kind = instr.type
     if kind[0] == "b":
         kind = "u" + kind[1:]
     if compare in ("lo", "ls", "hi", "hs"):
         kind = "u" + kind[1:]
-    x, y = s.value(a, kind), s.value(b, kind)
+    x, y = state.value(a, kind), state.value(b, kind)
     name = compare if compare in _COMPARE else compare[:-1]
     out = _COMPARE[name](x, y)
     if x.dtype.kind == "f":
         nan = np.isnan(x) | np.isnan(y)
         out = out | nan if compare.endswith("u") and compare not in _COMPARE else out & ~nan
-    if len(i.operands) > 3:
-        other = s.value(i.operands[3], "pred")
-        join = next((m for m in i.modifiers if m in ("and", "or", "xor")), "and")
+    if len(instr.operands) > 3:
+        other = state.value(instr.operands[3], "pred")
+        join = next((m for m in instr.modifiers if m in ("and", "or", "xor")), "and")
         out = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[join](out, other)
     first, _, second = d.partition("|")
-    s.assign(first, encode(out, "pred"))
+    state.assign(first, encode(out, "pred"))
     if second:
-        s.assign(second, encode(~out, "pred"))
+        state.assign(second, encode(~out, "pred"))
 
 
 @instruction("selp")
-def _selp(s: State, i: Instruction) -> None:
-    d, a, b, p = i.operands
-    s.assign(d, np.where(s.value(p, "pred"), s.raw(a), s.raw(b)))
+def _selp(state: State, instr: Instruction) -> None:
+    d, a, b, p = instr.operands
+    state.assign(d, np.where(state.value(p, "pred"), state.raw(a), state.raw(b)))
 
 
 @instruction("copysign")
-def _copysign(s: State, i: Instruction) -> None:
-    d, sign, magnitude = i.operands
-    s.assign(d, lanewise(i.type, lambda a, b: np.copysign(b, a), s.raw(sign), s.raw(magnitude)))
+def _copysign(state: State, instr: Instruction) -> None:
+    d, sign, magnitude = instr.operands
+    state.assign(d, apply_packed(instr.type, lambda a, b: np.copysign(b, a), state.raw(sign), state.raw(magnitude)))
 
 
 @instruction("testp")
-def _testp(s: State, i: Instruction) -> None:
-    d, a = i.operands
-    x = s.value(a, i.type)
+def _testp(state: State, instr: Instruction) -> None:
+    d, a = instr.operands
+    x = state.value(a, instr.type)
     tiny = np.finfo(x.dtype).tiny
     tests: dict[str, Callable[[], np.ndarray]] = {
         "finite": lambda: np.isfinite(x),
@@ -219,19 +207,19 @@ def _testp(s: State, i: Instruction) -> None:
         "normal": lambda: np.isfinite(x) & (np.abs(x) >= tiny),
         "subnormal": lambda: (x != 0) & (np.abs(x) < tiny),
     }
-    s.assign(d, encode(next(f for name, f in tests.items() if name in i.modifiers)(), "pred"))
+    state.assign(d, encode(next(f for name, f in tests.items() if name in instr.modifiers)(), "pred"))
 
 
 @instruction("dp4a")
-def _dp4a(s: State, i: Instruction) -> None:
+def _dp4a(state: State, instr: Instruction) -> None:
     """Products of four bytes each, added to a number of 32 bits."""
-    d, a, b, c = i.operands
-    signed = [m[0] == "s" for m in i.modifiers if m in ("s32", "u32")]
-    total = decode(s.raw(c), "s32" if any(signed) else "u32").astype(np.int64)
+    d, a, b, c = instr.operands
+    signed = [m[0] == "s" for m in instr.modifiers if m in ("s32", "u32")]
+    total = decode(state.raw(c), "s32" if any(signed) else "u32").astype(np.int64)
     for k in range(4):
         x, y = (
-            decode((s.raw(name) >> U64(8 * k)) & U64(0xFF), "s8" if is_signed else "u8").astype(np.int64)
+            decode((state.raw(name) >> U64(8 * k)) & U64(0xFF), "s8" if is_signed else "u8").astype(np.int64)
             for name, is_signed in zip((a, b), signed, strict=True)
         )
         total = total + x * y
-    s.assign(d, encode(total, "s32"))
+    state.assign(d, encode(total, "s32"))

@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 
-from .numbers import SIGNED, U64, UNSIGNED, decode, encode, width
+from kernbench.triton_engine.fixed_width import SIGNED, UNSIGNED
+
+from .numbers import U64, decode, encode, width
 from .parse import Instruction
 from .state import State
 from .table import instruction
@@ -17,25 +19,25 @@ _LARGEST = {"f16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32)
 
 
 @instruction("cvt")
-def _cvt(s: State, i: Instruction) -> None:
+def _cvt(state: State, instr: Instruction) -> None:
     """``cvt.<rounding>.<to>.<from>``; a pair comes from two registers (the upper half first) or from a packed one."""
-    to, source = [m for m in i.modifiers if _TYPE.fullmatch(m)][:2]
-    d, *sources = i.operands
+    to, source = [m for m in instr.modifiers if _TYPE.fullmatch(m)][:2]
+    d, *sources = instr.operands
     if not to.endswith("x2"):
-        s.assign(d, _convert(decode(s.raw(sources[0]), source), source, to, i.modifiers))
+        state.assign(d, _convert(decode(state.raw(sources[0]), source), to, instr.modifiers))
         return
     half, single = to.removesuffix("x2"), source.removesuffix("x2")
     if source.endswith("x2"):
-        raw, bits = s.raw(sources[0]), width(single)
+        raw, bits = state.raw(sources[0]), width(single)
         halves = [(raw >> U64(bits)) & U64((1 << bits) - 1), raw & U64((1 << bits) - 1)]
     else:
-        halves = [s.raw(name) for name in sources[:2]]
-    high, low = (_convert(decode(raw, single), single, half, i.modifiers) for raw in halves)
-    s.assign(d, low | (high << U64(width(half))))
+        halves = [state.raw(name) for name in sources[:2]]
+    high, low = (_convert(decode(raw, single), half, instr.modifiers) for raw in halves)
+    state.assign(d, low | (high << U64(width(half))))
 
 
-def _convert(x: np.ndarray, source: str, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
-    """Numbers of type ``source`` as registers of type ``to``."""
+def _convert(x: np.ndarray, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
+    """Numbers as registers of type ``to``."""
     real = x.dtype.kind == "f"
     with np.errstate(all="ignore"):
         for name, rounded in _ROUND.items():

@@ -12,7 +12,7 @@ import numpy as np
 from . import arithmetic, conversions, memory_access, moves  # noqa: F401  (they fill the table)
 from .numbers import decode
 from .parse import NO_EFFECT, Assembly, AssemblyError, Instruction
-from .state import Frame, Memory, State
+from .state import Frame, GlobalMemory, State
 from .table import INSTRUCTIONS
 
 
@@ -26,26 +26,26 @@ class Stuck(Exception):
         self.address = address
 
 
-def run(assembly: Assembly, frame: Frame, memory: Memory, parks: bool = True) -> None:
+def run(assembly: Assembly, frame: Frame, memory: GlobalMemory, parks: bool = True) -> None:
     """Run until every invocation has finished.
 
     Raises:
         Stuck: the rest waits for memory to change (not raised when ``parks`` is false: they end where they are).
     """
-    s = State(frame, memory)
+    state = State(frame, memory)
     code = assembly.instructions
     end = len(code)
-    waiting = np.zeros(frame.n, dtype=bool)
+    waiting = np.zeros(frame.size, dtype=bool)
     while True:
         live = (frame.pc >= 0) & (frame.pc < end) & ~waiting
         if not live.any():
             if waiting.any():
-                if s.changed:
-                    s.changed = False
+                if state.changed:
+                    state.changed = False
                     waiting[:] = False
                     continue
                 if parks:
-                    raise Stuck(frame, end, s.watched)
+                    raise Stuck(frame, end, state.watched)
             frame.pc[:] = -1
             return
         at = int(frame.pc[live].min())
@@ -53,31 +53,31 @@ def run(assembly: Assembly, frame: Frame, memory: Memory, parks: bool = True) ->
         instruction = code[at]
         taken = active
         if instruction.guard:
-            s.mask = active
-            holds = decode(s.raw(instruction.guard), "pred")
+            state.mask = active
+            holds = decode(state.raw(instruction.guard), "pred")
             taken = active.copy()
             taken[active] = ~holds if instruction.negated else holds
         frame.pc[active] = at + 1
         if not taken.any():
             continue
-        s.mask = taken
+        state.mask = taken
         if instruction.opcode == "bra":
             frame.pc[taken] = instruction.target
             if instruction.waits:
-                if s.changed:
-                    s.changed = False
+                if state.changed:
+                    state.changed = False
                 else:
                     waiting |= taken
             continue
         if instruction.opcode in ("ret", "exit"):
             frame.pc[taken] = -1
             continue
-        _step(s, instruction)
+        _step(state, instruction)
 
 
-def _step(s: State, i: Instruction) -> None:
-    handler = INSTRUCTIONS.get(i.opcode)
+def _step(state: State, instr: Instruction) -> None:
+    handler = INSTRUCTIONS.get(instr.opcode)
     if handler is not None:
-        handler(s, i)
-    elif i.opcode not in NO_EFFECT:
-        raise AssemblyError(f"inline assembly instruction is not supported: {i.text}")
+        handler(state, instr)
+    elif instr.opcode not in NO_EFFECT:
+        raise AssemblyError(f"inline assembly instruction is not supported: {instr.text}")

@@ -7,6 +7,8 @@ import re
 import numpy as np
 import torch
 
+from kernbench.triton_engine.fixed_width import SIGNED, UNSIGNED
+
 U64 = np.uint64
 
 
@@ -15,9 +17,6 @@ _BITS = re.compile(r"\d+")
 _NARROW = {"e4m3": 8, "e5m2": 8, "ue8m0": 8, "e2m1": 4}
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
-
-SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
-UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def width(kind: str) -> int:

@@ -48,7 +48,7 @@ _LABEL = re.compile(r"^\s*([\w$%.]+)\s*:(?!:)")
 
 #: Instructions that order memory or threads: lanes run in step, so nothing remains to do.
 NO_EFFECT = frozenset(
-    {
+    [
         "bar",
         "barrier",
         "membar",
@@ -59,7 +59,7 @@ NO_EFFECT = frozenset(
         "prefetchu",
         "applypriority",
         "discard",
-    }
+    ]
 )
 
 

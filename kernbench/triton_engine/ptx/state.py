@@ -13,7 +13,7 @@ from .numbers import U64, decode
 from .parse import AssemblyError
 
 
-class Memory(Protocol):
+class GlobalMemory(Protocol):
     """Loads, stores and updates by absolute address; addresses are uint64 arrays."""
 
     def load(self, address: np.ndarray, nbytes: int) -> np.ndarray: ...
@@ -26,9 +26,9 @@ class Memory(Protocol):
 
 @dataclass
 class Frame:
-    """The state of ``n`` invocations: registers by name, program counters (``-1`` or past the end: finished)."""
+    """The state of ``size`` invocations: registers by name, program counters (``-1`` or past the end: finished)."""
 
-    n: int
+    size: int
     registers: dict[str, np.ndarray]
     pc: np.ndarray
     specials: dict[str, np.ndarray | int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class State:
     ``changed``: memory was written since somebody last waited; ``watched``: the addresses read last.
     """
 
-    def __init__(self, frame: Frame, memory: Memory) -> None:
+    def __init__(self, frame: Frame, memory: GlobalMemory) -> None:
         self.frame = frame
         self.memory = memory
         self.changed = False
@@ -57,7 +57,7 @@ class State:
 
     @property
     def count(self) -> int:
-        return int(self.mask.sum()) if isinstance(self.mask, np.ndarray) else self.frame.n
+        return int(self.mask.sum()) if isinstance(self.mask, np.ndarray) else self.frame.size
 
     def raw(self, name: str) -> np.ndarray:
         """An operand as 64-bit registers."""
@@ -91,7 +91,7 @@ class State:
             return
         register = self.frame.registers.get(name)
         if register is None:
-            register = self.frame.registers[name] = np.zeros(self.frame.n, dtype=U64)
+            register = self.frame.registers[name] = np.zeros(self.frame.size, dtype=U64)
         register[self.mask] = raw
 
     def address(self, text: str) -> np.ndarray:

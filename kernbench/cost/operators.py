@@ -1,0 +1,622 @@
+"""The table of torch's operators: what each does, as far as its time depends on it. One row each, and no other list.
+
+A row says what the recorder has to know (:class:`Kind`), which model is asked (:class:`Model`) and what that model needs:
+dimensions of the product, which operands are multiplied, the bytes that are moved, the number of launches.
+:mod:`kernbench.cost.op_estimates` asks the models. Spellings of one operator (``add``, ``add_``, ``aten::add.Tensor``,
+``_foreach_add_``, and the gradient ``tanh_backward``) share its row (:func:`find`).
+
+What torch composes of other operators (``einsum``, ``linalg.multi_dot``, ``bilinear``, ``conv_transpose2d``) needs no row: the
+recorder sees what it is composed of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from math import ceil, log2, prod
+from typing import Any, NamedTuple
+
+from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
+
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
+
+
+class Operand(NamedTuple):
+    """A tensor that an operator takes or gives.
+
+    Attributes:
+        shape: elements along each dimension.
+        format: short name of the number format of its values (``"bf16"``).
+        values: numbers in one element: two of a complex one, two of a packed pair of four bits.
+    """
+
+    shape: Shape
+    format: str
+    values: int = 1
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes."""
+        return prod(self.shape) * self.values * ITEM_BYTES[self.format]
+
+    @property
+    def complex(self) -> bool:
+        """Whether its elements are pairs of real and imaginary parts."""
+        return self.values == 2 and self.format != "fp4"
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: Any) -> Operand:
+        """An operand whose dtype is torch's own or a name; one that descriptions do not know counts as the widest float."""
+        dims = tuple(int(dim) for dim in shape)
+        return cls(dims, *_format(str(dtype)))
+
+
+@cache
+def _format(dtype: str) -> tuple[str, int]:
+    name = dtype.removeprefix("torch.")
+    if name in _PACKED:
+        return _PACKED[name]
+    try:
+        return canonical_dtype(name), 1
+    except ValueError:
+        return "fp64", 1
+
+
+_PACKED = {
+    "complex32": ("fp16", 2),
+    "complex64": ("fp32", 2),
+    "complex128": ("fp64", 2),
+    "float4_e2m1fn_x2": ("fp4", 2),
+}
+
+Operands = Sequence[Operand]
+
+
+class Kind(Enum):
+    """What the recorder does with an operator."""
+
+    METADATA = "metadata"
+    """It launches nothing, and its result is no tensor or the one that it was given."""
+    VIEW = "view"
+    """It launches nothing and describes memory that is there. The recorder knows these by their schema, too."""
+    ALLOCATION = "allocation"
+    """It takes memory and launches nothing."""
+    HOST_READ = "host read"
+    """Its result is a value of the host's, which waits for it."""
+    TRANSFER = "transfer"
+    """A copy, which may be between two devices."""
+    COMPUTE = "compute"
+
+
+class Model(Enum):
+    """Which model says how long it takes."""
+
+    TRAFFIC = "traffic"  # memory_bound: bytes, at the pace of a kind of kernel
+    PRODUCT = "product"  # gemm
+    ATTENTION = "attention"
+    WORK = "work"  # operations at a share of the device's rate, in dependent steps
+
+
+Product = tuple[int, int, int, int]
+"""Batch, M, N and K."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What one operator does.
+
+    Attributes:
+        kind: for the recorder.
+        model: which model is asked.
+        pace: row of :data:`kernbench.cost.memory_bound.OPS` whose kernel it is like; ``"pointwise"`` is ``"unary"`` or
+            ``"binary"``, by the operands.
+        traffic: bytes read and written, from operands and results.
+        products: the matrix products that it is made of, from shapes of operands and results.
+        multiplied: positions of the operands that are multiplied: their format selects the engine.
+        flops: operations, of those that are modelled by them.
+        share: of the device's peak that they reach.
+        matrix: whether matrix engines do them.
+        panels: whether it takes a matrix panel after panel, each waiting for the one before.
+        sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
+        times: how often it does what its model says: an attention's gradient is five products instead of two.
+        launches: kernels, one after the other.
+    """
+
+    kind: Kind = Kind.COMPUTE
+    model: Model = Model.TRAFFIC
+    pace: str = "pointwise"
+    traffic: Callable[[Operands, Operands], float] | None = None
+    products: Callable[[Shapes, Shapes], list[Product]] | None = None
+    multiplied: tuple[int, ...] = (0, 1)
+    flops: Callable[[Shapes, Shapes], float] | None = None
+    share: float = 1.0
+    matrix: bool = True
+    panels: bool = False
+    sequence: int = 2
+    times: float = 1.0
+    launches: int = 1
+
+    @property
+    def uses_matrix_engines(self) -> bool:
+        """Whether it is a product, a convolution, an attention."""
+        return self.model in (Model.PRODUCT, Model.ATTENTION)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def nbytes_of(operands: Operands) -> float:
+    """Bytes of all operands."""
+    return sum(operand.nbytes for operand in operands)
+
+
+def everything(given: Operands, made: Operands) -> float:
+    """Every operand is read and every result written, once."""
+    return nbytes_of(given) + nbytes_of(made)
+
+
+def _written(given: Operands, made: Operands) -> float:
+    return nbytes_of(made)
+
+
+def _gathered(given: Operands, made: Operands) -> float:
+    """Of the first operand, as much is read as is written."""
+    return 2 * nbytes_of(made) + nbytes_of(given[1:])
+
+
+def _gathered_for_first(given: Operands, made: Operands) -> float:
+    """Of the second operand, as much is read as the first has."""
+    return 2 * nbytes_of(given[:1]) + nbytes_of(given[2:]) + nbytes_of(made)
+
+
+def _scattered(given: Operands, made: Operands) -> float:
+    """Of the first operand, as much is read and written as the others bring."""
+    return 3 * nbytes_of(given[1:]) if len(given) > 1 else everything(given, made)
+
+
+def _copied_and_scattered(given: Operands, made: Operands) -> float:
+    return nbytes_of(given[:1]) + nbytes_of(made) + _scattered(given, made)
+
+
+def _first_result_copied(given: Operands, made: Operands) -> float:
+    return 2 * nbytes_of(made[:1])
+
+
+def _read_as_written(given: Operands, made: Operands) -> float:
+    return 2 * nbytes_of(made or given)
+
+
+def _statistics_first(given: Operands, made: Operands) -> float:
+    """The input is read once for its statistics and once more."""
+    return nbytes_of(given[:1]) + everything(given, made)
+
+
+def _in_rows(operand: Operand, longest: int) -> bool:
+    return bool(operand.shape) and operand.shape[-1] <= longest
+
+
+def _sorted(given: Operands, made: Operands) -> float:
+    """A radix sort passes over keys and indices once for each byte of a key; rows that fit a block, once (CUB, torch)."""
+    key = max(given, key=lambda operand: operand.nbytes)
+    passes = 1.0 if _in_rows(key, 4096) else max(1.0, key.values * ITEM_BYTES[key.format])
+    return passes * everything(given, made)
+
+
+def _selected(given: Operands, made: Operands) -> float:
+    """A radix selection reads its input once for each byte of a key."""
+    key = max(given, key=lambda operand: operand.nbytes)
+    return key.nbytes * max(1.0, key.values * ITEM_BYTES[key.format]) + nbytes_of(made)
+
+
+def _twice_read(given: Operands, made: Operands) -> float:
+    """Counted first, then written."""
+    return 2 * nbytes_of(given) + nbytes_of(made)
+
+
+def _transformed(given: Operands, made: Operands) -> float:
+    """A Fourier transform passes over its data once for each factor of up to 4096 of its length."""
+    length = max([2, *(operand.shape[-1] for operand in (*given, *made) if operand.shape)])
+    return ceil(log2(length) / 12) * everything(given, made)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def _matmul(left: Shape, right: Shape) -> list[Product]:
+    """``left @ right``; a matrix on the right takes all rows of the left as one."""
+    if not left or not right:
+        return []
+    columns = right[-1] if len(right) > 1 else 1
+    depth = left[-1]
+    if len(right) <= 2:
+        return [(1, max(prod(left[:-1]), 1), columns, depth)]
+    rows = left[-2] if len(left) > 1 else 1
+    return [(max(prod(left[:-2]), prod(right[:-2])), rows, columns, depth)]
+
+
+def _of(first: int, count: int = 1) -> Callable[[Shapes, Shapes], list[Product]]:
+    def dims(given: Shapes, made: Shapes) -> list[Product]:
+        return count * _matmul(given[first], given[first + 1]) if len(given) > first + 1 else []
+
+    return dims
+
+
+def _linear(given: Shapes, made: Shapes) -> list[Product]:
+    """``input [..., K]``, ``weight [N, K]``."""
+    if len(given) < 2 or not given[0] or not given[1]:
+        return []
+    return [(1, max(prod(given[0][:-1]), 1), given[1][0], given[0][-1])]
+
+
+def _linear_backward(given: Shapes, made: Shapes) -> list[Product]:
+    """``input, gradient [..., N], weight``: the gradients of input and weight."""
+    return 2 * _linear((given[0], given[2]), made) if len(given) > 2 else []
+
+
+def _packed_linear(given: Shapes, made: Shapes) -> list[Product]:
+    """A weight in a layout of its own: the result says how many columns it has."""
+    return [(1, max(prod(given[0][:-1]), 1), made[0][-1], given[0][-1])] if given and made and given[0] else []
+
+
+def _addbmm(given: Shapes, made: Shapes) -> list[Product]:
+    """A batch of products that are added up: one with a long K."""
+    if len(given) < 3 or len(given[1]) != 3:
+        return []
+    batch, rows, depth = given[1]
+    return [(1, rows, given[2][-1], batch * depth)]
+
+
+def _grouped(given: Shapes, made: Shapes) -> list[Product]:
+    """Groups of rows, of columns or of K, which offsets tell apart: taken as of equal size."""
+    if len(given) < 2:
+        return []
+    left, right = given[:2]
+    if len(left) == 2 and len(right) == 3:
+        return [(right[0], ceil(left[0] / right[0]), right[2], left[1])]
+    if len(left) == 3 and len(right) == 2:
+        return [(left[0], left[1], ceil(right[1] / left[0]), left[2])]
+    if len(left) == 2 and len(right) == 2:
+        groups = made[0][0] if made and len(made[0]) == 3 else 1
+        return [(groups, left[0], right[1], ceil(left[1] / groups))]
+    return _matmul(left, right)
+
+
+def _convolved(result: Shape, image: Shape, weight: Shape) -> list[Product]:
+    """A convolution as the product that its kernel computes: pixels x output channels x filter.
+
+    A transposed one has ``weight [in, out / groups, ...]``, and the pixels are those of its input.
+    """
+    if len(weight) < 3 or len(result) < 3 or len(image) < 3:
+        return []
+    pixels = image if weight[0] == image[1] != result[1] else result
+    return [(1, prod(pixels) // max(pixels[1], 1), weight[0], prod(weight[1:]))]
+
+
+def _convolution(given: Shapes, made: Shapes) -> list[Product]:
+    return _convolved(made[0], given[0], given[1]) if len(given) > 1 and made else []
+
+
+def _convolution_backward(given: Shapes, made: Shapes) -> list[Product]:
+    """``gradient, input, weight``: a product for each gradient of the two that is wanted."""
+    if len(given) < 3:
+        return []
+    wanted = sum(len(shape) > 2 for shape in made[:2]) or 2
+    return wanted * _convolved(given[0], given[1], given[2])
+
+
+def _recurrent(given: Shapes, made: Shapes) -> list[Product]:
+    """``input [T, B, I], weight [gates, I], weight [gates, H]``: all steps' inputs at once, then one step after the other."""
+    if len(given) < 3 or len(given[0]) != 3 or len(given[1]) != 2 or len(given[2]) != 2:
+        return []
+    steps, batch, width = given[0]
+    return [(1, steps * batch, given[1][0], width), *[(1, batch, given[2][0], given[2][1])] * steps]
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+def _cubic(factor: float) -> Callable[[Shapes, Shapes], float]:
+    """``factor * m n min(m, n)`` for each matrix of the first operand."""
+
+    def flops(given: Shapes, made: Shapes) -> float:
+        shape = given[0] if given and len(given[0]) > 1 else (1, 1)
+        return factor * prod(shape) * min(shape[-2:])
+
+    return flops
+
+
+def _solved(matrix: int, right: int, factor: float = 0.0) -> Callable[[Shapes, Shapes], float]:
+    """Right-hand sides against a matrix, ``2 n^2`` for each column; ``factor * n^3`` to factorise it first."""
+
+    def flops(given: Shapes, made: Shapes) -> float:
+        if len(given) <= max(matrix, right):
+            return 0.0
+        side = given[matrix][-1] if given[matrix] else 1
+        first = _cubic(factor)([given[matrix]], ())
+        return first + 2.0 * side * max(prod(given[right]), 1)
+
+    return flops
+
+
+def _trilinear(given: Shapes, made: Shapes) -> float:
+    """``x [N, I], weight [O, I, J], y [N, J]``, or a gradient of it: each row of the first operand meets all of the weight."""
+    return 2.0 * prod(given[0][:-1]) * max(prod(shape) for shape in (*given, *made))
+
+
+def _distances(given: Shapes, made: Shapes) -> float:
+    """A subtraction, a power and a sum for each coordinate of each pair of points."""
+    widest = max(given, key=prod, default=(1,))
+    points = max((prod(shape) for shape in (*made, *given)), default=1)
+    return 3.0 * max(points, 1) * (widest[-1] if widest else 1)
+
+
+# -- the rows ----------------------------------------------------------------------------------------------------------
+
+
+def _moves(pace: str, traffic: Callable[[Operands, Operands], float] | None = None, launches: int = 1) -> Operator:
+    return Operator(pace=pace, traffic=traffic, launches=launches)
+
+
+def _multiplies(products: Callable[[Shapes, Shapes], list[Product]], *multiplied: int) -> Operator:
+    return Operator(model=Model.PRODUCT, products=products, multiplied=multiplied or (0, 1))
+
+
+def _attends(first: int = 0, sequence: int = 2) -> Operator:
+    """Query, key and value from the ``first`` operand on; before them is the gradient of the result."""
+    return Operator(
+        model=Model.ATTENTION, multiplied=(first, first + 1, first + 2), sequence=sequence, times=2.5 if first else 1.0
+    )
+
+
+def _works(
+    flops: Callable[[Shapes, Shapes], float], share: float, *, matrix: bool = True, panels: bool = True
+) -> Operator:
+    return Operator(model=Model.WORK, flops=flops, share=share, matrix=matrix, panels=panels)
+
+
+_VIEW, _METADATA, _ALLOCATION, _HOST_READ = (
+    Operator(kind) for kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION, Kind.HOST_READ)
+)
+_COPY = _moves("copy")
+_POINTWISE = _moves("pointwise")
+_FACTORIZATION = 0.4  # of the peak: cuSOLVER's and MAGMA's LU, Cholesky and QR of large matrices
+_DECOMPOSITION = 0.05  # eigenvalues and singular values: half of it are products of a matrix and a vector
+
+_ROWS: tuple[tuple[str, Operator], ...] = (
+    # -- nothing is launched
+    (
+        """view reshape expand expand_as transpose t permute squeeze unsqueeze slice select narrow split split_with_sizes
+        chunk unbind detach alias as_strided view_as unflatten flatten movedim swapaxes diagonal numpy_T _unsafe_view
+        unsafe_split unsafe_split_with_sizes unfold lift lift_fresh view_as_real view_as_complex _conj _neg_view
+        _reshape_alias""",
+        _VIEW,
+    ),
+    (
+        """is_same_size detach_ set_ resize_ resize_as_ record_stream is_pinned _has_compatible_shallow_copy_type
+        _has_same_storage_numel is_set_to is_coalesced _coalesced_ sparse_dim dense_dim _nnz squeeze_ unsqueeze_
+        transpose_ t_ as_strided_ _fused_sdp_choice _assert_tensor_metadata _assert_async _functional_assert_async
+        sym_constrain_range sym_constrain_range_for_size _make_dep_token fsdp::set_ inductor::resize_storage_bytes_
+        inductor::_reinterpret_tensor inductor::_alloc_from_pool""",
+        _METADATA,
+    ),
+    (
+        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided empty_quantized _efficientzerotensor",
+        _ALLOCATION,
+    ),
+    ("_local_scalar_dense is_nonzero equal allclose _is_all_true _is_any_true _linalg_check_errors", _HOST_READ),
+    # -- bytes
+    ("_to_copy copy_", Operator(Kind.TRANSFER, pace="copy")),
+    (
+        """copy clone contiguous cat stack _stack repeat roll flip rot90 tile constant_pad_nd block_diag diag_embed
+        pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im tril triu complex _coalesce _to_sparse _to_dense
+        sparse_mask _pin_memory lift_fresh_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter
+        slice_backward select_backward diagonal_backward unfold_backward reflection_pad1d reflection_pad2d
+        reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _foreach_copy fsdp::copy_ slice_inverse
+        narrow_copy lu_unpack _copy_from dequantize int_repr _convert_weight_to_int4pack _jagged_to_padded_dense
+        _padded_dense_to_jagged _nested_from_padded_tensor nested_to_padded_tensor""",
+        _COPY,
+    ),
+    ("_chunk_cat fsdp::chunk_cat split_with_sizes_copy fsdp::split_with_sizes_copy", _moves("copy", _read_as_written)),
+    ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),
+    ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied)),
+    (
+        """embedding index_select gather index take _unsafe_index _unsafe_masked_index getitem _embedding_bag
+        _embedding_bag_forward_only""",
+        _moves("copy", _gathered),
+    ),
+    (
+        """scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_
+        index_reduce_ put_ __setitem__ embedding_renorm_""",
+        _moves("copy", _scattered),
+    ),
+    (
+        """scatter scatter_add scatter_reduce index_add index_copy index_fill index_put _unsafe_index_put index_reduce put
+        _unsafe_masked_index_put_accumulate masked_scatter""",
+        _moves("copy", _copied_and_scattered),
+    ),
+    ("embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
+    (
+        """zeros ones full zero zero_ fill fill_ rand randn randint randperm arange range linspace logspace eye uniform
+        exponential cauchy geometric log_normal random zeros_like ones_like full_like rand_like randn_like randint_like
+        new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window blackman_window
+        hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
+        _new_zeros_with_same_feature_meta _philox_uniform _philox_normal _philox_key_split _philox_key_fold_in
+        _cudnn_init_dropout_state affine_grid_generator""",
+        _moves("fill", _written),
+    ),
+    ("normal bernoulli normal_functional", _moves("fill")),
+    ("normal_ bernoulli_", _moves("fill", _written)),
+    (
+        """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh binomial bitwise_and
+        bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
+        clip conj_physical copysign cos cosh deg2rad digamma div dropout elu eq erf erfc erfinv exp2 expm1 float_power
+        floor floor_divide floordiv fmax fmin fmod frac frexp gcd ge gt hardshrink hardsigmoid hardswish hardtanh
+        heaviside hypot i0 igamma igammac ilshift invert irshift isfinite isin isinf isnan isneginf isposinf ixor lcm
+        ldexp le leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not
+        logical_or logical_xor logit lshift lt masked_fill masked_scale maximum minimum mish mod mul mvlgamma nan_to_num
+        ne neg nextafter or poisson polar polygamma positive pow prelu_kernel prelu rad2deg radd rdiv reciprocal relu
+        relu6 remainder renorm rmul round rpow rrelu rrelu_with_noise rshift rsqrt rsub rtruediv selu sgn sign signbit
+        sin sinc sinh softplus softshrink sqrt square standard_gamma standard_gamma_grad sub tan threshold true_divide
+        truediv trunc where xlogy xor airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
+        chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w entr erfcx hermite_polynomial_h
+        hermite_polynomial_he i0e i1 i1e laguerre_polynomial_l legendre_polynomial_p log_ndtr modified_bessel_i0
+        modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtri scaled_modified_bessel_k0
+        scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0 xlog1py zeta linalg_cross
+        quantize_per_tensor quantize_per_channel fake_quantize_per_tensor_affine_cachemask
+        fake_quantize_per_channel_affine_cachemask fake_quantize_learnable_per_tensor_affine
+        fake_quantize_learnable_per_channel_affine add_relu binary_cross_entropy binary_cross_entropy_with_logits
+        huber_loss mse_loss smooth_l1_loss soft_margin_loss multi_margin_loss multilabel_margin_loss dirichlet_grad
+        sample_dirichlet adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool2d
+        avg_pool3d fractional_max_pool2d fractional_max_pool3d max_pool2d max_pool2d_with_indices
+        max_pool3d_with_indices max_unpool2d max_unpool3d grid_sampler_2d grid_sampler_3d upsample_bicubic2d
+        upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+        upsample_trilinear3d upsample_bicubic2d_aa upsample_bilinear2d_aa upsample_lanczos2d_aa upsample_nearest_exact1d
+        upsample_nearest_exact2d upsample_nearest_exact3d thnn_fused_lstm_cell thnn_fused_gru_cell
+        thnn_fused_lstm_cell_backward_impl cummax cummin cumprod cumsum logcumsumexp transform_bias_rescale_qkv
+        fused_dropout masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo fused_adam
+        fused_adamw fused_sgd fused_adagrad amp_foreach_non_finite_check_and_unscale amp_update_scale batch_norm_elemt
+        inductor::accumulate_grad_""",
+        _POINTWISE,
+    ),
+    ("gelu silu glu tanh sigmoid exp", _moves("gelu")),
+    (
+        """layer_norm group_norm batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update
+        batch_norm_legit_no_training batch_norm_with_update_functional batch_norm_legit_functional""",
+        _moves("layer_norm"),
+    ),
+    ("rms_norm fused_rms_norm weight_norm_interface", _moves("rms_norm")),
+    ("softmax log_softmax safe_softmax masked_softmax cross_entropy sparse_softmax sparse_log_softmax", _moves("softmax")),
+    (
+        """sum mean amax amin max min aminmax all any argmax argmin count_nonzero vector_norm linalg_vector_norm
+        linalg__powsum logsumexp nansum norm prod std std_mean var var_mean dist trace nll_loss nll_loss2d ctc_loss
+        hash_tensor bincount histc histogram histogramdd_bin_edges histogramdd_from_bin_cts histogramdd_from_bin_tensors
+        segment_reduce powsum batch_norm_stats batch_norm_backward_reduce batch_norm_gather_stats
+        batch_norm_gather_stats_with_counts batch_norm_update_stats sparse_sum sparse_csr_sum sparse_csr_prod""",
+        _moves("reduce"),
+    ),
+    ("searchsorted bucketize multinomial", _moves("pointwise", None, launches=2)),
+    (
+        "sort argsort msort unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
+        _moves("copy", _sorted, launches=4),
+    ),
+    ("topk kthvalue median nanmedian", _moves("copy", _selected, launches=3)),
+    ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", _twice_read, launches=3)),
+    ("fft_c2c fft_c2r fft_r2c", _moves("copy", _transformed)),
+    # -- products
+    (
+        """mm matmul bmm mv dot vdot rmatmul int_mm scaled_mm scaled_mm_v2 sparse_mm sparse_sparse_matmul
+        sparse_mm_reduce_impl sparse_mm_reduce_impl_backward""",
+        _multiplies(_of(0)),
+    ),
+    ("addmm baddbmm addmv addmm_activation sparse_addmm sparse_sampled_addmm", _multiplies(_of(1), 1, 2)),
+    ("addbmm", _multiplies(_addbmm, 1, 2)),
+    ("linear weight_int8pack_mm mkldnn_linear mkldnn::_linear_pointwise", _multiplies(_linear)),
+    ("linear_backward", _multiplies(_linear_backward, 0, 1, 2)),
+    ("matmul_backward", _multiplies(_of(1, 2), 1, 2)),
+    (
+        """weight_int4pack_mm weight_int4pack_mm_for_cpu weight_int4pack_mm_with_scales_and_zeros dyn_quant_matmul_4bit
+        mkl::_mkl_linear""",
+        _multiplies(_packed_linear, 0),
+    ),
+    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", _multiplies(_grouped)),
+    (
+        """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu cudnn_convolution_transpose
+        miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
+        slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
+        nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
+        _multiplies(_convolution),
+    ),
+    (
+        "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
+        _multiplies(_convolution_backward, 0, 1, 2),
+    ),
+    ("trilinear", _works(_trilinear, 0.5, panels=False)),
+    ("mkldnn_rnn_layer", _multiplies(_recurrent)),
+    # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
+    (
+        """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_efficient_attention
+        scaled_dot_product_cudnn_attention scaled_dot_product_fused_attention_overrideable
+        scaled_dot_product_flash_attention_for_cpu flash_attention efficient_attention""",
+        _attends(),
+    ),
+    (
+        """scaled_dot_product_flash_attention_backward scaled_dot_product_efficient_attention_backward
+        scaled_dot_product_cudnn_attention_backward scaled_dot_product_fused_attention_overrideable_backward
+        scaled_dot_product_flash_attention_for_cpu_backward""",
+        _attends(1),
+    ),
+    ("flash_attention_forward efficient_attention_forward cudnn_attention_forward", _attends(sequence=1)),
+    ("flash_attention_backward efficient_attention_backward cudnn_attention_backward", _attends(1, sequence=1)),
+    # -- linear algebra: Golub and Van Loan, Matrix Computations, 4th ed.
+    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _works(_cubic(1 / 3), _FACTORIZATION)),
+    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _works(_cubic(2 / 3), _FACTORIZATION)),
+    ("linalg_qr geqrf linalg_householder_product", _works(_cubic(2), _FACTORIZATION)),
+    ("linalg_inv_ex cholesky_inverse", _works(_cubic(2), _FACTORIZATION)),
+    ("linalg_pinv", _works(_cubic(22), _DECOMPOSITION)),
+    ("linalg_matrix_exp", _works(_cubic(20), _FACTORIZATION)),
+    ("linalg_eigh", _works(_cubic(9), _DECOMPOSITION)),
+    ("linalg_svd", _works(_cubic(22), _DECOMPOSITION)),
+    ("linalg_eig linalg_eigvals", _works(_cubic(25), _DECOMPOSITION)),
+    ("linalg_solve_ex spsolve", _works(_solved(0, 1, 2 / 3), _FACTORIZATION)),
+    ("linalg_lstsq", _works(_solved(0, 1, 2), _FACTORIZATION)),
+    ("linalg_solve_triangular", _works(_solved(0, 1), _FACTORIZATION)),
+    ("triangular_solve cholesky_solve cholesky_solve_helper", _works(_solved(1, 0), _FACTORIZATION)),
+    ("linalg_lu_solve linalg_ldl_solve ormqr", _works(_solved(0, 2), _FACTORIZATION)),
+    (
+        "cdist_forward cdist_backward pdist_forward pdist_backward euclidean_dist",
+        _works(_distances, 0.25, matrix=False, panels=False),
+    ),
+)  # fmt: skip
+
+
+def _by_name(rows: Sequence[tuple[str, Operator]]) -> Iterator[tuple[str, Operator]]:
+    for names, row in rows:
+        for name in names.split():
+            yield name, row
+
+
+OPERATORS: Mapping[str, Operator] = dict(_by_name(_ROWS))
+"""Rows by name: of ATen without namespace, of others with it."""
+
+_PREFIXES = ("", "native_", "foreach_", "special_", "_native_", "_foreach_")
+_DERIVED = ("_backward_data", "_backward", "_forward", "_jvp", "_copy")
+_OWN = ("aten", "prims", "")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Namespace, empty if it is torch's own, and name of ``"mylib::flash.default"`` or ``"aten::add_.Tensor"``."""
+    namespace, _, plain = name.partition(".")[0].rpartition("::")
+    return ("" if namespace in _OWN else namespace), plain
+
+
+def qualified(name: str) -> str:
+    """The name that operators of ours and of others are known by: ``"add_"``, ``"mylib::flash"``."""
+    namespace, plain = split_name(name)
+    return f"{namespace}::{plain}" if namespace else plain
+
+
+@cache
+def find(name: str) -> Operator | None:
+    """The row of an operator, however it is spelled; None for one that the table does not know.
+
+    In-place, list and ``native`` variants share a row; so does a gradient that moves bytes with what it is the gradient of.
+    """
+    namespace, plain = split_name(name)
+    if namespace:
+        return OPERATORS.get(f"{namespace}::{plain}")
+    stripped = plain.strip("_")
+    for spelling in (plain, plain.rstrip("_"), stripped):
+        for prefix in _PREFIXES:
+            if spelling.startswith(prefix) and (found := OPERATORS.get(spelling.removeprefix(prefix))):
+                return found
+    for suffix in _DERIVED:
+        if stripped.endswith(suffix):
+            found = find(stripped.removesuffix(suffix))
+            if found is None or found.model is not Model.TRAFFIC:
+                return None
+            return _COPY if found.kind is not Kind.COMPUTE else found
+    return None

@@ -1,0 +1,50 @@
+"""Operators that no model knows: what a run has counted by bytes alone, named once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class UnmodelledOperator:
+    """One of them.
+
+    Attributes:
+        name: with its namespace (``"mylib::x"``).
+        calls: how many there were.
+        where: file:line of the first one, empty if it is not known.
+    """
+
+    name: str
+    calls: int
+    where: str
+
+    def __str__(self) -> str:
+        place = f", first at {self.where}" if self.where else ""
+        calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
+        return f"not modelled: {self.name}, counted by its bytes ({calls}{place})"
+
+
+class Unmodelled:
+    """The operators of one simulation that no model knows, in the order in which they were met.
+
+    Args:
+        where: says where the user's program is.
+    """
+
+    def __init__(self, where: Callable[[], str] | None = None) -> None:
+        self._where = where
+        self._first: dict[str, str] = {}
+        self._calls: dict[str, int] = {}
+
+    def note(self, name: str) -> None:
+        """One more call of an operator."""
+        if name not in self._calls:
+            self._first[name] = self._where() if self._where is not None else ""
+        self._calls[name] = self._calls.get(name, 0) + 1
+
+    @property
+    def operators(self) -> tuple[UnmodelledOperator, ...]:
+        """Those that were met, in the order of their first calls."""
+        return tuple(UnmodelledOperator(name, calls, self._first[name]) for name, calls in self._calls.items())

@@ -1,0 +1,163 @@
+"""Runs a script in every simulated rank, as torchrun does in every process."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch.multiprocessing
+
+from kernbench.errors import ConfigError
+from kernbench.runtime_api.context import RuntimeContext
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
+from kernbench.torch_backend.rank_state.process_state import rank_variables
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script or a module, compiled once.
+
+    Attributes:
+        code: what every rank executes.
+        file: its path.
+        package: ``__package__`` of a module, None for a script.
+        argv: ``sys.argv``.
+    """
+
+    code: CodeType
+    file: str
+    package: str | None
+    argv: tuple[str, ...]
+
+    @classmethod
+    def script(cls, path: str, args: Sequence[str]) -> Program:
+        """``python path args...``. Raises :class:`ConfigError` if it cannot be read or compiled."""
+        try:
+            source = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        return cls(_compile(source, os.path.abspath(path)), os.path.abspath(path), None, (path, *args))
+
+    @classmethod
+    def module(cls, name: str, args: Sequence[str]) -> Program:
+        """``python -m name args...``. Raises :class:`ConfigError` if there is no such module."""
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name += ".__main__"
+            spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or not spec.has_location:
+            raise ConfigError(f"no module named {name} that could be run")
+        source = Path(spec.origin).read_bytes()
+        return cls(_compile(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
+
+    def fresh_main(self) -> ModuleType:
+        """A ``__main__`` that has not run yet."""
+        main = ModuleType("__main__")
+        main.__file__ = self.file
+        main.__package__ = self.package
+        vars(main)["__builtins__"] = builtins
+        vars(main)["__cached__"] = None
+        return main
+
+
+def _compile(source: bytes, path: str) -> CodeType:
+    try:
+        code: CodeType = compile(source, path, "exec")
+    except SyntaxError as error:
+        raise ConfigError("".join(traceback.format_exception_only(error)).strip()) from None
+    return code
+
+
+@contextmanager
+def _as_started(program: Program) -> Iterator[None]:
+    """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script."""
+    argv, path, main = sys.argv, list(sys.path), sys.modules.get("__main__")
+    sys.argv = list(program.argv)
+    sys.path.insert(0, os.getcwd() if program.package is not None else os.path.dirname(program.file))
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+        if main is not None:
+            sys.modules["__main__"] = main
+
+
+def run_ranks(
+    ctx: RuntimeContext,
+    program: Program,
+    *,
+    nproc_per_node: int,
+    nnodes: int = 1,
+    prefix: bool = True,
+    per_rank_modules: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Run ``program`` as ``__main__`` in ``nproc_per_node * nnodes`` ranks.
+
+    ``variables`` are environment variables of every rank. Raises :class:`kernbench.SpawnException` if a rank fails.
+    """
+    world = nproc_per_node * nnodes
+    mains = {rank: program.fresh_main() for rank in range(world)}
+
+    def configure(environment: Any) -> None:
+        environment.state.main_modules.update(mains)
+        environment.state.variables = lambda rank: {
+            **rank_variables(rank, world, nproc_per_node),
+            **(variables or {}),
+        }
+
+    def body(rank: int) -> None:
+        exec(program.code, vars(mains[rank]))
+
+    ctx.multiprocessing.configure = configure
+    try:
+        with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
+            ctx.multiprocessing.spawn(body, (), world, per_rank_modules=(*own_modules(program), *per_rank_modules))
+    finally:
+        ctx.multiprocessing.configure = None
+
+
+def run_once(
+    ctx: RuntimeContext, program: Program, *, prefix: bool = True, at_end: Callable[[], None] | None = None
+) -> None:
+    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks.
+
+    ``at_end`` is called while its ``__main__`` is still there.
+    """
+    patches = Patches()
+    spawn: Callable[..., Any] = ctx.multiprocessing.spawn
+    patches.set(torch.multiprocessing, "spawn", spawn)
+    patches.set(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
+    main = program.fresh_main()
+    try:
+        with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
+            sys.modules["__main__"] = main
+            try:
+                exec(program.code, vars(main))
+            finally:
+                if at_end is not None:
+                    at_end()
+    finally:
+        patches.undo()
+
+
+def own_modules(program: Program) -> tuple[str, ...]:
+    """The modules beside a script, which are the program's own: their globals are each rank's."""
+    if program.package is not None:
+        return (program.package.partition(".")[0],) if program.package else ()
+    found = []
+    for entry in sorted(Path(program.file).parent.iterdir()):
+        if (entry.suffix == ".py" and str(entry) != program.file) or (entry / "__init__.py").is_file():
+            found.append(entry.stem)
+    return tuple(name for name in found if name not in ("kernbench", "torch"))

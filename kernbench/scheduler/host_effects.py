@@ -1,0 +1,194 @@
+"""What a simulation does to its whole process while its ranks run, each with a switch.
+
+None of it changes a result. It makes runs quicker, and Ctrl-C end the simulation; a program that embeds kernbench in a
+process that does other things at the same time may not want it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kernbench.errors import ConfigError
+
+try:
+    from greenlet import _greenlet
+except ImportError:  # another build of greenlet: threads end as it likes
+    _greenlet = None
+
+VARIABLE = "KERNBENCH_HOST_EFFECTS"
+"""``on`` (the default), ``off``, or the effects to have, with commas between them."""
+
+
+@dataclass(frozen=True)
+class HostEffects:
+    """Which effects on the process are allowed while ranks run. All are undone when they have ended.
+
+    Attributes:
+        one_core: carriers, and the thread that runs the simulation, share the core that this thread is on (:func:`one_core`).
+        batch: they are scheduled as batch work (:func:`batch_work`).
+        frozen_heap: the collector of cyclic garbage looks at new objects only (:func:`settled_heap`), and greenlet does not
+            search for references to the greenlets of threads that end (:func:`quick_thread_end`).
+        ctrl_c: a handler of SIGINT tells Ctrl-C, which ends the simulation, from a KeyboardInterrupt that a rank raises
+            itself, which ends that rank. Only where Python's own handler was set. Without it, both do the latter.
+    """
+
+    one_core: bool = True
+    batch: bool = True
+    frozen_heap: bool = True
+    ctrl_c: bool = True
+
+    @classmethod
+    def none(cls) -> HostEffects:
+        """Leave the process as it is."""
+        return cls(**{each.name: False for each in fields(cls)})
+
+    @classmethod
+    def from_environment(cls) -> HostEffects:
+        """What ``KERNBENCH_HOST_EFFECTS`` says. Raises :class:`~kernbench.errors.ConfigError` if that is no effect's name."""
+        text = os.environ.get(VARIABLE, "").strip()
+        if text in ("", "on"):
+            return cls()
+        names = [each.name for each in fields(cls)]
+        chosen = [] if text == "off" else [name.strip() for name in text.split(",")]
+        if unknown := [name for name in chosen if name not in names]:
+            raise ConfigError(
+                f"{VARIABLE}: no effect is called {unknown[0]!r}; expected on, off, or of {', '.join(names)}"
+            )
+        return cls(**{name: name in chosen for name in names})
+
+    @contextmanager
+    def in_force(self, on_interrupt: Callable[[], None], *, threads: bool) -> Iterator[None]:
+        """For the length of a block, while ranks run.
+
+        Args:
+            on_interrupt: called on Ctrl-C, before KeyboardInterrupt is raised.
+            threads: whether ranks run on threads of their own.
+        """
+        with ExitStack() as stack:
+            if self.ctrl_c:
+                stack.enter_context(interruptible(on_interrupt))
+            if self.frozen_heap:
+                stack.enter_context(settled_heap())
+            if self.one_core and threads:
+                stack.enter_context(one_core())
+            if self.batch and threads:
+                stack.enter_context(batch_work())
+            yield
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep the calling thread, and the threads that it starts, on the core that it is on.
+
+    One carrier runs at a time, so more cores are of no use, and handing the baton to a thread on another core costs many
+    times what it costs on the same one: that core has to be woken up. Without effect where the system has no such call.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    core = ctypes.CDLL(None).sched_getcpu()
+    if core in before:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def batch_work() -> Iterator[None]:
+    """Let the calling thread, and the threads that it starts, take turns as batch work (``SCHED_BATCH``).
+
+    Such a thread, when woken, does not push aside the one that woke it, which is about to wait and still holds the
+    interpreter's lock: that would be two changes of thread for nothing. Without effect where the system does not let us.
+    """
+    if not hasattr(os, "sched_setscheduler") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    changed = _set_policy(os.SCHED_BATCH)
+    try:
+        yield
+    finally:
+        if changed:
+            _set_policy(os.SCHED_OTHER)
+
+
+def _set_policy(policy: int) -> bool:
+    """Set the scheduling policy of the calling thread; False if the system does not let us."""
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def quick_thread_end() -> Iterator[None]:
+    """Let threads that have used greenlets end quickly.
+
+    When such a thread ends, greenlet looks through every object of the process for references to the thread's own
+    greenlet, in case one keeps it alive: ten milliseconds and more once torch is imported. A carrier's root is forgotten
+    when its rank ends, so there is nothing to find.
+    """
+    if _greenlet is None or not hasattr(_greenlet, "enable_optional_cleanup"):
+        yield
+        return
+    if _greenlet.get_clocks_used_doing_optional_cleanup() is None:
+        yield  # somebody else has turned it off, such as the simulation around this one, and will turn it on
+        return
+    _greenlet.enable_optional_cleanup(False)
+    try:
+        yield
+    finally:
+        _greenlet.enable_optional_cleanup(True)
+
+
+@contextmanager
+def settled_heap() -> Iterator[None]:
+    """Let the collector of cyclic garbage look at new objects only, for the length of a block.
+
+    Ranks make so many objects, most of them lasting (the log's), that full collections come often, and each walks through
+    everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
+
+    Threads end quickly meanwhile (:func:`quick_thread_end`), and they must: greenlet's search for references to a thread's own
+    greenlet sees nothing of what has settled, and would take away a reference that somebody there has.
+    """
+    with quick_thread_end():
+        if gc.get_freeze_count():
+            yield  # somebody else has done it, and will undo it
+            return
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+
+
+@contextmanager
+def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call ``on_interrupt`` on Ctrl-C before KeyboardInterrupt is raised, wherever the main thread is."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # somebody else handles it, or it cannot reach us
+        return
+
+    def interrupt(signum: int, frame: Any) -> None:
+        on_interrupt()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,62 @@
+"""What a rank is to the scheduler, and who is told of its life."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Protocol
+
+from kernbench.scheduler.carrier import Carrier
+
+
+class RankPhase(enum.Enum):
+    """Where a rank is in its life."""
+
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class Rank:
+    """One rank: its greenlet, its phase and, in the end, its outcome.
+
+    Attributes:
+        index: its number in the world.
+        phase: where it is in its life.
+        greenlet: what main resumes to let it run; with a carrier, the one that fronts its thread.
+        carrier: the thread that runs it; None for greenlets.
+        error: what it has failed with.
+        traceback: of that error, as text.
+    """
+
+    __slots__ = ("carrier", "error", "greenlet", "index", "phase", "traceback")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.phase = RankPhase.READY
+        self.greenlet: Any = None
+        self.carrier: Carrier | None = None
+        self.error: BaseException | None = None
+        self.traceback = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return self.phase in (RankPhase.READY, RankPhase.RUNNING)
+
+    def __repr__(self) -> str:
+        return f"<Rank {self.index} {self.phase.value}>"
+
+
+class RankObserver(Protocol):
+    """Is told when ranks begin and end; where they do."""
+
+    def rank_started(self, rank: Rank) -> None:
+        """A rank's body is about to run."""
+
+    def rank_ended(self, rank: Rank) -> None:
+        """A rank is done or aborted, also one that has never started."""
+
+    def rank_failed(self, rank: Rank) -> None:
+        """A rank has failed, maybe after it had ended."""

@@ -1,0 +1,278 @@
+"""Ranks and their scheduler.
+
+Each rank is a greenlet whose parent is main. Ranks never switch to each other: they switch to main, which picks the
+next one from the ready queue. (A carrier that waits picks in main's stead: the same one, without main's thread.) What a
+rank waits for is not this module's business; somebody calls :meth:`RankScheduler.make_ready` when the wait is over.
+
+Other shapes were tried. Driving the simulation from inside a rank nests re-entry (a rank resumed from within another
+rank's drain) and orphans kernels whose parent greenlet has ended; a generator-based scheduler needs ``yield`` in every
+function of a user's program; OS threads alone are neither deterministic nor able to tell a deadlock from a slow rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent
+
+from kernbench.errors import KernbenchError
+from kernbench.scheduler.host_effects import HostEffects
+from kernbench.scheduler.policy import Policy, RoundRobin
+from kernbench.scheduler.rank import Rank, RankObserver, RankPhase
+from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
+
+_UNWIND_ATTEMPTS = 100
+
+_RUNNERS: dict[str, type[GreenletRunner] | type[CarrierRunner]] = {
+    "carrier": CarrierRunner,
+    "greenlet": GreenletRunner,
+}
+"""By isolation."""
+
+
+class RankScheduler:
+    """Runs ranks, exactly one at a time, in the order that ``policy`` gives: their lives, failures and unwinding.
+
+    Must be created and driven on the main greenlet.
+
+    Args:
+        policy: who of those that are ready runs next; by default who has been ready for longest.
+        effects: what it may do to the process while ranks run; by default what the environment says.
+
+    Attributes:
+        main: the greenlet that drives it.
+        ready: those that can run.
+        ranks: of the last world that was started.
+        rank_by_greenlet: the index of a rank by its greenlets, while it lives.
+        live_count: ranks that have not ended.
+        aborting: whether ranks are being unwound: nobody waits any more.
+        observer: is told of the lives of ranks.
+        before_switch: called in a rank that is about to wait; it may raise. Nearly always None: a switch pays for nothing.
+        runner: how the ranks run.
+        waitable: returns the greenlet to resume when whoever runs now is to go on: in a carrier's thread the fronting one.
+    """
+
+    def __init__(self, policy: Policy | None = None, effects: HostEffects | None = None) -> None:
+        self.ready: Policy = policy if policy is not None else RoundRobin()
+        self._turns = Turns(self.ready)
+        self.main = self._turns.main
+        self.rank_by_greenlet = self._turns.rank_by_greenlet
+        self.ranks: list[Rank] = []
+        self.live_count = 0
+        self.aborting = False
+        self.observer: RankObserver | None = None
+        self.before_switch: Callable[[], None] | None = None
+        self._effects = effects if effects is not None else HostEffects.from_environment()
+        self._refusals = 0
+        self._run_by(GreenletRunner(self._turns))
+
+    def _run_by(self, runner: Runner) -> None:
+        self.runner = runner
+        self.waitable = runner.waitable  # and below: a switch takes no call more than it must
+        self._suspend = runner.suspend
+
+    @property
+    def failed(self) -> list[Rank]:
+        """The ranks that have failed, in the order in which they did."""
+        return self._turns.failed
+
+    @property
+    def resumed(self) -> int:
+        """Resumptions so far: whether somebody has run since is a comparison of two readings."""
+        return self._turns.resumed
+
+    # -- life of ranks -----------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        bodies: Sequence[Callable[[], None]],
+        *,
+        isolation: str,
+        before_run: Callable[[int], None] | None = None,
+    ) -> None:
+        """Create one rank per body, all ready to run.
+
+        Args:
+            isolation: ``"carrier"`` or ``"greenlet"``.
+            before_run: with carriers, called with the rank's index whenever that rank is about to run.
+        """
+        if self.live_count:
+            raise KernbenchError("ranks are already running in this context: join them before starting more")
+        self._turns.failed = []
+        self._run_by(_RUNNERS[isolation](self._turns))
+        self.ranks = [Rank(index) for index in range(len(bodies))]
+        self.live_count = len(bodies)
+        for rank, body in zip(self.ranks, bodies, strict=True):
+            self.runner.take(rank, self._body_of(rank, body), before_run)
+            self.rank_by_greenlet[rank.greenlet] = rank.index
+            self.make_ready(rank.greenlet)
+
+    def _body_of(self, rank: Rank, body: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            rank.phase = RankPhase.RUNNING
+            try:
+                if self.observer is not None:
+                    self.observer.rank_started(rank)
+                body()
+                rank.phase = RankPhase.DONE
+            except (KeyboardInterrupt, GreenletExit):
+                if self._turns.interrupted:  # Ctrl-C, and not the program's own: it ends the simulation
+                    rank.phase = RankPhase.ABORTED
+                    raise
+                rank.phase = RankPhase.ABORTED if self.aborting else RankPhase.DONE
+            except SystemExit as exit_:
+                if self.aborting:
+                    rank.phase = RankPhase.ABORTED
+                elif exit_.code in (None, 0):
+                    rank.phase = RankPhase.DONE
+                else:
+                    self.fail(rank, exit_)
+            except BaseException as error:
+                self.fail(rank, error)
+            finally:
+                self._unbind(rank)
+
+        return run
+
+    def fail(self, rank: Rank, error: BaseException) -> None:
+        """Record ``error`` as the root cause of ``rank``'s failure."""
+        rank.phase = RankPhase.FAILED
+        rank.error = error
+        rank.traceback = _user_traceback(error)
+        self.failed.append(rank)
+        if self.observer is not None:
+            self.observer.rank_failed(rank)
+
+    def _unbind(self, rank: Rank) -> None:
+        if self.observer is not None and rank.phase in (RankPhase.DONE, RankPhase.ABORTED):
+            self.observer.rank_ended(rank)
+        if self.rank_by_greenlet.pop(rank.greenlet, None) is None:
+            return  # given up before, and ended after all
+        self.live_count -= 1
+        if rank.carrier is not None:
+            self.rank_by_greenlet.pop(rank.carrier.root, None)
+
+    def current_rank(self) -> int | None:
+        """Index of the rank that is running, or None in main (and in a kernel)."""
+        return self.rank_by_greenlet.get(getcurrent())
+
+    # -- switching ---------------------------------------------------------------------------------------------------
+
+    def switch_to_main(self) -> None:
+        """Suspend whoever runs now until somebody resumes it. In a raw greenlet too."""
+        if self.aborting:
+            self._refuse()
+        self._suspend()
+
+    def pause(self) -> None:
+        """Let the other runnable ranks go first."""
+        if self.before_switch is not None:
+            self.before_switch()
+        self.ready.append((self.waitable(), None))
+        if self.aborting:
+            self._refuse()
+        self._suspend()
+
+    def _refuse(self) -> None:
+        """Nobody waits while being unwound; one that swallows every SystemExit is let go of."""
+        self._refusals += 1
+        if self._refusals <= _UNWIND_ATTEMPTS:
+            raise SystemExit
+
+    def make_ready(self, target: Any, error: BaseException | None = None) -> None:
+        """Let ``target`` (a greenlet) run again; with ``error``, raise that inside it."""
+        self.ready.append((target, error))
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While ranks run: what :class:`HostEffects` says holds, and somebody looks after carriers."""
+        self._turns.interrupted = False
+        try:
+            with self.runner.watched(), self._effects.in_force(self._interrupted, threads=self.runner.threads):
+                yield
+        finally:
+            self._turns.interrupted = False
+
+    def _interrupted(self) -> None:
+        self._turns.interrupted = True
+
+    def run_ready(self) -> int:
+        """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
+        before = self.resumed
+        self.runner.run()
+        return self.resumed - before
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def deliver_errors(self) -> None:
+        """Resume the ready greenlets that have an error to raise, so that each reports its own root cause."""
+        entries = [self.ready.popleft() for _ in range(len(self.ready))]
+        for target, error in entries:
+            if error is not None and not target.dead:
+                target.throw(error)
+
+    def abort(self, others: Iterable[Any] = ()) -> None:
+        """Unwind every live rank: ``SystemExit`` is thrown into it, so its ``finally`` blocks run. Idempotent.
+
+        ``others``: suspended greenlets that are no ranks (kernels). Raises :class:`KernbenchError`, when all that can be
+        unwound has been, naming the ranks that swallow it.
+        """
+        self.aborting = True
+        stubborn = []
+        raw = [target for target in others if target not in self.rank_by_greenlet]
+        try:
+            self.ready.clear()
+            for rank in self.ranks:
+                if rank.live and not self._unwind(rank):
+                    stubborn.append(rank.index)
+            for target in raw:
+                _unwind_raw(target)
+        finally:
+            self.runner.settle()
+            self.ready.clear()
+            self.aborting = False
+        if stubborn:
+            raise KernbenchError(
+                f"rank {', '.join(map(str, stubborn))} caught SystemExit {_UNWIND_ATTEMPTS} times while being unwound: an "
+                "'except BaseException' (or a bare 'except') inside a loop of the program swallows it. It was given up."
+            )
+
+    def _unwind(self, rank: Rank) -> bool:
+        target = rank.greenlet
+        if target:
+            self._refusals = 0
+            target.throw(SystemExit)
+            if target.dead:
+                if rank.carrier is not None and rank.carrier.stuck:  # its body did not end
+                    rank.phase = RankPhase.ABORTED
+                    self._unbind(rank)
+                return True
+            _keep_for_ever(target)
+        # else never started: nothing to unwind
+        rank.phase = RankPhase.ABORTED
+        self._unbind(rank)
+        return not target
+
+
+def _keep_for_ever(target: Any) -> None:
+    """A greenlet that swallows its unwinding would go on swallowing, in an endless loop, when it is collected."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(target))
+
+
+def _unwind_raw(target: Any) -> None:
+    """End a suspended greenlet that is no rank. What it raises meanwhile is lost: nobody waits for it any more."""
+    if target and not target.dead:
+        with contextlib.suppress(SystemExit, Exception):
+            target.throw(GreenletExit)
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback of ``error`` without this module's own frame at its head."""
+    frames = error.__traceback__
+    if frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))

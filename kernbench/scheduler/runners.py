@@ -1,0 +1,193 @@
+"""How ranks run: as greenlets of the main thread, or as carriers.
+
+Both runners resume who is ready, one at a time, in the order that the policy gives, and stop when a rank has failed. They
+know nothing of how ranks live and fail; what they share with who does is :class:`Turns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from kernbench.scheduler.carrier import Baton, Carrier, current_carrier
+from kernbench.scheduler.policy import Entry, Policy
+from kernbench.scheduler.rank import Rank
+from kernbench.scheduler.watchdog import Watchdog
+
+
+class Turns:
+    """Who may run: what a scheduler and its runner share.
+
+    Attributes:
+        main: the greenlet that resumes all others.
+        ready: who runs next.
+        rank_by_greenlet: the index of a rank by its greenlets, while it lives.
+        failed: ranks that have failed: while there are any, nobody else is resumed.
+        resumed: resumptions so far.
+        interrupted: whether main is to raise something, and nobody is to hand the baton on.
+    """
+
+    def __init__(self, ready: Policy) -> None:
+        self.main = getcurrent()
+        self.ready = ready
+        self.rank_by_greenlet: dict[Any, int] = {}
+        self.failed: list[Rank] = []
+        self.resumed = 0
+        self.interrupted = False
+
+
+class Runner:
+    """Runs the ranks of one world."""
+
+    threads: bool
+    """Whether they have threads of their own."""
+
+    def waitable(self) -> Any:
+        """The greenlet to resume when whoever runs now is to go on."""
+
+    def suspend(self) -> Any:
+        """Go to main, or to whom main would resume; return when whoever runs now is resumed. In a raw greenlet too."""
+
+    def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
+        """Give ``rank`` what runs ``body``, which must not raise."""
+
+    def run(self) -> None:
+        """In main: resume greenlets until none is ready, or a rank has failed."""
+
+    def settle(self) -> None:
+        """In main, when all ranks have been unwound: let what fronts them end, too."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """A block in which ranks run: what is to look after them."""
+        return nullcontext()
+
+
+class GreenletRunner(Runner):
+    """Ranks are greenlets: a switch is one of greenlets, and they share a thread and what torch keeps per thread."""
+
+    threads = False
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self.waitable = getcurrent  # type: ignore[method-assign]  # no methods: a switch should cost no call more
+        self.suspend = turns.main.switch  # type: ignore[method-assign]
+
+    def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
+        """See :class:`Runner`; ``before_run`` is not called, as it would be at each switch."""
+        rank.greenlet = greenlet(body, self._turns.main)
+
+    def run(self) -> None:
+        """See :class:`Runner`."""
+        turns = self._turns
+        ready, failed = turns.ready, turns.failed
+        pop = ready.popleft
+        resumed = 0
+        while ready:
+            target, error = pop()
+            resumed += 1
+            if error is None:
+                target.switch()
+            elif not target.dead:
+                target.throw(error)
+            if failed:
+                break
+        turns.resumed += resumed
+
+
+class CarrierRunner(Runner):
+    """Ranks are carriers. One that waits hands the baton to the next itself, whom it picks as main would (ADR 0047)."""
+
+    threads = True
+
+    def __init__(self, turns: Turns) -> None:
+        self.baton = Baton(self._next)
+        self._turns = turns
+        self._carriers: dict[Any, Carrier] = {}  # by their fronting greenlets
+        self._running = False
+        self._picked: Entry | None = None  # by a carrier, for main to resume
+
+    def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
+        """See :class:`Runner`; ``before_run`` is called with the rank's index whenever that rank is about to run."""
+        index = rank.index
+        bind = self._turns.rank_by_greenlet.__setitem__
+        rank.carrier = Carrier(
+            index, body, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), before_run=before_run
+        )
+        rank.greenlet = rank.carrier.greenlet
+        self._carriers[rank.greenlet] = rank.carrier
+
+    def waitable(self) -> Any:
+        """The fronting greenlet, in a carrier's thread."""
+        carrier = current_carrier()
+        return getcurrent() if carrier is None else carrier.greenlet
+
+    def suspend(self) -> None:
+        """See :class:`Runner`."""
+        carrier = current_carrier()
+        if carrier is None:
+            self._turns.main.switch()
+        else:
+            carrier.switch_to_main()
+
+    def run(self) -> None:
+        """See :class:`Runner`."""
+        turns = self._turns
+        self._running = True
+        try:
+            while turns.ready or self._picked is not None:
+                (target, error), self._picked = self._picked or turns.ready.popleft(), None
+                turns.resumed += 1
+                if error is None:
+                    target.switch()
+                elif not target.dead:
+                    target.throw(error)
+                self._end_fronts()
+                if turns.failed:
+                    break
+        finally:
+            self._running = False
+
+    def _next(self) -> Carrier | None:
+        """In a carrier's thread that is about to wait: pick the next rank, as main would.
+
+        None if it is main's turn: nobody is ready, a rank has failed, or the next one is not a carrier that runs.
+        """
+        turns = self._turns
+        if not self._running or turns.failed or turns.interrupted or not turns.ready:
+            return None
+        entry = turns.ready.popleft()
+        target, error = entry
+        carrier = self._carriers.get(target)
+        if error is not None or carrier is None or not carrier.started or carrier.finished:
+            self._picked = entry
+            return None
+        turns.resumed += 1
+        if carrier.before_run is not None:
+            carrier.before_run(carrier.index)
+        return carrier
+
+    def _end_fronts(self) -> None:
+        """Main has the baton back: let the fronts of carriers that have ended meanwhile end too."""
+        ended = self.baton.ended
+        while ended:
+            front = ended.pop(0).greenlet
+            if not front.dead:
+                front.switch()
+
+    def settle(self) -> None:
+        """See :class:`Runner`."""
+        self._end_fronts()
+        self._picked = None
+
+    def watched(self) -> AbstractContextManager[None]:
+        """A :class:`Watchdog` looks at who has the baton."""
+        return Watchdog(self.baton, self._carriers.values(), self._give_up).watching()
+
+    def _give_up(self, carrier: Carrier, error: BaseException) -> None:
+        """In any thread, while ``carrier`` has the baton and waits for ever: go on without it; main raises ``error``."""
+        carrier.stuck = True
+        self._turns.interrupted = True
+        self.baton.fail(error)

@@ -1,0 +1,192 @@
+"""Running what has been matched: a plan for the engine, the values, and who is told when they are in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+
+import torch
+
+from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
+from kernbench.ccl.config import CclConfig
+from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.registry import algorithm_module
+from kernbench.cost.uncertainty import collective_spread
+from kernbench.sim_engine import Condition, GraphEngine, Operation
+from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.simulation.groups import Arrival, Collective, Communicator
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.kernel_collectives import KernelCollectives
+from kernbench.simulation.storages import Block, StorageTable
+from kernbench.simulation.tensors import plain, short_dtype
+from kernbench.simulation.waits import Awaited
+
+
+class CollectiveRuns:
+    """Starts the collectives of one simulation.
+
+    Args:
+        engine: gets the plans.
+        hosts: which SIPs ranks drive.
+        storages: which tensors are on SIPs: where no values are computed, those of the host still are.
+        config: reads the collective configuration.
+        paused: nothing that torch computes is recorded, for the length of a block.
+        hooks: are told what has been matched.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        storages: StorageTable,
+        config: Callable[[], CclConfig],
+        paused: Callable[[], AbstractContextManager[None]],
+        hooks: RunHooks | None,
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._storages = storages
+        self._config = config
+        self._paused = paused
+        self._hooks = hooks
+        self._kernels = KernelCollectives()
+        self._awaited: dict[Operation, Condition] = {}
+        self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
+
+    def clear(self) -> None:
+        """Forget who waits for values."""
+        self._awaited.clear()
+
+    def start(
+        self,
+        collective: Collective,
+        arrivals: Sequence[Arrival],
+        count: int,
+        root: int | None,
+        splits: Splits | None,
+    ) -> None:
+        """Move the values of a collective whose members have all arrived, and hand its plan to the engine.
+
+        Args:
+            count: elements of the work buffer.
+            root: number of the root in the group.
+            splits: elements per cell, where they are not all alike.
+        """
+        request = self._prepare(collective, arrivals, count, root, splits)
+        engine = self._engine
+        parts = [arrival.op for arrival in arrivals]
+        payload = max([op.nbytes for op in parts], default=0)
+        detail = {
+            "op": collective.signature.op,
+            "group": collective.group.name,
+            "sequence": collective.sequence,
+            **request.described,
+            "payload": payload,
+        }
+        sips = tuple([op.sip for op in parts])
+        nodes = len(set(map(engine.topology.node_of, sips))) if engine.topology.nodes > 1 else 1
+        spread = collective_spread(nodes, payload)
+        for op in parts:
+            op.detail = detail if op.detail is None else {**op.detail, **detail}
+            op.executed, op.spread = True, spread
+        for op in parts if self._awaited else ():
+            there = self._awaited.pop(op, None)
+            if there is not None:
+                there.fulfil()
+        if self._hooks is not None:
+            self._hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
+        run = engine.submit_collective(request.plan, parts, [arrival.after for arrival in arrivals])
+        collective.run = run
+        for arrival in arrivals:
+            arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
+        engine.op_log.collectives.append(
+            CollectiveTrace(
+                str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
+                tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.chunk_offsets, detail,
+            )
+        )  # fmt: skip
+
+    def _prepare(
+        self,
+        collective: Collective,
+        arrivals: Sequence[Arrival],
+        count: int,
+        root: int | None,
+        splits: Splits | None,
+    ) -> Request:
+        """Plan a matched collective, and move its values."""
+        signature = collective.signature
+        request = self._request(
+            signature.op, signature.algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
+            signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
+        )  # fmt: skip
+        if self._engine.enable_data or self._on_hosts(arrivals):
+            inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
+            reduction = ReduceOp(signature.reduction) if signature.reduction else None
+            module = algorithm_module(request.config.module)
+            with self._paused():
+                if hasattr(module, "run"):
+                    ranks = tuple(arrival.rank for arrival in arrivals)
+                    self._kernels.run(module, ranks, inputs, outputs, reduction, root)
+                else:
+                    CollectiveRunner.move(request, inputs, outputs, reduction)
+        return request
+
+    def _find_request(
+        self,
+        op: str,
+        algorithm: str,
+        sips: tuple[int, ...],
+        root: int | None,
+        count: int,
+        dtype: torch.dtype,
+        splits: Splits | None,
+        environ: Environ,
+        reduction: str | None,
+    ) -> Request:
+        config = self._config()
+        return shared_runner(self._engine.topology, config).request(
+            op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
+            dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
+        )  # fmt: skip
+
+    def request_for(
+        self, op: str, count: int, dtype: torch.dtype, group: Communicator, root: int | None = None
+    ) -> Request:
+        """What a collective of ``group`` would be, with the algorithm that is set for it."""
+        sips = tuple(self._hosts.of_rank[rank].sip for rank in group.ranks)
+        return self._request(
+            op, self._config().algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
+        )
+
+    def values_of(self, op: Operation) -> Condition:
+        """Fulfilled once the values of ``op``, which has been posted, are there: when its members have arrived."""
+        there = self._awaited[op] = Condition(f"values of {op.name}", op.rank)
+
+        def ended() -> None:
+            if op.error is not None and self._awaited.pop(op, None) is not None:
+                there.fail(op.error, 0.0)
+
+        op.when_resolved(ended)
+        return there
+
+    def awaited(self, awaited: Awaited) -> Awaited:
+        """The operation whose values a condition of :meth:`values_of` stands for; else ``awaited`` itself."""
+        return next((posted for posted, there in self._awaited.items() if there is awaited), awaited)
+
+    def _on_hosts(self, arrivals: Sequence[Arrival]) -> bool:
+        """Whether all tensors are the hosts': those have values also where only time is modelled."""
+        tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
+        return not any(tensor.is_meta or isinstance(self._storages.of(tensor), Block) for tensor in tensors)
+
+
+def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Inputs and outputs of a member, to be read and written past autograd: a collective writes memory, and what autograd has
+    kept of it does not notice, on hardware either. A tensor that is both stays one."""
+    outputs = [plain(tensor).data for tensor in arrival.outputs]
+    if len(outputs) == 1 and len(arrival.inputs) == 1 and arrival.inputs[0] is arrival.outputs[0]:
+        return outputs, outputs
+    written = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}
+    return [written[id(tensor)] if id(tensor) in written else plain(tensor) for tensor in arrival.inputs], outputs

@@ -1,0 +1,133 @@
+"""The drain: what main does while every rank is blocked or has ended.
+
+It repeats, in order: compute the values of what was launched; resume the ranks whose handle is done; start the collectives
+whose members have all arrived; move virtual time to the next completion. If none of these can do anything, nobody can: a
+deadlock.
+"""
+
+from __future__ import annotations
+
+from greenlet import getcurrent
+
+from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.scheduler import RankScheduler
+from kernbench.sim_engine import DataExecutor, GraphEngine
+from kernbench.simulation.deadlines import Deadlines
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.matching import Matcher
+from kernbench.simulation.polling import Polls
+from kernbench.simulation.reports import deadlock_report
+from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.waits import Awaited, Waits
+
+
+class Drain:
+    """Drives one simulation, in main.
+
+    Args:
+        title: of the run, in reports.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        engine: GraphEngine,
+        scheduler: RankScheduler,
+        executor: DataExecutor,
+        waits: Waits,
+        matcher: Matcher,
+        signal_timing: SignalTiming,
+        polls: Polls,
+        deadlines: Deadlines,
+        hooks: RunHooks | None,
+    ) -> None:
+        self._title = title
+        self._engine = engine
+        self._scheduler = scheduler
+        self._executor = executor
+        self._waits = waits
+        self._matcher = matcher
+        self._signal_timing = signal_timing
+        self._polls = polls
+        self._deadlines = deadlines
+        self._hooks = hooks
+        waits.drive_until = self.until
+        polls.drain = self.pending
+        polls.report_deadlock = self.tell_deadlock
+
+    def pending(self) -> None:
+        """Drain worker waits, then collectives, in one barrier, until both queues are empty. Idempotent.
+
+        Raises:
+            DeadlockError: something is left that nobody can complete, and no greenlet waits for it that could be told.
+        """
+        self._require_main()
+        while self._waits.pending or self._matcher.pending or self._scheduler.ready:
+            if not self.once():
+                self.deadlock()
+
+    def until(self, awaited: Awaited) -> None:
+        """Drain until ``awaited`` is done."""
+        self._require_main()
+        while not awaited.done:
+            if not self.once():
+                raise DeadlockError(self.tell_deadlock(f"main waits for {awaited!r}, which nobody can complete."))
+
+    def _require_main(self) -> None:
+        if getcurrent() is not self._scheduler.main:
+            raise KernbenchError("only main drains: call this from the main greenlet, not from a rank or a kernel")
+
+    def once(self) -> bool:
+        """Do the next thing that can be done; False if nothing can."""
+        ran = self._executor.flush(self._engine.now)
+        if self._waits.resume_done() or self._matcher.start_matched() or ran or self._signal_timing.settle():
+            return True
+        self._polls.schedule()
+        upcoming = self._engine.next_event
+        if upcoming is not None and self._deadlines.expire_before(upcoming):
+            return True
+        return self._engine.advance() or self._deadlines.expire_asked_for()
+
+    def anything_left(self) -> bool:
+        """Whether something is pending, ready or kept."""
+        return bool(self._waits.pending or self._matcher.pending or self._scheduler.ready or len(self._executor))
+
+    def settle_time(self) -> float:
+        """Run the engine until nothing is in flight; the time (s) when all has ended."""
+        self._engine.run()
+        while self._signal_timing.settle():
+            self._engine.run()
+        return max(self._engine.now, self._engine.latest_end)
+
+    def report(self) -> str:
+        """Why nobody can go on."""
+        return deadlock_report(self._title, self._scheduler, self._waits, self._matcher, self._executor)
+
+    def tell_deadlock(self, first: str = "") -> str:
+        """The report, after a ``first`` sentence; plugins are told."""
+        report = "\n".join(filter(None, (first, self.report())))
+        if self._hooks is not None:
+            self._hooks.deadlock(report)
+        return report
+
+    def deadlock(self) -> None:
+        """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work."""
+        report = self.tell_deadlock()
+        blocked = [target for _, target in self._waits.pending]
+        self._waits.clear()
+        self._matcher.forget_unmatched()
+        self._executor.abandon(DeadlockError(report), self._engine.now)
+        if not blocked:
+            raise DeadlockError(report)
+        for target in blocked:
+            self._scheduler.make_ready(target, DeadlockError(report))
+        self._scheduler.deliver_errors()
+
+    def fail_leftovers(self) -> None:
+        """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
+        report = self.tell_deadlock()
+        scheduler = self._scheduler
+        for index in sorted(self._matcher.unmatched_ranks() | self._executor.suspended_ranks()):
+            scheduler.fail(scheduler.ranks[index], DeadlockError(report))
+        if not scheduler.failed:
+            raise DeadlockError(report)

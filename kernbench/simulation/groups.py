@@ -1,0 +1,197 @@
+"""What the members of a process group share, and the collectives that they post."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from kernbench.errors import CollectiveMismatchError, ConfigError
+from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.plan_run import PlanRun
+from kernbench.simulation.locations import Location
+
+
+class Signature(NamedTuple):
+    """What must agree between the members of a collective."""
+
+    op: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+    reduction: str | None
+    root: int | None
+    algorithm: str
+
+    def __str__(self) -> str:
+        parts = [] if self.shape is None else [f"shape {self.shape}"]
+        if self.dtype is not None:
+            parts.append(str(self.dtype).removeprefix("torch."))
+        if self.reduction is not None:
+            parts.append(f"op {self.reduction}")
+        if self.root is not None:
+            parts.append(f"root {self.root}")
+        parts.append(f"algorithm {self.algorithm}")
+        return f"{self.op}({', '.join(parts)})"
+
+    def differences(self, other: Signature) -> list[str]:
+        """What differs, in words."""
+        return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """One member's call: its tensors, its operation, and what must end before it can start.
+
+    Attributes:
+        inputs, outputs: one tensor per cell that the member brings or gets (see ``kernbench.ccl.movements``).
+        splits: elements per cell where they are not all alike, else None.
+    """
+
+    rank: int
+    signature: Signature
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    op: Operation
+    location: Location
+    after: Sequence[Operation] = ()
+    splits: tuple[int, ...] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Collective:
+    """The n-th collective of a group: who has arrived.
+
+    Attributes:
+        run: its way through virtual time, once it has been matched and handed to the engine.
+    """
+
+    group: Communicator
+    sequence: int
+    signature: Signature
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    started: bool = False
+    run: PlanRun | None = None
+    error: CollectiveMismatchError | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether every member has arrived."""
+        return len(self.arrivals) == len(self.group.ranks)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member's part has ended."""
+        return self.run is not None and self.run.finished
+
+    @property
+    def missing(self) -> list[int]:
+        """Members that have not arrived."""
+        return [rank for rank in self.group.ranks if rank not in self.arrivals]
+
+    def __str__(self) -> str:
+        return f"{self.signature.op} #{self.sequence} on {self.group.name}"
+
+
+class Communicator:
+    """What all members of a process group share. Collectives are matched by the order in which each member calls them.
+
+    Attributes:
+        name: for messages.
+        ranks: ranks of the world, in group order.
+        index: rank of the world -> number in the group.
+        stream: the stream of each member's SIP that its collectives run on.
+        environ: what the environment said to the collective library when a member first used the group.
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...], stream: str = COMM_STREAM) -> None:
+        self.name = name
+        self.stream = stream
+        self.ranks = ranks
+        self.index = {rank: number for number, rank in enumerate(ranks)}
+        self._sequence = dict.fromkeys(ranks, 0)
+        self._open: dict[int, Collective] = {}
+        self.environ: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def rank(self, world_rank: int) -> int:
+        """Number in this group of a rank of the world, -1 if it is not a member."""
+        return self.index.get(world_rank, -1)
+
+    def root(self, rank: int | None, group_rank: int | None) -> int:
+        """The number of a rooted collective's root, given as a rank of the world or of the group; by default 0."""
+        if rank is not None and group_rank is not None:
+            raise ConfigError(
+                "give the root as a rank of the world or as one of the group (group_src, group_dst), not both"
+            )
+        if group_rank is not None and not 0 <= group_rank < self.size:
+            raise ConfigError(f"root {group_rank}: {self.name} has ranks 0..{self.size - 1}")
+        if rank is not None and rank not in self.index:
+            raise ConfigError(f"root {rank} is not a member of {self.name} ({list(self.ranks)})")
+        return self.index[rank] if rank is not None else group_rank or 0
+
+    def arrive(self, arrival: Arrival) -> tuple[Collective, CollectiveMismatchError | None]:
+        """Record a member's next collective; the error tells that it does not match what another member called."""
+        rank = arrival.rank
+        sequence = self._sequence[rank]
+        self._sequence[rank] = sequence + 1
+        collective = self._open.get(sequence)
+        if collective is None:
+            collective = self._open[sequence] = Collective(self, sequence, arrival.signature)
+        if collective.error is None and arrival.signature != collective.signature:
+            collective.error = _mismatch(collective, arrival)
+        if collective.error is not None:
+            return collective, CollectiveMismatchError(str(collective.error))
+        arrivals = collective.arrivals
+        arrivals[rank] = arrival
+        if len(arrivals) == len(self.ranks):
+            del self._open[sequence]
+        return collective, None
+
+    def __repr__(self) -> str:
+        return f"<Communicator {self.name}>"
+
+
+class Communicators:
+    """The communicators of one world. The k-th group of a name and members that each of them makes is one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
+        self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
+
+    def clear(self) -> None:
+        """Forget them: their world has ended."""
+        self._made.clear()
+        self._calls.clear()
+
+    def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
+        """The next one called ``name`` that ``rank`` makes with ``members``; ``everybody``: they are the world."""
+        key = (name, None if everybody else members)  # the hash of a large world's tuple is not for nothing
+        me = (rank, *key)
+        nth = self._calls.get(me, 0)
+        self._calls[me] = nth + 1
+        made = self._made.setdefault(key, [])
+        if nth == len(made):
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            made.append(Communicator(title, members, stream))
+        return made[nth]
+
+
+def _mismatch(collective: Collective, arrival: Arrival) -> CollectiveMismatchError:
+    first = next(iter(collective.arrivals.values()))
+    differing = ", ".join(arrival.signature.differences(first.signature))
+    return CollectiveMismatchError(
+        f"collective #{collective.sequence} on {collective.group.name} does not match between ranks "
+        f"{first.rank} and {arrival.rank} ({differing} differ):\n"
+        f"  rank {first.rank}: {first.signature} at {first.location}\n"
+        f"  rank {arrival.rank}: {arrival.signature} at {arrival.location}\n"
+        "No data has moved. Every member must call the same collectives, in the same order, with the same shape, dtype, "
+        "reduction and root."
+    )

@@ -1,0 +1,119 @@
+"""What each rank has called lately: the last lines of every report, and the flight recorder's source."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.locations import Location
+
+KEPT = 256
+"""Calls kept per rank."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One collective or message that a rank has posted.
+
+    Attributes:
+        number: how many the rank had posted before.
+        sequence: the collective's number in its group, -1 for a message.
+        peer: the other side of a message (a rank of the world).
+        shapes: of the tensors that the rank gave.
+    """
+
+    rank: int
+    number: int
+    group: Communicator
+    sequence: int
+    signature: Signature
+    op: Operation
+    location: Location
+    peer: int | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def profiled_name(self) -> str:
+        """The operation as gloo's profiler events name it."""
+        return "recvAnySource" if self.signature.op == "recv" and self.peer is None else self.signature.op
+
+    @property
+    def state(self) -> str:
+        """``"scheduled"``, ``"started"`` or ``"completed"``, as the flight recorder calls them."""
+        if self.op.end is not None and self.op.error is None:
+            return "completed"
+        return "scheduled" if self.op.start is None else "started"
+
+    def __str__(self) -> str:
+        which = f" #{self.sequence}" if self.sequence >= 0 else ""
+        return f"{self.signature}{which} on {self.group.name}, {self.state}, at {self.location}"
+
+
+class History:
+    """The last calls of every rank."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, deque[tuple[Any, ...]]] = {}  # the fields of a Call: many are made, few are read
+        self._counts: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._calls.clear()
+        self._counts.clear()
+
+    def add(
+        self,
+        rank: int,
+        group: Communicator,
+        sequence: int,
+        signature: Signature,
+        op: Operation,
+        location: Location,
+        peer: int | None,
+        shapes: tuple[tuple[int, ...], ...] | None,
+    ) -> None:
+        """Note a call; ``shapes`` None: of one tensor, with the signature's shape."""
+        calls = self._calls.get(rank)
+        if calls is None:
+            calls = self._calls[rank] = deque(maxlen=KEPT)
+            self._counts[rank] = 0
+        number = self._counts[rank]
+        self._counts[rank] = number + 1
+        calls.append((rank, number, group, sequence, signature, op, location, peer, shapes))
+
+    def count(self, rank: int) -> int:
+        """How many calls a rank has made."""
+        return self._counts.get(rank, 0)
+
+    def of(self, rank: int) -> list[Call]:
+        """The last calls of a rank, oldest first."""
+        calls = []
+        for caller, number, group, sequence, signature, op, location, peer, shapes in self._calls.get(rank, ()):
+            given = shapes if shapes is not None else () if signature.shape is None else (signature.shape,)
+            calls.append(Call(caller, number, group, sequence, signature, op, location, peer, given))
+        return calls
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that have called anything."""
+        return sorted(self._calls)
+
+    def divergence(self) -> tuple[int, list[Call]] | None:
+        """The first collective of a group that its members disagree on: its number, and each member's call.
+
+        None if all that is remembered agrees.
+        """
+        table: dict[tuple[int, int], list[Call]] = {}
+        for rank in self.ranks:
+            for call in self.of(rank):
+                if call.sequence >= 0:
+                    table.setdefault((id(call.group), call.sequence), []).append(call)
+        differing = [
+            (sequence, calls)
+            for (_, sequence), calls in table.items()
+            if any(call.signature != calls[0].signature for call in calls)
+        ]
+        return min(differing, key=lambda item: item[0], default=None)

@@ -1,0 +1,161 @@
+"""Hosts: one per rank and one for main. Each has a clock, the streams that it enqueues on, and a SIP that it drives.
+
+:class:`Hosts` says who runs, and what time it is for whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from greenlet import getcurrent
+
+from kernbench.errors import KernbenchError
+from kernbench.scheduler import RankScheduler
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+
+
+def seed_of(seed: int, rank: int | None) -> int:
+    """The seed of a rank's generators until it sets one: differs between ranks, as separate processes' do. Main: ``seed``."""
+    return seed if rank is None else seed * 1_000_003 + rank + 1
+
+
+class Host:
+    """One rank's host, or main's.
+
+    Attributes:
+        rank: index, None for main.
+        sip: SIP that it drives.
+        clock: its host clock, virtual seconds.
+        stream: name of the stream that it enqueues on now.
+        tails: the last operation it enqueued on each stream, by the stream's name.
+        unsettled: launches whose values are to come because they wait for somebody, by the stream's name, where nobody tells
+            us when the host looks at what they write.
+        awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
+        unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
+        uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
+        generator: its random generator.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_generator",
+        "_seed",
+        "awaited",
+        "clock",
+        "idle_polls",
+        "progress_seen",
+        "rank",
+        "sip",
+        "stream",
+        "tails",
+        "unrecorded",
+        "unsettled",
+        "uses_gpu",
+    )
+
+    def __init__(self, rank: int | None, sip: int, seed: int, clock: float = 0.0) -> None:
+        self.rank = rank
+        self.sip = sip
+        self.clock = clock
+        self.stream = COMPUTE_STREAM
+        self.tails: dict[str, Operation] = {}
+        self.awaited: dict[str, list[Operation]] = {}
+        self.unsettled: dict[str, list[Operation]] = {}
+        self.idle_polls = 0
+        self.unrecorded = False
+        self.uses_gpu = False
+        self.progress_seen = -1
+        self._seed = seed_of(seed, rank)
+        self._generator: torch.Generator | None = None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """The rank's generator, seeded by the context's seed and the rank until it is seeded by hand."""
+        if self._generator is None:
+            self._generator = torch.Generator().manual_seed(self._seed)
+        return self._generator
+
+    def before(self, name: str) -> tuple[Operation, ...]:
+        """What a stream has to do, or to wait for, before what is enqueued next."""
+        tail = self.tails.get(name)
+        waits = self.awaited.get(name, ())
+        return (*waits,) if tail is None else (tail, *waits)
+
+    def let_wait(self, name: str, operations: Iterable[Operation]) -> None:
+        """What is enqueued next on the stream called ``name`` starts after ``operations``."""
+        waits = self.awaited.setdefault(name, [])
+        waits += [op for op in operations if op not in waits and not (op.end is not None and op.end <= self.clock)]
+
+    def take_awaited(self) -> Sequence[Operation]:
+        """What the operation that is enqueued now has to wait for."""
+        if not self.awaited:
+            return ()
+        taken = self.awaited.pop(self.stream, ())
+        if self.unsettled:  # what comes later on this stream has to wait for the values too
+            self.unsettled.setdefault(self.stream, []).extend(op for op in taken if not op.executed)
+        return taken
+
+    def awaiting_values(self) -> Sequence[Operation]:
+        """What the operation that is enqueued now has to wait for and whose values are to come."""
+        return [op for op in self.awaited.get(self.stream, ()) if not op.executed] if self.awaited else ()
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """For the length of a block, what torch computes is no operation of the program."""
+        outer, self.unrecorded = self.unrecorded, True
+        try:
+            yield
+        finally:
+            self.unrecorded = outer
+
+
+class Hosts:
+    """The hosts of one simulation.
+
+    Args:
+        scheduler: knows which rank runs.
+        sips: the SIPs that ranks may drive; rank r drives the r-th unless it sets another.
+        seed: of the ranks' generators.
+
+    Attributes:
+        main: main's host.
+        of_rank: the ranks' hosts, of the last spawn.
+        observing: whether a plugin is being told something: what it does is not the program's.
+        inside_kernel: whether a kernel written in Python is running.
+    """
+
+    def __init__(self, scheduler: RankScheduler, sips: Sequence[int], seed: int) -> None:
+        self.sips = sips
+        self.seed = seed
+        self.main = Host(None, sips[0], seed)
+        self.of_rank: dict[int, Host] = {}
+        self.observing = False
+        self.inside_kernel = False
+        self._rank_by_greenlet = scheduler.rank_by_greenlet
+
+    def open(self, count: int, clock: float) -> None:
+        """Hosts for the ranks of a spawn, all at ``clock`` s."""
+        self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock) for rank in range(count)}
+
+    def current(self) -> Host:
+        """The host of whoever runs: a rank's, or main's."""
+        rank = self._rank_by_greenlet.get(getcurrent())
+        return self.main if rank is None else self.of_rank[rank]
+
+    def current_rank(self) -> int:
+        """The rank that runs. Raises :class:`KernbenchError` in main."""
+        rank = self._rank_by_greenlet.get(getcurrent())
+        if rank is None:
+            raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
+        return rank
+
+    def settle_main(self, present: float) -> None:
+        """Move main's clock to ``present`` s, and past the clocks of all ranks."""
+        self.main.clock = max([self.main.clock, present, *(host.clock for host in self.of_rank.values())])
+
+    def forbid_observers(self, what: str) -> None:
+        """Raise if a plugin that observes tries to ``what``: it is no part of the program."""
+        if self.observing:
+            raise KernbenchError(f"a plugin that observes cannot {what}: it is no part of the program")

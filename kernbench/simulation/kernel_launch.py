@@ -1,0 +1,356 @@
+"""Triton kernels inside a simulation: ``kernel[grid](...)`` and ``ctx.launch`` become launches of the rank.
+
+While a simulation is active, :mod:`kernbench.triton_engine` hands every launch to it. The launch is enqueued on the rank's
+stream and kept, so that the same kernel of several ranks runs as one batch. Its duration is known once it has been executed,
+from what it did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from kernbench.cost.peer_access import peer_share
+from kernbench.cost.work import Cost, StatedWork, over_links
+from kernbench.errors import KernbenchError
+from kernbench.scheduler import RankScheduler
+from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
+from kernbench.sim_engine.data_executor import Deferred, Finished
+from kernbench.sim_engine.memory_store import Allocation as Placed
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.remote_traffic import traffic_of_launches
+from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
+from kernbench.simulation.waits import Waits
+from kernbench.triton_engine.counts import Counts
+from kernbench.triton_engine.duration import estimate
+from kernbench.triton_engine.machine import Execution, Launch
+from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
+from kernbench.triton_engine.reuse import look_at_wave
+from kernbench.triton_engine.signals import Party, Words
+
+_MOST_YIELDS = 1000
+"""Turns in a row that a kernel may give way without anything changing, before it counts as waiting for somebody."""
+
+
+_MOST_SIGNAL_BYTES = 1 << 16
+"""Allocations of at most this many bytes may be signals or progress counters that a program keeps in plain tensors."""
+
+
+class SiblingFailedError(KernbenchError):
+    """The launch ran as one batch with another rank's, which failed: its values are incomplete."""
+
+
+class KernelMemory:
+    """Finds what a kernel's pointers point to: the simulation's tensors, by their address in this process.
+
+    Attributes:
+        multicast: the ranges of addresses that stand for several buffers.
+        signals: whether the program may signal through memory, so that small allocations remember who wrote their words.
+    """
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self._memory = memory
+        self.multicast = MulticastRanges()
+        self.signals = False
+
+    def find(self, address: int) -> HostAllocation | None:
+        """The live allocation that contains ``address``, if any."""
+        found = self._memory.find_host(address)
+        if found is None or found.backing is None:
+            return None
+        allocation = HostAllocation(torch.from_numpy(found.backing), found.name, found.rank)
+        allocation.words = self._words_of(found)
+        return allocation
+
+    def words(self, address: int) -> Words | None:
+        """Who wrote what lies at ``address`` last, if ranks meet there."""
+        found = self._memory.find_host(address)
+        return None if found is None else self._words_of(found)
+
+    def _words_of(self, found: Placed) -> Words | None:
+        if found.words is None and self.signals and found.nbytes <= _MOST_SIGNAL_BYTES:
+            found.words = Words(found.sip)
+        words: Words | None = found.words
+        return words
+
+    def multicast_range(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
+        """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
+        return self.multicast.bases_of(address)
+
+
+def is_kernel(kernel: Any) -> bool:
+    """Whether ``kernel`` is Triton's: a ``@triton.jit`` function, or one wrapped by autotune or heuristics."""
+    return hasattr(kernel, "run") and hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")
+
+
+@dataclass(eq=False)
+class KernelLauncher:
+    """Launches Triton kernels in one simulation.
+
+    Attributes:
+        memory: what their pointers point to.
+        last: the operation of the last launch.
+        wave_reads: bytes that a wave of programs reads, by program and shapes.
+        sampled: what launches cost that were only counted, by program and shapes.
+    """
+
+    engine: GraphEngine
+    hosts: Hosts
+    scheduler: RankScheduler
+    streams: Streams
+    executor: DataExecutor
+    waits: Waits
+    signal_timing: SignalTiming
+    memory: KernelMemory = field(init=False)
+    last: Operation | None = field(default=None, init=False)
+    wave_reads: dict[Any, tuple[int, int] | None] = field(default_factory=dict, init=False)
+    sampled: dict[Any, Cost] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = KernelMemory(self.engine.memory)
+
+    def launch(
+        self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+    ) -> Operation:
+        """``kernel[grid](*args, **kwargs)``, whose operation is called ``name``."""
+        self.last = None
+        kernel[(grid,) if isinstance(grid, int) else grid](*args, **kwargs)
+        op = self.last
+        if op is None:
+            raise KernbenchError(
+                f"{kernel!r} was launched, but not through kernbench: another Triton driver is active in this process"
+            )
+        if name:
+            op.name = name
+        return op
+
+    def submit(self, launch: Launch) -> None:
+        """Enqueue a launch on the stream of whoever runs."""
+        if self.hosts.inside_kernel:
+            raise KernbenchError(
+                f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
+            )
+        tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
+        launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
+        host = self.hosts.current()
+        launch.rank = host.rank
+        awaited = host.awaiting_values()
+        detail = {"grid": list(launch.grid), "at": launch.where}
+        op = self.streams.enqueue(host, launch.name, None, tensors=tensors, deferred=True, detail=detail)
+        self.last = op
+        deferred = (TritonLaunch if self.engine.enable_data else SampledLaunch)(self, op, launch, awaited)
+        self.executor.submit(deferred)
+        if not tensors or not all(map(tells_of_looks, tensors)):
+            # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
+            if not awaited and op.stream not in host.unsettled:
+                self.waits.block_on(deferred.attempt)
+            if not op.executed:
+                host.unsettled.setdefault(op.stream, []).append(op)
+            if op.error is not None:
+                op.observed = True
+                raise op.error
+
+    def activity(self) -> tuple[int, int]:
+        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
+        return self.engine.progress, self.scheduler.resumed
+
+
+class TritonLaunch:
+    """One launch of a Triton kernel by one rank."""
+
+    def __init__(
+        self, launcher: KernelLauncher, op: Operation, launch: Launch, after: Sequence[Operation] = ()
+    ) -> None:
+        self.launcher = launcher
+        self.op = op
+        self.after = after
+        self.rank = op.rank
+        self.launch = launch
+        self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
+        self.batch_key: Hashable = (id(launch.program), launch.grid, tuple(map(_key, launch.args)))
+        self.attempt = Condition(f"{launch.name} has been started", op.rank)
+
+    def start_batch(self, batch: Sequence[Deferred]) -> RunningBatch:
+        """Run the same kernel of several ranks as lanes of one execution."""
+        launches = [launch for launch in batch if isinstance(launch, TritonLaunch)]
+        running = RunningBatch(launches)
+        running.run()
+        for launch in launches:
+            launch.attempt.fulfil()
+        return running
+
+
+def _key(arg: Any) -> Hashable:
+    """What launches of one batch must agree in: numbers; tensors and what wraps them may differ by rank."""
+    if isinstance(arg, torch.Tensor):
+        return torch.Tensor
+    if isinstance(arg, int | float | bool):
+        return type(arg), repr(arg)
+    return id(arg)
+
+
+_SAMPLED_PROGRAMS = 2
+
+
+class SampledLaunch(TritonLaunch):
+    """A launch whose values nobody wants: a few programs run without storing, and their counts are scaled up.
+
+    Bytes that programs share count once: they are capped at the size of the tensors. A launch that cannot be sampled (it
+    waits for somebody) takes the time of reading its tensors.
+    """
+
+    def start_batch(self, batch: Sequence[Deferred]) -> Finished:  # type: ignore[override]
+        """Count what a few programs do, for each launch."""
+        launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
+        for launch in launches:
+            cost = launch.cost()
+            _note_cost(launch, cost)
+            launch.launcher.engine.set_duration(launch.op, cost.seconds)
+            launch.attempt.fulfil()
+        return Finished([None] * len(launches))
+
+    def cost(self) -> Cost:
+        """What it occupies its stream for, from the counts of a few programs."""
+        launch, known = self.launch, self.launcher.sampled
+        key = (id(launch.program), launch.grid, tuple(map(_shape_key, launch.args)))
+        if key not in known:
+            known[key] = self._sample()
+        return known[key]
+
+    def _sample(self) -> Cost:
+        launch, device = self.launch, self.launcher.engine.topology.device
+        tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        programs = math.prod(launch.grid)
+        if programs:
+            values = [_stand_in(arg) for arg in launch.args]
+            execution = Execution([replace(launch, args=values)], dry=True, only=_SAMPLED_PROGRAMS)
+            if execution.run() == "done":
+                sample = execution.counts()
+                counts = sample.scaled(programs / max(sample.programs, 1))
+                counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
+                counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
+                return _cost_of(self, counts)
+        return StatedWork(nbytes).cost(device)
+
+
+def _stand_in(arg: Any) -> Any:
+    """Memory for a tensor that has none; nobody writes it, so it costs address space only."""
+    if isinstance(arg, torch.Tensor) and arg.is_meta:
+        return torch.empty_strided(arg.size(), arg.stride(), dtype=arg.dtype)
+    return arg
+
+
+def _shape_key(arg: Any) -> Hashable:
+    return (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else _key(arg)
+
+
+def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
+    """What a launch of these counts occupies its stream for."""
+    device, known = launch.launcher.engine.topology.device, launch.launcher.wave_reads
+    key = (id(launch.launch.program), launch.launch.grid, tuple(map(_shape_key, launch.launch.args)))
+    if key not in known:
+        look_at_wave(counts, launch.launch, device)
+        known[key] = counts.wave_read
+    counts.wave_read = known[key]
+    found = estimate(counts, None, device, kernel=launch.launch.kernel)
+    nbytes = counts.unique_bytes_read + counts.unique_bytes_written
+    return Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
+
+
+def _note_cost(launch: TritonLaunch, cost: Cost) -> None:
+    """Tell a launch's operation what it costs, but not yet when it ends."""
+    op = launch.op
+    op.nbytes, op.spread = cost.nbytes, cost.spread
+    op.detail = {**(op.detail or {}), "limit": cost.limit}
+
+
+class RunningBatch:
+    """An execution, and whose launches it is made of."""
+
+    def __init__(self, launches: Sequence[TritonLaunch]) -> None:
+        self._launches = launches
+        self._execution: Execution | None = None
+        self._party = Party(launch.op for launch in launches)
+        self._yields = 0
+        self._seen: Hashable = None
+        self.errors: Sequence[BaseException | None] | None = None
+
+    def run(self) -> bool:
+        """Go on until the end, or until every lane waits for somebody else."""
+        launcher = self._launches[0].launcher
+        activity = launcher.activity()
+        if activity != self._seen:  # a rank, a collective or a copy may have written memory meanwhile
+            self._seen = activity
+            self._yields = 0
+            write_epoch.bump()
+        before = write_epoch.count
+        try:
+            if self._execution is None:
+                self._execution = Execution([launch.launch for launch in self._launches], launcher.memory)
+                self._execution.party = self._party
+            status = self._execution.run()
+        except Exception as error:
+            self.errors = self._blame(error)
+            return True
+        if status == "done":
+            self._finish()
+            return True
+        wrote = write_epoch.count != before
+        self._yields = 0 if wrote else self._yields + 1
+        return wrote or (status == "yielded" and self._yields < _MOST_YIELDS)
+
+    def describe_wait(self) -> str:
+        """Kernel, line, programs, ranks, address, values seen and wanted."""
+        return "it has not started" if self._execution is None else self._execution.describe_wait()
+
+    def _finish(self) -> None:
+        assert self._execution is not None
+        counts = self._execution.counts()
+        own = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
+        launcher = self._launches[0].launcher
+        topology = launcher.engine.topology
+        cost = _cost_of(self._launches[0], own)
+        sips = [launch.op.sip for launch in self._launches]
+        remote = traffic_of_launches(topology, launcher.engine.memory, self._execution.traffic.items(), sips)
+        if remote.nbytes:
+            share = peer_share(topology.device, own.programs)
+            cost = over_links(cost, remote.seconds / share, remote.latency)
+        for launch in self._launches:
+            launch.op.detail = {**(launch.op.detail or {}), **summary(own)}
+            _note_cost(launch, cost)
+        launcher.signal_timing.finished(self._party, cost.seconds)
+        self.errors = [None] * len(self._launches)
+
+    def _blame(self, error: Exception) -> Sequence[BaseException | None]:
+        """The error for the ranks that it names, an incomplete result for the others of the batch."""
+        culprits = set(getattr(error, "ranks", ())) or {launch.rank for launch in self._launches}
+        errors: list[BaseException | None] = []
+        for launch in self._launches:
+            if launch.rank in culprits:
+                errors.append(error)
+            else:
+                errors.append(
+                    SiblingFailedError(f"{launch.launch.name} ran as one batch with a rank that failed: {error}")
+                )
+            launch.launcher.engine.set_duration(launch.op, 0.0)
+        self._party.finished = True
+        return errors
+
+
+def summary(counts: Counts) -> dict[str, Any]:
+    """What the op log keeps of a launch's counts."""
+    return {
+        "programs": counts.programs,
+        "flops": {f"{dtype} {unit}": number for (dtype, unit), number in sorted(counts.flops.items())},
+        "bytes_read": counts.bytes_read,
+        "bytes_written": counts.bytes_written,
+        "transcendentals": counts.transcendentals,
+        "atomics": counts.atomics,
+    }

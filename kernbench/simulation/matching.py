@@ -1,0 +1,240 @@
+"""Matching: where the calls of the members of a group meet.
+
+A collective is *posted* by each member. The first one's signature is what the others are held against, at once and before
+any data moves; when all have arrived it is *matched*, handed to the engine, and its values are computed. Messages have a
+:class:`~kernbench.runtime_api.messages.Mailbox`.
+
+Every process group posts here, whoever calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from kernbench.ccl.collectives import Splits, library_environ
+from kernbench.collective_kinds import KINDS
+from kernbench.errors import CollectiveMismatchError, KernbenchError
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.simulation.collective_runs import CollectiveRuns
+from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
+from kernbench.simulation.history import History
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.messages import Mailbox
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.tensors import storage_of
+
+
+class Matcher:
+    """The calls of one simulation's ranks that wait for other ranks' calls.
+
+    Attributes:
+        pending: collectives that have been posted and have not ended.
+        history: the last calls of each rank.
+        mailbox: point-to-point messages.
+        runs: starts what has been matched.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        streams: Streams,
+        executor: DataExecutor,
+        runs: CollectiveRuns,
+        hooks: RunHooks | None,
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._streams = streams
+        self._executor = executor
+        self._hooks = hooks
+        self.pending: list[Collective] = []
+        self.history = History()
+        self.mailbox = Mailbox(engine, hosts, streams, self.history, hooks)
+        self.runs = runs
+
+    def reset(self) -> None:
+        """Forget everything that waits."""
+        self.mailbox.clear()
+        self.runs.clear()
+
+    def post(
+        self,
+        group: Communicator,
+        signature: Signature,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        *,
+        splits: tuple[int, ...] | None = None,
+        given: Sequence[torch.Tensor] | None = None,
+    ) -> Operation:
+        """Post this rank's part of the next collective of ``group``; wait for the operation to have its result.
+
+        Args:
+            inputs, outputs: see :mod:`kernbench.ccl.movements`.
+            splits: elements per cell, where they are not all alike.
+            given: the tensors that the program gave, where ``inputs`` are pieces of them.
+
+        Raises:
+            KernbenchError: this rank is no member.
+            CollectiveMismatchError: another member called something else; the others' operations fail too.
+        """
+        me = self._hosts.current()
+        rank = me.rank
+        if rank is None:
+            raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
+        if rank not in group.index:
+            raise KernbenchError(
+                f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
+            )
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
+        op = self._streams.post(me, signature.op, group.stream, inputs or outputs)
+        after = me.before(me.stream)
+        arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
+        collective, error = group.arrive(arrival)
+        if error is None:
+            signature = arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
+        tensors = inputs if given is None else given
+        shapes = None
+        if len(tensors) != 1 or tensors[0].shape != signature.shape:
+            shapes = tuple([tuple(tensor.shape) for tensor in tensors])
+        self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
+        if self._hooks is not None:
+            self._hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
+        self._engine.progress += 1
+        if error is not None:
+            self._forget(collective)
+            for other in collective.arrivals.values():
+                if other.op.error is None:
+                    other.op.fail(CollectiveMismatchError(str(error)), me.clock)
+                    self._executor.failed.append(other.op)
+            op.fail(error, me.clock)
+            raise error
+        if len(collective.arrivals) == 1:
+            self.pending.append(collective)
+        me.tails[group.stream] = op
+        self._streams.touch(me, op, inputs, outputs)
+        return op
+
+    def _forget(self, collective: Collective) -> None:
+        if collective in self.pending:
+            self.pending.remove(collective)
+
+    def give_up(self, op: Operation, error: BaseException, at: float) -> None:
+        """Fail ``op``, which has waited too long: the others of its collective cannot complete it any more."""
+        op.fail(error, at)
+        for pending in list(self.pending):
+            arrivals = pending.arrivals.values()
+            if any(arrival.op is op for arrival in arrivals):
+                if pending.error is None:
+                    pending.error = CollectiveMismatchError(f"{pending} has timed out on rank {op.rank}: {error}")
+                if all(arrival.op.done for arrival in arrivals):
+                    self.pending.remove(pending)
+        self.mailbox.give_up(op)
+
+    def collective_of(self, op: Operation) -> Collective:
+        """The collective that a pending operation, posted here, is a part of."""
+        return next(
+            collective
+            for collective in self.pending
+            if any(arrival.op is op for arrival in collective.arrivals.values())
+        )
+
+    def start_matched(self) -> bool:
+        """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
+        pending = self.pending
+        started = self.mailbox.match_any_source()
+        if self.mailbox.paired:
+            paired, self.mailbox.paired = self.mailbox.paired, []
+            for item in paired:
+                pair, arrivals, count = item
+                if self._values_ready(arrivals):
+                    self._run(pair, arrivals, count, 0, None)
+                    started = True
+                else:
+                    self.mailbox.paired.append(item)
+        for collective in list(pending):
+            if not collective.started and collective.matched and self._values_ready(collective.arrivals.values()):
+                collective.started = True
+                self._start(collective)
+                started = True
+        ended = len(pending)
+        pending[:] = [collective for collective in pending if not collective.complete]
+        return started or len(pending) < ended
+
+    def _values_ready(self, arrivals: Iterable[Arrival]) -> bool:
+        """Whether nothing that is still to run, or suspended, may write what these read or write."""
+        executor = self._executor
+        if not len(executor):
+            return True
+        executor.flush(self._engine.now)
+        tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
+        return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
+
+    def _start(self, collective: Collective) -> None:
+        arrivals = list(map(collective.arrivals.__getitem__, collective.group.ranks))
+        try:
+            splits = _splits(collective, arrivals)
+        except CollectiveMismatchError as error:
+            for arrival in arrivals:
+                arrival.op.fail(CollectiveMismatchError(str(error)), self._engine.now)
+            collective.error = error
+            self._forget(collective)
+            return
+        signature = collective.signature
+        first = arrivals[0].inputs or arrivals[0].outputs
+        count = first[0].numel() if first else 1  # a barrier passes a token
+        kind = KINDS[signature.op]
+        if kind.coalesced:
+            count = sum([tensor.numel() for tensor in arrivals[0].inputs])
+        count *= kind.chunks(len(arrivals))
+        root = None if signature.root is None else collective.group.index[signature.root]
+        self._run(collective, arrivals, count, root, splits)
+
+    def _run(
+        self, collective: Collective, arrivals: Sequence[Arrival], count: int, root: int | None, splits: Splits | None
+    ) -> None:
+        """Start it; what is wrong with it is its members' own mistake, e.g. a ccl.yaml that names a wrong algorithm."""
+        try:
+            self.runs.start(collective, arrivals, count, root, splits)
+        except Exception as error:
+            for arrival in arrivals:
+                own = type(error)(*error.args) if isinstance(error, KernbenchError) else error
+                arrival.op.fail(own, arrival.op.enqueue)
+                self._executor.failed.append(arrival.op)
+            self._forget(collective)
+
+    def forget_unmatched(self) -> None:
+        """Drop what can never be matched."""
+        self.pending[:] = [collective for collective in self.pending if collective.matched]
+        self.reset()
+
+    def unmatched_ranks(self) -> set[int]:
+        """The ranks that have called a collective which others have not."""
+        return {rank for collective in self.pending if not collective.matched for rank in collective.arrivals}
+
+
+def _splits(collective: Collective, arrivals: Sequence[Arrival]) -> Splits | None:
+    """The lengths of the cells where they are not all alike. Raises :class:`CollectiveMismatchError` if sides differ."""
+    if not KINDS[collective.signature.op].exchanges:
+        return arrivals[0].splits
+    sent = [[tensor.numel() for tensor in arrival.inputs] for arrival in arrivals]
+    for receiver, arrival in enumerate(arrivals):
+        for sender, tensor in enumerate(arrival.outputs):
+            if tensor.numel() != sent[sender][receiver]:
+                other = arrivals[sender]
+                raise CollectiveMismatchError(
+                    f"{collective}: rank {other.rank} sends {sent[sender][receiver]} elements to rank {arrival.rank}, "
+                    f"which expects {tensor.numel()}:\n"
+                    f"  rank {other.rank}: sends {sent[sender]} at {other.location}\n"
+                    f"  rank {arrival.rank}: expects {[t.numel() for t in arrival.outputs]} at {arrival.location}\n"
+                    "No data has moved. Element j of one rank's input splits is element i of rank j's output splits."
+                )
+    if all(size == sent[0][0] for row in sent for size in row):
+        return None
+    return tuple(tuple(row) + (0,) * len(row) for row in sent)

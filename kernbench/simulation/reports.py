@@ -1,0 +1,126 @@
+"""The report of a deadlock: what each rank is doing, who waits for whom, and what would have to happen."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kernbench.scheduler import Rank, RankPhase, RankScheduler, find_cycle
+from kernbench.sim_engine import DataExecutor
+from kernbench.simulation.groups import Arrival, Collective
+from kernbench.simulation.history import History
+from kernbench.simulation.locations import Location, location_of
+from kernbench.simulation.matching import Matcher
+from kernbench.simulation.waits import Waits
+
+_MOST_RANKS = 64
+_MOST_DIVERGING = 8
+_MOST_HISTORIES = 16
+_LAST_CALLS = 3
+
+
+def deadlock_report(
+    title: str, scheduler: RankScheduler, waits: Waits, matcher: Matcher, executor: DataExecutor
+) -> str:
+    """Describe why nobody can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
+    unmatched = [collective for collective in matcher.pending if not collective.matched]
+    origin = matcher.runs.awaited
+    awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in waits.pending)}
+    arrival_of: dict[int, tuple[Collective, Arrival]] = {}
+    for collective in unmatched:
+        for arrival in collective.arrivals.values():
+            arrival_of[id(arrival.op)] = (collective, arrival)
+
+    messages = matcher.mailbox.waiting
+    message_of = {id(message.op): message for message in messages}
+
+    waits_for: dict[int, list[int]] = {}
+    waiting_line: dict[int, str] = {}
+    for op, target in awaited.values():
+        rank = scheduler.rank_by_greenlet.get(target)
+        if rank is None:
+            continue
+        if id(op) in arrival_of:
+            collective, arrival = arrival_of[id(op)]
+            waits_for[rank] = collective.missing
+            waiting_line[rank] = f"waits in {collective}: {arrival.signature} at {arrival.location}"
+        elif id(op) in message_of:
+            message = message_of[id(op)]
+            others = [other.index for other in scheduler.ranks if other.index != rank]
+            waits_for[rank] = others if message.peer is None else [message.peer]
+            waiting_line[rank] = f"waits in {message}: {message.signature} at {message.location}"
+        else:
+            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(scheduler.ranks[rank])}"
+
+    lines = [f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight."]
+    cycle = find_cycle(waits_for)
+    if cycle:
+        lines.append("Wait-for cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+    shown = scheduler.ranks[:_MOST_RANKS]
+    lines += [f"  rank {rank.index}: {waiting_line.get(rank.index) or _state(rank)}" for rank in shown]
+    if len(scheduler.ranks) > len(shown):
+        lines.append(f"  ... and {len(scheduler.ranks) - len(shown)} more ranks")
+    for batch, wait in executor.suspended():
+        where = ", ".join("main" if launch.rank is None else f"rank {launch.rank}" for launch in batch[:8])
+        lines.append(f"  kernel {batch[0].op.name} of {where} is suspended: {wait}")
+    for collective in unmatched:
+        missing = collective.missing
+        lines.append(
+            f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
+            f"{collective.group.name}."
+            + "".join(_never(scheduler.ranks[rank]) for rank in missing[:8] if rank < len(scheduler.ranks))
+        )
+    for message in messages:
+        if message.peer is None:
+            lines.append(
+                f"To go on: some rank must send to rank {message.rank} (tag {message.tag}, {message.group.name})."
+            )
+        else:
+            what = "receive from" if message.sends else "send to"
+            lines.append(
+                f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
+                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.ranks[message.peer])
+            )
+    return "\n".join([*lines, *history_lines(matcher.history)])
+
+
+def history_lines(history: History) -> list[str]:
+    """What the ranks called last, and the first collective that they disagree on."""
+    lines = []
+    diverging = history.divergence()
+    if diverging is not None:
+        sequence, calls = diverging
+        lines.append(f"Ranks diverge at collective #{sequence} of {calls[0].group.name}:")
+        lines += [f"  rank {call.rank}: {call.signature} at {call.location}" for call in calls[:_MOST_DIVERGING]]
+    recent = [(rank, history.of(rank)[-_LAST_CALLS:]) for rank in history.ranks[:_MOST_HISTORIES]]
+    if recent:
+        lines.append("Last operations:")
+        lines += [f"  rank {rank}: {call}" for rank, calls in recent for call in calls]
+    return lines
+
+
+def _ranks(ranks: list[int]) -> str:
+    text = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def _state(rank: Rank) -> str:
+    return {
+        RankPhase.DONE: "has ended (its function returned)",
+        RankPhase.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
+        RankPhase.ABORTED: "was unwound",
+    }.get(rank.phase, f"is {rank.phase.value} at {_where(rank)}")
+
+
+def _never(rank: Rank) -> str:
+    return "" if rank.live else f" Rank {rank.index} never will: it {_state(rank)}."
+
+
+def _where(rank: Rank) -> Location:
+    """Where a suspended rank is in the user's code."""
+    frame: Any = None
+    if rank.carrier is not None and rank.carrier.thread.ident is not None:
+        frame = sys._current_frames().get(rank.carrier.thread.ident)
+    elif rank.greenlet is not None:
+        frame = rank.greenlet.gr_frame
+    return location_of(frame)

@@ -1,0 +1,174 @@
+"""The owners of one simulation, wired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from kernbench.ccl.config import CclConfig, load_ccl_config
+from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.registry import brought
+from kernbench.plugins.events import ContextEvent
+from kernbench.plugins.manager import PluginManager
+from kernbench.scheduler import RankScheduler
+from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.simulation.collective_runs import CollectiveRuns
+from kernbench.simulation.deadlines import Deadlines
+from kernbench.simulation.drain import Drain
+from kernbench.simulation.function_launch import FunctionLauncher
+from kernbench.simulation.hooks import open_hooks
+from kernbench.simulation.host_reads import HostReads
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.kernel_launch import KernelLauncher
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.matching import Matcher
+from kernbench.simulation.polling import Polls
+from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.storages import StorageTable
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.values import Values
+from kernbench.simulation.waits import Waits
+from kernbench.simulation.world import World
+
+
+class TorchRecorder(Protocol):
+    """What records torch's operations; the room that touches torch's privates has one."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """For the length of a block, what torch computes in this thread is recorded."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """For the length of a block, it is not."""
+
+
+class RankGroups(Protocol):
+    """Makes process groups for ranks that have not called ``torch.distributed.init_process_group``: ``ctx.distributed``."""
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """A group of ranks of the world."""
+
+
+class Simulation:
+    """One simulation. A record: what happens is its owners' business, each of which has what it needs.
+
+    Args:
+        engine: virtual time and memories of the system.
+        scheduler: of the ranks.
+        sips: that ranks may drive.
+        seed: of the ranks' generators.
+        title: of the run, in reports.
+        ccl: collective configuration; None: read when it is first needed.
+        plugins: whose hooks are called.
+        context: what they are given as the context.
+        describe: says what the context is.
+
+    Attributes:
+        topology: the system.
+        op_costs: what torch's operations cost.
+        hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
+        waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
+        hooks: what plugins are told, None if none listens.
+        distributed: makes process groups.
+        torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
+    """
+
+    distributed: RankGroups
+    torch_recorder: TorchRecorder
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        scheduler: RankScheduler,
+        sips: Sequence[int],
+        *,
+        seed: int,
+        title: str,
+        ccl: CclConfig | None,
+        plugins: PluginManager,
+        context: Any,
+        describe: Callable[[], ContextEvent],
+    ) -> None:
+        self.engine = engine
+        self.topology = engine.topology
+        self.scheduler = scheduler
+        self.sips = sips
+        self.seed = seed
+        self._plugins = plugins
+        self._ccl = ccl
+        device = self.topology.device
+        self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()))
+        self.executor = DataExecutor()
+        self.hosts = Hosts(scheduler, sips, seed)
+        self.storages = StorageTable(engine.memory, sips, device.hbm.size, self._note_memory)
+        self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
+        self.waits = Waits(engine, self.hosts, scheduler)
+        self.streams = Streams(engine, self.hosts, self.storages, self.hooks)
+        self.values = Values(self.executor, self.hosts, self.waits)
+        self.host_reads = HostReads(
+            engine, self.hosts, self.storages, self.streams, self.values, self.waits, self.hooks
+        )
+        self.signal_timing = SignalTiming(engine)
+        self.functions = FunctionLauncher(engine, self.hosts, self.streams, self.executor, self.values)
+        self.kernels = KernelLauncher(
+            engine, self.hosts, scheduler, self.streams, self.executor, self.waits, self.signal_timing
+        )
+        self.runs = CollectiveRuns(
+            engine, self.hosts, self.storages, lambda: self.ccl_config, lambda: self.torch_recorder.paused(), self.hooks
+        )
+        self.matcher = Matcher(engine, self.hosts, self.streams, self.executor, self.runs, self.hooks)
+        self.deadlines = Deadlines()
+        self.polls = Polls(engine, self.hosts, scheduler, self.waits)
+        self.drain = Drain(
+            title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
+            self.deadlines, self.hooks,
+        )  # fmt: skip
+        self.world = World(
+            engine, self.hosts, scheduler, self.executor, self.waits, self.values, self.matcher, self.signal_timing,
+            self.polls, self.deadlines, self.drain,
+        )  # fmt: skip
+
+    @property
+    def ccl_config(self) -> CclConfig:
+        """The collective configuration, read when it is first needed."""
+        if self._ccl is None:
+            self._ccl = load_ccl_config(system=self.topology.system, plugins=self._plugins)
+        return self._ccl
+
+    def now(self) -> float:
+        """Virtual time of whoever asks, seconds: the rank's host clock; in main, the time when all is done."""
+        host = self.hosts.current()
+        return max(host.clock, self.engine.now) if host is self.hosts.main else host.clock
+
+    def _note_memory(self, sip: int, change: int) -> None:
+        self.engine.op_log.note_memory(sip, self.now(), change)
+
+    def wait_on_stream(self, op: Operation) -> None:
+        """Let this rank's current stream wait for ``op``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).
+
+        The values must be there for what the host computes next, so the rank is blocked until all members of the collective
+        have arrived; no virtual time passes for its host. Raises what made it fail.
+        """
+        needed = not op.executed and op.error is None
+        self.waits.wait_for_values(op, self.runs.values_of(op) if needed else None)
+        host = self.hosts.current()
+        host.let_wait(host.stream, (op,))
+
+    def synchronize(self) -> None:
+        """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
+
+        Raises what made one of this rank's operations fail, if nobody has waited for that one.
+        """
+        if self.hosts.current() is self.hosts.main:
+            self.drain.pending()
+            self.executor.flush(self.engine.now)
+            self.hosts.settle_main(self.drain.settle_time())
+        self.host_reads.synchronize(self.executor.failed)
+
+    def close(self) -> None:
+        """Unwind what still runs, drop what is still queued. What tensors remain keep their values. Idempotent."""
+        try:
+            self.world.unwind()
+        finally:
+            self.world.close()
+            self.storages.noted = None

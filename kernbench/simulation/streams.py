@@ -1,0 +1,113 @@
+"""The one place where an operation is put on a stream: kernels, torch's operations, copies, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernbench.cost.work import Cost
+from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.simulation.hooks import RunHooks
+from kernbench.simulation.hosts import Host, Hosts
+from kernbench.simulation.storages import StorageTable
+from kernbench.simulation.tensors import tensors_in
+
+
+class Streams:
+    """What hosts enqueue.
+
+    Args:
+        engine: knows when streams are free.
+        hosts: who enqueues.
+        storages: are told what operations touch.
+        hooks: are told of operations.
+    """
+
+    def __init__(self, engine: GraphEngine, hosts: Hosts, storages: StorageTable, hooks: RunHooks | None) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._storages = storages
+        self._hooks = hooks
+        self._costs = engine.topology.device.launch
+
+    def enqueue(
+        self,
+        host: Host,
+        name: str,
+        cost: Cost | None,
+        *,
+        tensors: Sequence[Any] = (),
+        deferred: bool = False,
+        detail: dict[str, Any] | None = None,
+        sip: int | None = None,
+    ) -> Operation:
+        """Put an operation on ``host``'s current stream. The host pays the launch and goes on.
+
+        Args:
+            name: of the operation.
+            cost: what it occupies the stream for; None: a kernel whose duration will be told once it has been executed.
+            tensors: what it reads and writes, of what is noted with the memory: launches.
+            deferred: whether its values are to come.
+            detail: what a trace shows of it besides.
+            sip: whose stream of that name it is; default: of the SIP that the host drives.
+        """
+        if self._hosts.observing:
+            self._hosts.forbid_observers("launch")
+        launch = self._costs
+        if sip is None:
+            sip = host.sip
+        host.clock += launch.overhead
+        begin = host.clock + launch.latency
+        if cost is None:
+            op = Operation(name, "kernel", host.rank, sip, host.stream, begin, None)
+        else:
+            op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
+            op.nbytes = cost.nbytes
+        op.executed = not deferred
+        op.detail = detail
+        if tensors:
+            op.operands = [self._touch(op, tensor, host) for tensor in tensors_in(tensors)]
+        self._engine.submit(op, after=host.take_awaited() if host.awaited else ())
+        host.tails[host.stream] = op
+        if self._hooks is not None:
+            self._hooks.launched(op)
+        return op
+
+    def _touch(self, op: Operation, tensor: torch.Tensor, host: Host, access: str = "rw") -> Any:
+        stored = self._storages.adopt(tensor, host)
+        stored.last = op
+        return stored.operand(tensor, access)
+
+    def post(self, host: Host, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
+        """An operation of this rank on ``stream`` that passes ``payload`` to others. It starts when they have come, and its
+        values are to come; the host pays the launch."""
+        if self._hosts.observing:
+            self._hosts.forbid_observers("communicate")
+        if host.rank is not None and host.sip != self._hosts.sips[host.rank]:
+            stream = (
+                f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
+            )
+        host.clock += self._costs.overhead
+        op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
+        nbytes = 0
+        for tensor in payload:
+            nbytes += tensor.numel() * tensor.element_size()
+        op.nbytes = nbytes
+        op.executed = False
+        return op
+
+    def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Note in ``op`` and in the storages which memory it reads and writes."""
+        if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
+            stored = self._storages.adopt(inputs[0], host)
+            stored.last = op
+            op.operands = stored.operands_in_place(inputs[0])
+            return
+        written = {id(tensor) for tensor in outputs}
+        read = {id(tensor) for tensor in inputs}
+        op.operands = [
+            *(self._touch(op, tensor, host, "rw" if id(tensor) in written else "r") for tensor in inputs),
+            *(self._touch(op, tensor, host, "w") for tensor in outputs if id(tensor) not in read),
+        ]

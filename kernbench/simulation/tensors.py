@@ -1,0 +1,66 @@
+"""Tensors as the simulation takes them: which are in a call, which storage is theirs, and which tell of looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from kernbench.topology.dtypes import canonical_dtype
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def tells_of_looks(tensor: torch.Tensor) -> bool:
+    """Whether the simulation is told before the host looks at this tensor's values: launches that write it may be kept."""
+    return getattr(type(tensor), "tells_of_looks", False)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without the class that tells of looks: operations on it are not drained for."""
+    if type(tensor) in _PLAIN or not tells_of_looks(tensor):
+        return tensor
+    result: torch.Tensor = torch.Tensor.__torch_function__(torch.Tensor.as_subclass, (), (tensor, torch.Tensor))
+    return result
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of a tensor, without looking at its values."""
+    if type(tensor) in _PLAIN:
+        return tensor.untyped_storage()
+    with DisableTorchFunctionSubclass():
+        return tensor.untyped_storage()
+
+
+def tensors_in(args: Any, kwargs: Any = None) -> Iterator[torch.Tensor]:
+    """Every tensor in nested arguments."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+    if kwargs:
+        yield from tensors_in(kwargs.values())
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill fresh memory with what shows: NaN for floats, the largest value for integers, True for booleans."""
+    if tensor.dtype == torch.bool:
+        return tensor.fill_(True)
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+@lru_cache(64)
+def short_dtype(dtype: torch.dtype) -> str:
+    """The name by which device descriptions call a dtype (``"fp16"``); ``"fp32"`` for those they do not list."""
+    try:
+        return canonical_dtype(dtype)
+    except ValueError:
+        return "fp32"

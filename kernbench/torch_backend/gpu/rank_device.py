@@ -1,0 +1,120 @@
+"""The SIP that a rank (or main) drives, as torch sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernbench.cost.work import Cost, copy_cost, over_links
+from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.remote_traffic import RemoteTraffic
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.storages import DeviceMemory
+from kernbench.torch_backend.gpu.generators import DeviceGenerators
+from kernbench.torch_backend.gpu.placement import block_of, place
+
+
+class RankDevice:
+    """The SIP that a host drives.
+
+    Attributes:
+        host: whose it is.
+        generators: of the rank's GPUs.
+        streams_made: how many streams the program has made.
+        collective_memory: where the tensors of the functional collective are that the rank is calling now.
+        in_custom_operation: how many custom operations it is computing, one inside the other.
+        moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
+    """
+
+    def __init__(self, simulation: Simulation, host: Host) -> None:
+        self.simulation = simulation
+        self.host = host
+        self.streams_made = 0
+        self.collective_memory: DeviceMemory | None = None
+        self.in_custom_operation = 0
+        self.moving = False
+        self.generators = DeviceGenerators(host.generator, self.index)
+
+    @property
+    def index(self) -> int:
+        """Number of the SIP that the host drives, as ``torch.cuda.current_device`` counts."""
+        return self.simulation.sips.index(self.host.sip)
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Memory of that SIP."""
+        return self.simulation.storages.memory(self.host.sip)
+
+    def enqueue(self, name: str, cost: Cost) -> Operation:
+        """Put an operation whose values are there already on the host's stream."""
+        return self.simulation.streams.enqueue(self.host, name, cost)
+
+    def memory_at(self, device: Any = None) -> DeviceMemory:
+        """Memory of a device given as torch lets one give it; default: the current one."""
+        return self.simulation.storages.memory(self.simulation.sips[self.number(device)])
+
+    def number(self, device: Any = None) -> int:
+        """Index of a device given as an index, a string, a ``torch.device`` or None."""
+        if isinstance(device, int):
+            index: int | None = device
+        elif device is None:
+            index = None
+        else:
+            index = torch.device(device).index
+        if index is None or index < 0:
+            return self.index
+        count = len(self.simulation.sips)
+        if index >= count:
+            raise RuntimeError(f"CUDA error: invalid device ordinal {index}: the simulated system has {count} devices")
+        return index
+
+    def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """Put a fresh tensor on a GPU, by default on the current one."""
+        self.host.uses_gpu = True
+        place(tensor, self.memory_at(device))
+        return tensor
+
+    def transfer(self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None) -> None:
+        """A copy from the host to a SIP's ``memory``, or (None) to the host, which waits for what is on the stream."""
+        simulation = self.simulation
+        nbytes = sum(output.numel() * output.element_size() for output in outputs)
+        for output in outputs:
+            place(output, memory)
+        if memory is None:
+            if simulation.hooks is not None:
+                simulation.hooks.host_read(outputs[0], "cpu")
+            simulation.host_reads.to_host(self.host.sip, nbytes)
+        else:
+            self.enqueue("host to device", copy_cost(simulation.topology.host_route(self.host.sip, "h2d"), nbytes))
+
+    def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
+        """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
+        nbytes = sum(output.numel() * output.element_size() for output in outputs)
+        route = self.simulation.topology.route(source.sip, target.sip)
+        for output in outputs:
+            place(output, target)
+        self.enqueue("device to device", copy_cost(route, nbytes, "link"))
+
+    def over_links(self, cost: Cost, tensors: Sequence[torch.Tensor]) -> Cost:
+        """``cost`` of an operation some of whose operands may be in other SIPs' memory."""
+        remote = RemoteTraffic(self.simulation.topology)
+        for tensor in tensors:
+            block = block_of(tensor)
+            if block is not None and block.shared:
+                remote.move(block.memory.sip, self.host.sip, tensor.numel() * tensor.element_size())
+        return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
+
+    def look_around(self, name: str) -> None:
+        """The host has looked at memory that other ranks write, maybe not for the last time: let them go on for a moment."""
+        self.simulation.polls.look(f"{name} of memory that ranks share")
+
+    def finish_stream(self, name: str) -> None:
+        """Wait for one of the rank's streams, and for what it was told to wait for."""
+        self.simulation.host_reads.finish_stream(name)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the rank, those of its groups too: ``cudaDeviceSynchronize``."""
+        self.simulation.host_reads.synchronize(())

@@ -1,0 +1,157 @@
+"""Streams and events of simulated GPUs: ``torch.cuda.Stream``, ``torch.cuda.Event`` and what chooses the current stream.
+
+A rank has one default stream and as many others as it makes; each is a stream of its SIP. What a stream waits for is kept with
+the rank, until something is enqueued on it. Time is virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernbench.errors import KernbenchError
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.torch_backend.gpu.devices import bound_devices
+
+
+class Stream:
+    """A stream of a simulated GPU; without a ``name``, a new one."""
+
+    def __init__(self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any) -> None:
+        devices = bound_devices()
+        self.device = torch.device("cuda", devices.number(device))
+        self.device_index = self.device.index
+        self.priority = priority
+        if name is None:
+            mine = devices.mine()
+            mine.streams_made += 1
+            name = f"stream {mine.streams_made}"
+        self.name = name
+        self.cuda_stream = self.stream_id = 0 if name == COMPUTE_STREAM else int(name.rpartition(" ")[2])
+
+    def synchronize(self) -> None:
+        bound_devices().mine().finish_stream(self.name)
+
+    def wait_stream(self, stream: Any) -> None:
+        """What is enqueued here next starts after what is on ``stream`` now."""
+        state = bound_devices().mine().host
+        state.let_wait(self.name, state.before(stream.name))
+
+    def wait_event(self, event: Any) -> None:
+        """What is enqueued here next starts after the event."""
+        event.wait(self)
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        devices = bound_devices()
+        now = devices.simulation.now()
+        return all(op.end is not None and op.end <= now for op in devices.mine().host.before(self.name))
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (other.name, other.device) == (self.name, self.device)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.device))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} {self.name} (simulated)>"
+
+    def __enter__(self) -> Any:
+        self._context = StreamContext(self)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._context.__exit__(*exc)
+
+
+class StreamContext:
+    """Another stream for the length of a block."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._before = current_stream()
+        set_stream(self.stream)
+
+    def __exit__(self, *exc: Any) -> None:
+        set_stream(self._before)
+
+
+class Event:
+    """A moment on a rank's stream."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        if interprocess:
+            raise KernbenchError("a simulated GPU has no interprocess events: ranks share a process")
+        self.enable_timing = enable_timing
+        self._after: Sequence[Operation] = ()
+        self._clock: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        state = bound_devices().mine().host
+        self._after = state.before(state.stream if stream is None else stream.name)
+        self._clock = state.clock
+
+    def _time(self) -> float:
+        """When it happens, s of virtual time; waits until that is known."""
+        if self._clock is None:
+            raise RuntimeError("the event has not been recorded")
+        moment = self._clock
+        for op in self._after:
+            if op.end is None:
+                bound_devices().simulation.waits.wait(op)
+            assert op.end is not None
+            moment = max(moment, op.end)
+        return moment
+
+    def synchronize(self) -> None:
+        for op in self._after:
+            bound_devices().simulation.waits.wait(op)
+
+    def wait(self, stream: Any = None) -> None:
+        """What is enqueued next on ``stream``, or on the current one, starts after it."""
+        state = bound_devices().mine().host
+        state.let_wait(state.stream if stream is None else stream.name, self._after)
+
+    def query(self) -> bool:
+        simulation = bound_devices().simulation
+        unknown = next((op for op in self._after if op.end is None), None)
+        if unknown is not None:
+            simulation.polls.look(unknown)
+        now = simulation.now()
+        return all(op.end is not None and op.end <= now for op in self._after)
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds of virtual time from this event to ``end``."""
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("both events must be created with enable_timing=True")
+        return (end._time() - self._time()) * 1e3
+
+
+def set_stream(stream: Any) -> None:
+    """``torch.cuda.set_stream``."""
+    if stream is not None:
+        bound_devices().mine().host.stream = stream.name
+
+
+def current_stream(device: Any = None) -> Stream:
+    """``torch.cuda.current_stream``."""
+    return Stream(device, name=bound_devices().mine().host.stream)
+
+
+def default_stream(device: Any = None) -> Stream:
+    """``torch.cuda.default_stream``."""
+    return Stream(device, name=COMPUTE_STREAM)

@@ -1,0 +1,118 @@
+"""The shape of the house: no circles, imports downward, private names at home, one meaning per class name.
+
+The tables of what does not hold yet only shrink: an entry that is no longer needed has to go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import networkx
+import pytest
+
+import kernbench
+from tests.house.source import Package
+
+LAYERS = (
+    ("errors", "version"),
+    ("callable_module", "grid", "plugins", "scheduler"),
+    ("topology",),
+    ("cost", "sim_engine", "spec_files"),
+    ("ccl", "triton_engine"),
+    ("precompile", "runtime_api"),
+    ("autotune", "trace"),
+    ("torch_backend",),
+    ("sweep", "testing", "tp"),
+    ("kernbench",),
+    ("commands",),
+    ("cli",),
+    ("__main__",),
+)
+"""The rooms, from the bottom. Each imports from lower layers only."""
+
+UPWARD = {("runtime_api", "torch_backend"), ("triton_engine", "torch_backend")}
+"""Rooms that import from a higher one, still."""
+
+TANGLED = {"runtime_api", "torch_backend"}
+"""Rooms some of whose modules import each other in circles, still."""
+
+CONTRACT = {"_HOST_READ_BARRIERS", "_drain_pending", "_pending_worker_waits", "_rank_by_greenlet"}
+"""Names with an underscore that are promised: anybody may use them."""
+
+TORCH = {"_config"}
+"""Private names of torch that a class of ours happens to have too."""
+
+FOREIGN = {"torch_backend": 15, "triton_engine": 1}
+"""How often a room takes private names of other rooms, still."""
+
+TWICE = {
+    "Allocation", "Block", "Kind", "Launch", "Measured", "Memory", "PerRank", "Program", "Request", "Step", "Stream", "Work",
+    "_Operations",
+}  # fmt: skip
+"""Class names that are defined more than once, still."""
+
+
+@pytest.fixture(scope="module")
+def house() -> Package:
+    return Package(Path(kernbench.__file__).parent)
+
+
+def circles(package: Package) -> list[set[str]]:
+    graph = networkx.DiGraph([(module, other) for module, others in package.imports.items() for other in others])
+    return [found for found in networkx.strongly_connected_components(graph) if len(found) > 1]
+
+
+def test_no_module_imports_itself_by_way_of_others(house: Package) -> None:
+    tangled = [{house.room(module) for module in found} for found in circles(house)]
+    assert [sorted(found) for found in circles(house) if not {house.room(each) for each in found} <= TANGLED] == []
+    assert set().union(*tangled) == TANGLED, "these are free of circles now: take them out of TANGLED"
+
+
+def test_imports_point_downward(house: Package) -> None:
+    level = {room: number for number, layer in enumerate(LAYERS) for room in layer}
+    assert set(level) == house.rooms
+    upward: dict[tuple[str, str], list[str]] = {}
+    for module, others in house.imports.items():
+        for other in others:
+            pair = house.room(module), house.room(other)
+            if pair[0] != pair[1] and level[pair[0]] <= level[pair[1]]:
+                upward.setdefault(pair, []).append(f"{module} -> {other}")
+    assert {pair: found for pair, found in upward.items() if pair not in UPWARD} == {}
+    assert set(upward) == UPWARD, "nobody does that any more: take it out of UPWARD"
+
+
+def test_private_names_stay_in_their_room(house: Package) -> None:
+    found = [access for access in house.foreign_accesses() if access.name not in CONTRACT | TORCH]
+    counts = Counter(house.room(access.module) for access in found)
+    more = [access for access in found if counts[house.room(access.module)] > FOREIGN.get(house.room(access.module), 0)]
+    assert more == []
+    assert dict(counts) == FOREIGN, "there are fewer now: lower the figures in FOREIGN"
+
+
+def test_a_class_name_means_one_thing(house: Package) -> None:
+    twice = {name: places for name, places in house.classes.items() if len(places) > 1}
+    assert {name: places for name, places in twice.items() if name not in TWICE} == {}
+    assert set(twice) == TWICE, "these mean one thing now: take them out of TWICE"
+
+
+def test_what_is_read_from_source(tmp_path: Path) -> None:
+    """A package of four modules with one fault of each kind."""
+    for name, text in {
+        "__init__": "",
+        "low/__init__": "",
+        "low/a": "if TYPE_CHECKING:\n    from pkg.low.b import B\n\nclass A:\n    _hidden = 1\n",
+        "low/b": "class B:\n    def f(self):\n        from pkg.low import a\n        self._mine = a.A()._hidden\n",
+        "top": "import pkg.low.b\nfrom pkg.low.a import A\nfrom os import _exit\nclass A:\n    x = pkg.low.b.B()._mine\n",
+    }.items():
+        path = tmp_path / "pkg" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    package = Package(tmp_path / "pkg")
+    assert package.rooms == {"pkg", "low", "top"}
+    assert package.imports["pkg.top"] == {"pkg.low.a", "pkg.low.b"}
+    assert circles(package) == [{"pkg.low.a", "pkg.low.b"}]
+    assert package.classes == {"A": ["pkg.low.a:4", "pkg.top:4"], "B": ["pkg.low.b:1"]}
+    assert [(access.module, access.line, access.name) for access in package.foreign_accesses()] == [
+        ("pkg.top", 5, "_mine")
+    ]

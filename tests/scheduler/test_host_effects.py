@@ -1,0 +1,80 @@
+"""What a run does to its process, and the switches for it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import pytest
+
+import kernbench
+from kernbench.errors import ConfigError
+from kernbench.scheduler import HostEffects, RankScheduler
+from kernbench.scheduler.host_effects import VARIABLE
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux's calls")
+
+
+def observed() -> dict[str, bool]:
+    """Which effects hold now, asked of the system itself."""
+    return {
+        "one_core": len(os.sched_getaffinity(0)) == 1,
+        "batch": os.sched_getscheduler(0) == os.SCHED_BATCH,
+        "frozen_heap": gc.get_freeze_count() > 0,
+        "ctrl_c": signal.getsignal(signal.SIGINT) is not signal.default_int_handler,
+    }
+
+
+NOTHING = dict.fromkeys(observed(), False)
+
+
+@pytest.fixture(autouse=True)
+def plain_process(ctrl_c, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if observed() != NOTHING:
+        pytest.skip("this process has one core, or its heap is frozen, before anything runs")
+
+
+def inside(effects: HostEffects | None, isolation: str) -> dict[str, bool]:
+    scheduler = RankScheduler(effects=effects)
+    seen = []
+    scheduler.start([lambda: seen.append(observed())], isolation=isolation)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert observed() == NOTHING, "all is undone"
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", list(NOTHING))
+@pytest.mark.parametrize("isolation", ["carrier", "greenlet"])
+def test_each_effect_has_its_switch(name, isolation):
+    threads_alone = {"one_core", "batch"}
+    on = {each for each in NOTHING if isolation == "carrier" or each not in threads_alone}
+    assert inside(HostEffects(**{name: False}), isolation) == {each: each in on - {name} for each in NOTHING}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("", set(NOTHING)), ("on", set(NOTHING)), ("off", set()), ("one_core, ctrl_c", {"one_core", "ctrl_c"})],
+)
+def test_the_environment_says_which(monkeypatch, value, expected):
+    monkeypatch.setenv(VARIABLE, value)
+    assert inside(None, "carrier") == {each: each in expected for each in NOTHING}
+
+
+def test_a_word_that_is_no_effect_is_named(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "off,one_core")
+    with pytest.raises(ConfigError, match="no effect is called 'off'; expected on, off, or of one_core"):
+        kernbench.simulate().__enter__()
+
+
+def test_simulate_takes_them_before_the_environment(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "off")
+    seen = []
+    with kernbench.simulate(host_effects=HostEffects(batch=False)) as ctx:
+        ctx.multiprocessing.spawn(lambda rank: seen.append(observed()), nprocs=1)
+    assert seen == [{"one_core": True, "batch": False, "frozen_heap": True, "ctrl_c": True}]
+    with kernbench.simulate(host_effects=HostEffects.none()) as ctx:
+        ctx.multiprocessing.spawn(lambda rank: seen.append(observed()), nprocs=2)
+    assert seen[1:] == [NOTHING, NOTHING]
