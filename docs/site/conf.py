@@ -33,6 +33,7 @@ autodoc_typehints_format = "short"
 autodoc_inherit_docstrings = False  # torch's
 autodoc_preserve_defaults = True
 autodoc_class_signature = "separated"
+napoleon_use_ivar = True  # attributes are told once, also those that a class describes by itself
 
 html_theme = "furo"
 html_title = f"kernbench {release}"
