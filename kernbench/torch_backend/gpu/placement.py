@@ -56,6 +56,11 @@ def block_of(tensor: torch.Tensor) -> Block | None:
     return None
 
 
+def values_of(tensor: torch.Tensor) -> Any:
+    """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
+    return torch._C.TensorBase.numpy(tensor)
+
+
 def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that a wrapper consists of; none for others."""
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
