@@ -25,8 +25,8 @@ bench: install  ## run python -m benches.ccl_allreduce
 test: lint types suite  ## lint, types and the whole test suite
 
 lint: install
-	$(BIN)/ruff check kernbench benches examples tests docs/tools
-	$(BIN)/ruff format --check kernbench benches examples tests docs/tools
+	$(BIN)/ruff check kernbench benches examples tests docs/tools docs/site
+	$(BIN)/ruff format --check kernbench benches examples tests docs/tools docs/site
 
 types: install
 	$(BIN)/mypy

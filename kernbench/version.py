@@ -1,3 +1,3 @@
 """The version of kernbench, for every room: the front door is above them."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -33,10 +33,14 @@ autodoc_typehints_format = "short"
 autodoc_inherit_docstrings = False  # torch's
 autodoc_preserve_defaults = True
 autodoc_class_signature = "separated"
+napoleon_use_ivar = True  # attributes are told once, also those that a class describes by itself
 
 html_theme = "furo"
 html_title = f"kernbench {release}"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
+highlight_language = "none"  # of blocks that name no language
 
 CONTENTS = {
     "Programs": ["docs/distributed", "docs/runtime", "docs/triton", "docs/symmetric_memory", "docs/tensor_parallel"],

@@ -160,7 +160,7 @@ def draw(rooms: dict[str, str], edges: Counter[Edge]) -> str:
             f'<rect x="{left:.0f}" y="{head:.0f}" width="{BOX}" height="{HEIGHT}" rx="5" fill="#eef3fb" stroke="#557"/>'
             f'<text x="{x[room]:.0f}" y="{head + 17:.0f}" text-anchor="middle" font-size="13" font-weight="bold">{room}</text>'
         )
-        for number, line_of_text in enumerate(textwrap.wrap(about, 34, max_lines=3, placeholder=" ...")):
+        for number, line_of_text in enumerate(textwrap.wrap(about, 32, max_lines=3, placeholder=" ...")):
             parts.append(
                 f'<text x="{x[room]:.0f}" y="{head + 32 + 12 * number:.0f}" text-anchor="middle" font-size="10" fill="#333">'
                 f"{escape(line_of_text)}</text>"

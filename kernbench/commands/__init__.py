@@ -1,1 +1,1 @@
-"""Subcommands of the ``kernbench`` command, a module each; one is imported when it is called."""
+"""What the command ``kernbench`` does: a module per subcommand."""

@@ -42,11 +42,12 @@ _UNTOUCHED = frozenset(
 )  # fmt: skip
 """What neither reads nor writes values: kept launches need not run for it."""
 
-_Tensor: Any = torch.Tensor
-_GRAD = _Tensor.grad.__get__  # torch gives it as a plain tensor
+_Base: Any = torch.Tensor
+_GRAD = _Base.grad.__get__
+"""What torch gives as a plain tensor."""
 
 UNTOUCHED, READ, COPY, COMPUTE = range(4)
-_kinds: dict[Any, int] = {_Tensor.data.__get__: READ}
+_kinds: dict[Any, int] = {_Base.data.__get__: READ}
 
 
 def _classify(func: Any) -> int:

@@ -195,7 +195,7 @@ def _host_spans(engine: GraphEngine) -> Iterator[Span]:
     launch = engine.topology.device.launch
     by_rank: dict[int | None, list[Span]] = {}
     for op in engine.op_log.operations:
-        if op.kind in COMPUTE_KINDS:
+        if op.kind in COMPUTE_KINDS or op.kind == "dma":
             returned = op.enqueue - launch.latency  # the device sees it a latency after the call has returned
         elif op.kind == "collective":
             returned = op.enqueue

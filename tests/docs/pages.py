@@ -36,8 +36,8 @@ _LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def find_pages() -> list[Path]:
-    """README and everything under docs, as paths from the root."""
-    return sorted(path.relative_to(ROOT) for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    """The pages at the root and everything under docs, as paths from the root."""
+    return sorted(path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 
 
 @dataclass

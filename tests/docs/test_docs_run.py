@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import kernbench
 from tests.docs.pages import ROOT, Page, find_pages, matches
 
 
@@ -79,5 +81,14 @@ def test_an_image_that_the_page_draws_is_compared(same: bool, tmp_path: Path, mo
 
 
 def test_readme_is_among_the_pages() -> None:
-    assert Path("README.md") in find_pages()
+    assert {Path("README.md"), Path("CONTRIBUTING.md"), Path("docs/architecture.md")} <= set(find_pages())
     assert (ROOT / "pyproject.toml").is_file()
+
+
+def test_there_is_one_version() -> None:
+    """Package, distribution and changelog; what is installed may be older."""
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert declared is not None
+    assert newest is not None
+    assert declared[1] == newest[1] == kernbench.__version__

@@ -191,21 +191,21 @@ def test_all_ways_are_one(program, system):
     assert reference[1], "nothing was recorded"
 
 
-def test_objects_travel_in_both_isolations():
+@pytest.mark.parametrize("isolation", ["greenlet", "carrier"])
+def test_objects_travel_in_both_isolations(isolation):
     """What ``ctx.distributed`` has no method for is torch's, for this rank's groups."""
-    for isolation in ("greenlet", "carrier"):
-        seen: dict[int, Any] = {}
-        with kernbench.simulate("dgx_h100") as ctx:
+    seen: dict[int, Any] = {}
+    with kernbench.simulate("dgx_h100") as ctx:
 
-            def worker(rank: int, seen: dict[int, Any] = seen) -> None:
-                everybody: list[Any] = [None] * WORLD
-                ctx.distributed.all_gather_object(everybody, {"rank": rank})
-                given = [f"from {rank}", rank]
-                ctx.distributed.broadcast_object_list(given, src=2)
-                seen[rank] = everybody, given
+        def worker(rank: int) -> None:
+            everybody: list[Any] = [None] * WORLD
+            ctx.distributed.all_gather_object(everybody, {"rank": rank})
+            given = [f"from {rank}", rank]
+            ctx.distributed.broadcast_object_list(given, src=2)
+            seen[rank] = everybody, given
 
-            ctx.multiprocessing.spawn(worker, nprocs=WORLD, isolation=isolation)
-        assert seen == {r: ([{"rank": each} for each in range(WORLD)], ["from 2", 2]) for r in range(WORLD)}
+        ctx.multiprocessing.spawn(worker, nprocs=WORLD, isolation=isolation)
+    assert seen == {r: ([{"rank": each} for each in range(WORLD)], ["from 2", 2]) for r in range(WORLD)}
 
 
 @pytest.mark.parametrize("way", ["ctx", "torch"])

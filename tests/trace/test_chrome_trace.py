@@ -85,7 +85,7 @@ def test_a_process_per_rank_and_one_for_links(events: list[Event]) -> None:
 def test_a_track_per_stream(events: list[Event]) -> None:
     tracks = names(events, "thread_name")
     first = [name for (pid, _), name in sorted(tracks.items()) if pid == 1]
-    assert first == ["host", "compute", "comm", "comm 0", "copy", "send to 1", "send to 2", "receive from 7"]
+    assert first == ["host", "compute", "comm", "comm 1", "send to 1", "send to 2", "receive from 7"]
     used = {(event["pid"], event["tid"]) for event in of_phase(events, "X")}
     assert used == set(tracks)
 
@@ -179,16 +179,13 @@ def test_messages_and_groups_of_every_kind(tmp_path: Path) -> None:
 def test_the_host_track_shows_launches_and_waits(ctx: RuntimeContext, events: list[Event]) -> None:
     host = [event for event in of_phase(events, "X") if event["pid"] == 1 and event["tid"] == 1]
     launches = [event for event in host if event["cat"] == "launch"]
-    own = [op for op in ctx.engine.op_log.operations if op.rank == 0 and op.kind != "dma"]
+    own = [op for op in ctx.engine.op_log.operations if op.rank == 0]
     own.sort(key=lambda op: op.enqueue)  # the log has a collective when it is matched
     assert [event["name"] for event in launches] == [f"launch {op.name}" for op in own]
     overhead = ctx.topology.device.launch.overhead * 1e6
     assert all(event["dur"] == pytest.approx(overhead, abs=0.002) for event in launches)
     waits = [event["name"] for event in host if event["cat"] == "wait"]
-    assert waits == [
-        "wait for all_reduce", "wait for all_reduce", "wait for broadcast", "wait for sum", "wait for device to host",
-        "sleep", "wait for barrier",
-    ]  # fmt: skip
+    assert waits == ["wait for device to host", "sleep", "wait for barrier"]  # it runs ahead of its stream until it looks
 
 
 def test_a_limit_leaves_out_whole_collectives_and_says_so(ctx: RuntimeContext, tmp_path: Path) -> None:
@@ -225,7 +222,7 @@ def test_main_has_a_process_where_it_does_something(tmp_path: Path) -> None:
         (ctx.ones(8) + 1).sum().item()
         events = read(ctx, tmp_path)["traceEvents"]
     assert list(names(events, "process_name").values()) == ["main", "links of sip8"]
-    assert {event["name"] for event in of_phase(events, "X")} >= {"add", "sum", "device to host"}
+    assert {event["name"] for event in of_phase(events, "X")} >= {"add.Tensor", "sum.default", "device to host"}
 
 
 def test_a_rank_that_drives_two_sips_has_a_track_for_each(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory
+from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.relies_on import Reliance
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -37,10 +38,15 @@ RELIES_ON = (
 )  # fmt: skip
 
 
+def _storage(tensor: torch.Tensor) -> Any:
+    """A tensor's storage. Nobody looks at values: a tensor that tells of looks is not to tell of this."""
+    return storage_of(tensor) if tells_of_looks(tensor) else torch._C.TensorBase.untyped_storage(tensor)
+
+
 def block_of(tensor: torch.Tensor) -> Block | None:
     """The block of a tensor's storage, None if it is not on a simulated GPU."""
     try:
-        stored = getattr(torch._C.TensorBase.untyped_storage(tensor), NOTE, None)
+        stored = getattr(_storage(tensor), NOTE, None)
     except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
         stored = getattr(tensor, NOTE, None)
     if type(stored) is Block:
@@ -48,6 +54,11 @@ def block_of(tensor: torch.Tensor) -> Block | None:
     if type(tensor) not in PLAIN:
         return next(filter(None, map(block_of, wrapped_by(tensor))), None)
     return None
+
+
+def values_of(tensor: torch.Tensor) -> Any:
+    """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
+    return torch._C.TensorBase.numpy(tensor)
 
 
 def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -72,7 +83,7 @@ def is_described(cls: type) -> bool:
 def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
     """Put a tensor's storage on a SIP, or (None) back on the host."""
     try:
-        storage: Any = torch._C.TensorBase.untyped_storage(tensor)
+        storage = _storage(tensor)
         nbytes = storage.nbytes()
     except (NotImplementedError, RuntimeError):
         storage, nbytes = tensor, 0

@@ -18,6 +18,7 @@ from kernbench.simulation.groups import Communicator
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.signal_launch import Swap, submit_signals
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.placement import values_of
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -228,7 +229,7 @@ class Handle:
         pad = self._parts[at].pad
         allocation = self._simulation.engine.memory.find_host(pad.data_ptr())
         assert allocation is not None
-        return Swap(pad.view(torch.int32).numpy(), index, expected, value, allocation.words, text)
+        return Swap(values_of(pad.view(torch.int32)), index, expected, value, allocation.words, text)
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self.world_size:

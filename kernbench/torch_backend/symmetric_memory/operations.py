@@ -21,6 +21,7 @@ from kernbench.errors import KernbenchError
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.devices import Devices
+from kernbench.torch_backend.gpu.placement import values_of
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
@@ -152,7 +153,7 @@ class StreamWrites:
         me = simulation.hosts.current()
         simulation.values.settle_stream()
         words = input.detach().view(torch.int32).view(-1)
-        words[offset : offset + count].numpy()[:] = torch.tensor(val, dtype=torch.int64).to(torch.int32).item()
+        values_of(words[offset : offset + count])[:] = torch.tensor(val, dtype=torch.int64).to(torch.int32).item()
         op = self._devices.mine().enqueue(name, stated_cost(LEAST))
         allocation = simulation.storages.allocation_of(input, me)
         if allocation.words is None:
@@ -291,14 +292,14 @@ class _Operations:
             group, "all_to_all", "direct_alltoall", in_splits.reshape(-1).split(1), received.split(1), None, None, received,
             in_splits.dtype,
         )  # fmt: skip
-        counts = received.detach().numpy().tolist()
+        counts = values_of(received.detach()).tolist()
         offsets = [sum(counts[:rank]) for rank in range(size)]
         out_splits_offsets[1].copy_(torch.tensor(offsets, dtype=out_splits_offsets.dtype))
         if sum(counts) > out.shape[0]:
             raise RuntimeError(
                 f"all_to_all_vdev: {sum(counts)} rows come to rank {group.rank()}, and out has {out.shape[0]}"
             )
-        rows = in_splits.detach().numpy().tolist()
+        rows = values_of(in_splits.detach()).tolist()
         sent = input[: sum(rows)].split(rows)
         self._post(
             group, "all_to_all", "direct_alltoall", sent, out[: sum(counts)].split(counts), None, None, out, input.dtype
