@@ -47,6 +47,15 @@ class Factories:
         tensor = made.as_subclass(Tensor)
         return tensor.requires_grad_() if requires_grad else tensor
 
+    def _draw(
+        self, draw: Any, name: str, requires_grad: bool, kernel: str, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """``draw(device=, generator=)`` builds a plain tensor of random numbers, from the rank's own generator by default."""
+        source = generator or self._simulation.hosts.current().generator
+        return self._make(
+            lambda where: draw(device=where, generator=None if where == "meta" else source), name, requires_grad, kernel
+        )
+
     def empty(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
@@ -91,27 +100,14 @@ class Factories:
     ) -> Tensor:  # fmt: skip
         """Normal random numbers from the rank's own generator."""
         shape, kind = _size(size), as_dtype(dtype)
-        source = generator or self._simulation.hosts.current().generator
-
-        def make(where: str) -> torch.Tensor:
-            if where == "meta":
-                return torch.empty(shape, dtype=kind, device=where)
-            return torch.randn(shape, dtype=kind, generator=source)
-
-        return self._make(make, name, requires_grad, "randn")
+        return self._draw(lambda **how: torch.randn(shape, dtype=kind, **how), name, requires_grad, "randn", generator)
 
     def rand(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Uniform random numbers in [0, 1) from the rank's own generator."""
-        shape, kind, source = _size(size), as_dtype(dtype), self._simulation.hosts.current().generator
-
-        def make(where: str) -> torch.Tensor:
-            if where == "meta":
-                return torch.empty(shape, dtype=kind, device=where)
-            return torch.rand(shape, dtype=kind, generator=source)
-
-        return self._make(make, name, requires_grad, "rand")
+        shape, kind = _size(size), as_dtype(dtype)
+        return self._draw(lambda **how: torch.rand(shape, dtype=kind, **how), name, requires_grad, "rand")
 
     def randint(
         self, low: int, high: Any, size: Any = None, *, dtype: Any = None, device: Any = None, name: str = ""
@@ -119,14 +115,8 @@ class Factories:
         """Random integers in ``[low, high)``, or ``[0, low)`` as ``randint(low, size)``, from the rank's own generator."""
         if size is None:
             low, high, size = 0, low, high
-        shape, kind, source = _size((size,)), as_dtype(dtype, torch.int64), self._simulation.hosts.current().generator
-
-        def make(where: str) -> torch.Tensor:
-            if where == "meta":
-                return torch.empty(shape, dtype=kind, device=where)
-            return torch.randint(low, high, shape, dtype=kind, generator=source)
-
-        return self._make(make, name, False, "randint")
+        shape, kind = _size((size,)), as_dtype(dtype, torch.int64)
+        return self._draw(lambda **how: torch.randint(low, high, shape, dtype=kind, **how), name, False, "randint")
 
     def tensor(
         self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
@@ -153,7 +143,3 @@ class Factories:
     def empty_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
         """Poisoned memory of the same shape, and dtype unless given."""
         return self.empty(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)
-
-    def manual_seed(self, seed: int) -> torch.Generator:
-        """Seed this rank's generator, and return it."""
-        return self._simulation.hosts.current().generator.manual_seed(seed)

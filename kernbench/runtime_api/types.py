@@ -61,12 +61,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 
-_SHORT_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "int8",
-    torch.bool: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
-
 
 def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype | None = None) -> torch.dtype:
     """A torch dtype from a torch dtype, a name (``"f16"``, ``"bf16"``, ``"float32"``, ``"int32"`` ...) or None."""
@@ -78,8 +72,3 @@ def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype | None = None
     if found is None:
         raise ConfigError(f"unknown dtype {dtype!r}: expected a torch dtype or one of {', '.join(_DTYPES)}")
     return found
-
-
-def short_dtype(dtype: torch.dtype) -> str:
-    """The name by which device descriptions call a dtype (``"fp16"``); ``"fp32"`` for those they do not list."""
-    return _SHORT_NAMES.get(dtype, "fp32")

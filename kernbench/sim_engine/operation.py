@@ -9,8 +9,6 @@ COMPUTE_STREAM = "compute"
 """Stream of kernels and of torch's operations."""
 COMM_STREAM = "comm"
 """Stream of the collectives of the world; every other group has one of its own, as communicators have."""
-COPY_STREAM = "copy"
-"""Stream of copies between a SIP and its host."""
 
 
 class Operation:

@@ -11,7 +11,6 @@ peer has still to read. Signal words are kept from call to call, as on hardware.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,7 +23,7 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import ConfigError, DeadlockError
 from kernbench.triton_engine.launching import set_launch_sink
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import AllocationMap, HostAllocation, write_epoch
+from kernbench.triton_engine.memory import AllocationMap, RegisteredAllocations, write_epoch
 
 EPOCHS = 2
 """How much ``epoch`` grows from call to call: a kernel may meet its peers that often."""
@@ -113,7 +112,12 @@ class KernelCollectives:
                 f"{module.__name__}.run launched {sorted(lengths)} kernels on its members: expected as many on each, at "
                 "least one"
             )
-        memory = _Buffers(ranks, sent, received, signals, tables)
+        memory = RegisteredAllocations()  # all that such a kernel may touch
+        for what, buffers in (("input", sent), ("output", received), ("signals", signals)):
+            for rank, buffer in zip(ranks, buffers, strict=True):
+                memory.register(buffer, what, rank)
+        for table in tables:
+            memory.register(table, "table of addresses")
         for together in zip(*collected, strict=True):
             run_together(together, memory)
         for tensors, buffer in zip(outputs, received, strict=True):
@@ -178,36 +182,3 @@ def _triton_type(dtype: torch.dtype) -> Any:
 
     names = {torch.bool: "int1", torch.float16: "float16", torch.bfloat16: "bfloat16"}
     return getattr(tl, names.get(dtype, str(dtype).removeprefix("torch.")))
-
-
-class _Buffers:
-    """The memory that such a kernel may touch."""
-
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        sent: Sequence[torch.Tensor],
-        received: Sequence[torch.Tensor],
-        signals: Sequence[torch.Tensor],
-        tables: Sequence[torch.Tensor],
-    ) -> None:
-        named: list[HostAllocation] = []
-        for what, buffers in (("input", sent), ("output", received), ("signals", signals)):
-            named += [HostAllocation(buffer, what, rank) for rank, buffer in zip(ranks, buffers, strict=True)]
-        named += [HostAllocation(table, "table of addresses") for table in tables]
-        self._all = sorted((found for found in named if found.nbytes), key=lambda found: found.base)
-        self._bases = [found.base for found in self._all]
-
-    def find(self, address: int) -> HostAllocation | None:
-        """The buffer that contains ``address``, if any."""
-        at = bisect.bisect_right(self._bases, address) - 1
-        if at < 0:
-            return None
-        found = self._all[at]
-        return found if address < found.base + found.nbytes else None
-
-    def words(self, address: int) -> None:
-        """The time of such a collective is its schedule's."""
-
-    def multicast_range(self, address: int) -> None:
-        """Their kernels are given no multicast addresses."""

@@ -178,11 +178,6 @@ def _most(v: Any) -> int:
     return int(v.max()) if isinstance(v, np.ndarray) else v
 
 
-def _block(tile: tuple[int, ...], d: Desc) -> tuple[int, ...]:
-    """The block of the descriptor without the leading ones that the result dropped."""
-    return tuple(d.block[len(d.block) - len(tile) :]) if len(d.block) > len(tile) else tile
-
-
 def _fill(d: Desc, is_int: bool) -> Any:
     return 0 if is_int else d.padding
 
