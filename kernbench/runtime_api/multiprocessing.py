@@ -167,8 +167,8 @@ class Multiprocessing:
             simulation.topology.require_world(nprocs)
         elif nprocs > len(simulation.sips):
             raise ConfigError(
-                f"world_size {nprocs} does not fit the {len(simulation.sips)} SIPs selected by target_device: select more, "
-                "or use fewer ranks"
+                f"world_size {nprocs} does not fit the {len(simulation.sips)} SIPs selected by target_device: select more, or "
+                "use fewer ranks"
             )
 
 

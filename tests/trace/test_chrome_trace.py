@@ -185,7 +185,11 @@ def test_the_host_track_shows_launches_and_waits(ctx: RuntimeContext, events: li
     overhead = ctx.topology.device.launch.overhead * 1e6
     assert all(event["dur"] == pytest.approx(overhead, abs=0.002) for event in launches)
     waits = [event["name"] for event in host if event["cat"] == "wait"]
-    assert waits == ["wait for device to host", "sleep", "wait for barrier"]  # it runs ahead of its stream until it looks
+    assert waits == [
+        "wait for device to host",
+        "sleep",
+        "wait for barrier",
+    ]  # it runs ahead of its stream until it looks
 
 
 def test_a_limit_leaves_out_whole_collectives_and_says_so(ctx: RuntimeContext, tmp_path: Path) -> None:
