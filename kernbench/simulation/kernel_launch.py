@@ -19,7 +19,7 @@ from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
-from kernbench.sim_engine.data_executor import Deferred, Finished
+from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.remote_traffic import traffic_of_launches
@@ -176,7 +176,7 @@ class TritonLaunch:
         self.batch_key: Hashable = (id(launch.program), launch.grid, tuple(map(_key, launch.args)))
         self.attempt = Condition(f"{launch.name} has been started", op.rank)
 
-    def start_batch(self, batch: Sequence[Deferred]) -> RunningBatch:
+    def start_batch(self, batch: Sequence[Deferred]) -> Running:
         """Run the same kernel of several ranks as lanes of one execution."""
         launches = [launch for launch in batch if isinstance(launch, TritonLaunch)]
         running = RunningBatch(launches)
@@ -205,7 +205,7 @@ class SampledLaunch(TritonLaunch):
     waits for somebody) takes the time of reading its tensors.
     """
 
-    def start_batch(self, batch: Sequence[Deferred]) -> Finished:  # type: ignore[override]
+    def start_batch(self, batch: Sequence[Deferred]) -> Finished:
         """Count what a few programs do, for each launch."""
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
         for launch in launches:
