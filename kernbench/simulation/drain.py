@@ -83,7 +83,7 @@ class Drain:
     def clear(self) -> None:
         """Forget everything that waits or is kept."""
         self.waits.clear()
-        self.matcher.pending.clear()
+        self.matcher.clear()
         self.deadlines.clear()
         self.polls.clear()
         self.signal_timing.clear()

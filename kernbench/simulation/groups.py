@@ -64,6 +64,7 @@ class Collective:
     """The n-th collective of a group: who has arrived.
 
     Attributes:
+        number: how many had been posted in the simulation before.
         run: its way through virtual time, once it has been matched and handed to the engine.
     """
 
@@ -71,6 +72,7 @@ class Collective:
     sequence: int
     signature: Signature
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    number: int = 0
     started: bool = False
     run: PlanRun | None = None
     error: CollectiveMismatchError | None = None

@@ -86,7 +86,16 @@ class Host:
     def let_wait(self, name: str, operations: Iterable[Operation]) -> None:
         """What is enqueued next on the stream called ``name`` starts after ``operations``."""
         waits = self.awaited.setdefault(name, [])
-        waits += [op for op in operations if op not in waits and not (op.end is not None and op.end <= self.clock)]
+        for op in operations:
+            if op.end is not None and op.end <= self.clock:
+                continue
+            beside = [each for each in waits if each.stream == op.stream and each.sip == op.sip]
+            if any(each is op or each.enqueue > op.enqueue for each in beside):
+                continue  # what comes after it on its stream is waited for
+            for each in beside:
+                if each.enqueue < op.enqueue:
+                    waits.remove(each)  # a host that runs ahead waits for many of one stream
+            waits.append(op)
 
     def take_awaited(self) -> Sequence[Operation]:
         """What the operation that is enqueued now has to wait for."""

@@ -49,8 +49,15 @@ class Matcher:
 
     def __post_init__(self) -> None:
         self.pending: list[Collective] = []
+        self._matched: list[Collective] = []  # of these, in which all have arrived and which has not been started
+        self._posted = 0
         self.history = History()
         self.mailbox = Mailbox(self.engine, self.hosts, self.streams, self.history, self.hooks)
+
+    def clear(self) -> None:
+        """Forget what has been posted."""
+        self.pending.clear()
+        self._matched.clear()
 
     def reset(self) -> None:
         """Forget everything that waits."""
@@ -111,14 +118,19 @@ class Matcher:
             op.fail(error, me.clock)
             raise error
         if len(collective.arrivals) == 1:
+            collective.number = self._posted
+            self._posted += 1
             self.pending.append(collective)
+        if collective.matched:
+            self._matched.append(collective)
         me.tails[group.stream] = op
         self.streams.touch(me, op, inputs, outputs)
         return op
 
     def _forget(self, collective: Collective) -> None:
-        if collective in self.pending:
-            self.pending.remove(collective)
+        for kept in (self.pending, self._matched):
+            if collective in kept:
+                kept.remove(collective)
 
     def give_up(self, op: Operation, error: BaseException, at: float) -> None:
         """Fail ``op``, which has waited too long: the others of its collective cannot complete it any more."""
@@ -142,7 +154,6 @@ class Matcher:
 
     def start_matched(self) -> bool:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
-        pending = self.pending
         started = self.mailbox.match_any_source()
         if self.mailbox.paired:
             paired, self.mailbox.paired = self.mailbox.paired, []
@@ -153,14 +164,30 @@ class Matcher:
                     started = True
                 else:
                     self.mailbox.paired.append(item)
-        for collective in list(pending):
-            if not collective.started and collective.matched and self._values_ready(collective.arrivals.values()):
-                collective.started = True
-                self._start(collective)
-                started = True
-        ended = len(pending)
-        pending[:] = [collective for collective in pending if not collective.complete]
-        return started or len(pending) < ended
+        if self._matched:
+            matched, self._matched = sorted(self._matched, key=lambda collective: collective.number), []
+            for collective in matched:
+                if self._values_ready(collective.arrivals.values()):
+                    collective.started = True
+                    self._start(collective)
+                    started = True
+                else:
+                    self._matched.append(collective)
+        return self._drop_complete() or started
+
+    def _drop_complete(self) -> bool:
+        """Forget collectives that have ended; False if there is none. They end nearly in the order in which they were posted:
+        all are looked at only when nothing is in flight."""
+        pending, ended = self.pending, 0
+        while ended < len(pending) and pending[ended].complete:
+            ended += 1
+        if ended:
+            del pending[:ended]
+        elif pending and self.engine.next_event is None:
+            kept = [collective for collective in pending if not collective.complete]
+            ended = len(pending) - len(kept)
+            pending[:] = kept
+        return ended > 0
 
     def _values_ready(self, arrivals: Iterable[Arrival]) -> bool:
         """Whether nothing that is still to run, or suspended, may write what these read or write."""

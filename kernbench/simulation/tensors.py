@@ -23,8 +23,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor without the class that tells of looks: operations on it are not drained for."""
     if type(tensor) in _PLAIN or not tells_of_looks(tensor):
         return tensor
-    result: torch.Tensor = torch.Tensor.__torch_function__(torch.Tensor.as_subclass, (), (tensor, torch.Tensor))
-    return result
+    with DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

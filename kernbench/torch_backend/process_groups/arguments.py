@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.modes import plain_torch
 
 Tensors = Sequence[torch.Tensor]
@@ -20,18 +21,18 @@ Tensors = Sequence[torch.Tensor]
 def one_tensor(tensors: Any) -> torch.Tensor:
     """The tensor of a call that takes a list with one entry per local device, of which a rank has one."""
     if isinstance(tensors, torch.Tensor):
-        return tensors
+        return plain(tensors)
     if len(tensors) != 1:
         raise ValueError(f"expected one tensor per rank, found {len(tensors)}: a rank drives one device")
     first = tensors[0]
-    return first if isinstance(first, torch.Tensor) else one_tensor(first)
+    return plain(first) if isinstance(first, torch.Tensor) else one_tensor(first)
 
 
 def tensor_list(lists: Any) -> list[torch.Tensor]:
     """The tensors of a call that takes a list of lists, or a list."""
     if lists and not isinstance(lists[0], torch.Tensor):
         lists = lists[0]
-    return list(lists)
+    return list(map(plain, lists))
 
 
 def reduction_of(opts: Any, dtype: torch.dtype) -> ReduceOp:

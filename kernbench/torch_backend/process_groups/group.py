@@ -17,6 +17,7 @@ import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
+from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.process_groups import monitored_barrier
 from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
@@ -37,7 +38,7 @@ class SimProcessGroup(PostingGroup):
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts, tensor.dtype)
-        target = tensor if out is None else out
+        target = tensor if out is None else plain(out)
         if target.shape != tensor.shape or target.dtype != tensor.dtype:
             raise CallError(
                 f"all_reduce: out has {tuple(target.shape)} {target.dtype}, tensor has {tuple(tensor.shape)} {tensor.dtype}"
@@ -97,6 +98,7 @@ class SimProcessGroup(PostingGroup):
         return self._post("all_gather", (tensor,), outputs, opts, shape=shape, dtype=tensor.dtype, splits=splits)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        output, input = plain(output), plain(input)
         if output.numel() != input.numel() * self.size():
             raise CallError(
                 f"all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
@@ -152,6 +154,7 @@ class SimProcessGroup(PostingGroup):
         )  # fmt: skip
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        output, input = plain(output), plain(input)
         if input.numel() != output.numel() * self.size():
             raise CallError(
                 f"reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
@@ -172,7 +175,7 @@ class SimProcessGroup(PostingGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
-        outputs, inputs = list(output_tensors), list(input_tensors)
+        outputs, inputs = tensor_list(output_tensors), tensor_list(input_tensors)
         self._check_count("all_to_all", "output", outputs)
         self._check_count("all_to_all", "input", inputs)
         return self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=inputs[0].dtype)
@@ -186,6 +189,7 @@ class SimProcessGroup(PostingGroup):
         opts: Any = None,
     ) -> Work:
         """Rows ``input_split_sizes[j]`` of ``input`` go to rank j; without sizes, dimension 0 is cut evenly."""
+        output, input = plain(output), plain(input)
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
         work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype, given=(input,))
