@@ -31,6 +31,8 @@ def _keeps_attributes(untyped_storage: Any) -> bool:
 RELIES_ON = (
     Reliance("torch._C.TensorBase.untyped_storage", "its Python object, with attributes, lives as long as the storage",
              holds=_keeps_attributes),
+    Reliance("torch._C.TensorBase.numpy", "it shares the memory, whatever class of Python the tensor has",
+             holds=lambda numpy: numpy(made := torch.zeros(1)).ctypes.data == made.data_ptr()),
     Reliance(
         "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
         parameters=("self",),
