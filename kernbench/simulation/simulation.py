@@ -138,7 +138,8 @@ class Simulation:
         return max(host.clock, self.engine.now) if host is self.hosts.main else host.clock
 
     def _note_memory(self, sip: int, change: int) -> None:
-        self.engine.op_log.note_memory(sip, self.now(), change)
+        host = self.hosts.current()
+        self.engine.op_log.note_memory(sip, self.now() if host.rank is None else host.clock, change)
 
     def wait_on_stream(self, op: Operation) -> None:
         """Let this rank's current stream wait for ``op``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).

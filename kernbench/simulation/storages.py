@@ -47,8 +47,11 @@ class DeviceMemory:
         self.fraction = 1.0
         self.limited = False
 
-    def reserve(self, nbytes: int) -> None:
-        """Count ``nbytes`` more. Raises ``torch.OutOfMemoryError`` if the SIP is full and the program asked for limits."""
+    def hold(self, nbytes: int, *, shared: bool = False) -> Block:
+        """A block of ``nbytes``, which are counted until it is gone.
+
+        Raises ``torch.OutOfMemoryError`` if the SIP is full and the program asked for limits.
+        """
         used = self.used + nbytes
         if self.limited and used > self.capacity * self.fraction:
             raise torch.OutOfMemoryError(
@@ -61,6 +64,7 @@ class DeviceMemory:
             self.peak = used
         if self.table.noted is not None:
             self.table.noted(self.sip, nbytes)
+        return Block(self, nbytes, shared)
 
     def release(self, nbytes: int) -> None:
         """Count ``nbytes`` less."""
@@ -112,7 +116,7 @@ class Stored:
 
 
 class Block(Stored):
-    """What a simulation knows about one storage on a SIP.
+    """What a simulation knows about one storage on a SIP; made by :meth:`DeviceMemory.hold`.
 
     Attributes:
         memory: where it is.
@@ -122,16 +126,18 @@ class Block(Stored):
 
     __slots__ = ("memory", "nbytes", "shared")
 
-    def __init__(self, memory: DeviceMemory, nbytes: int, *, shared: bool = False) -> None:
-        super().__init__(memory.table)
-        self.nbytes = 0  # until there is room
+    def __init__(self, memory: DeviceMemory, nbytes: int, shared: bool) -> None:
+        self.table = memory.table  # and what a Stored has: each operation's result gets one
+        self.allocation = None
+        self.last = None
+        self._whole = None
         self.memory = memory
-        self.shared = shared
-        memory.reserve(nbytes)
         self.nbytes = nbytes
+        self.shared = shared
 
     def __del__(self) -> None:
-        super().__del__()
+        if self.allocation is not None:
+            self.table.memory_store.free(self.allocation)
         self.memory.release(self.nbytes)
 
 
@@ -186,7 +192,7 @@ class StorageTable:
     def put(self, tensor: torch.Tensor, memory: DeviceMemory) -> None:
         """Put a fresh tensor's storage on a SIP."""
         storage: Any = storage_of(tensor)
-        setattr(storage, NOTE, Block(memory, storage.nbytes()))
+        setattr(storage, NOTE, memory.hold(storage.nbytes()))
 
     def allocation_of(self, tensor: torch.Tensor, owner: Host, name: str = "") -> Allocation:
         """Where a tensor's storage is among the addresses of a SIP: of its own, or of its owner's."""

@@ -65,8 +65,10 @@ class Streams:
         else:
             op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
             op.nbytes = cost.nbytes
-        op.executed = not deferred
-        op.detail = detail
+        if deferred:
+            op.executed = False
+        if detail is not None:
+            op.detail = detail
         if tensors:
             op.operands = [self._touch(op, tensor, host) for tensor in tensors_in(tensors)]
         self._engine.submit(op, after=host.take_awaited() if host.awaited else ())

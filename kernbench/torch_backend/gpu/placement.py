@@ -40,15 +40,18 @@ RELIES_ON = (
 )  # fmt: skip
 
 
+_untyped_storage: Any = torch._C.TensorBase.untyped_storage
+
+
 def _storage(tensor: torch.Tensor) -> Any:
     """A tensor's storage. Nobody looks at values: a tensor that tells of looks is not to tell of this."""
-    return storage_of(tensor) if tells_of_looks(tensor) else torch._C.TensorBase.untyped_storage(tensor)
+    return storage_of(tensor) if tells_of_looks(tensor) else _untyped_storage(tensor)
 
 
 def block_of(tensor: torch.Tensor) -> Block | None:
     """The block of a tensor's storage, None if it is not on a simulated GPU."""
     try:
-        stored = getattr(_storage(tensor), NOTE, None)
+        stored = getattr(_untyped_storage(tensor) if type(tensor) in PLAIN else _storage(tensor), NOTE, None)
     except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
         stored = getattr(tensor, NOTE, None)
     if type(stored) is Block:
@@ -92,6 +95,20 @@ def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
     put(storage, nbytes, memory)
 
 
+def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
+    """Put what an operation has made on a SIP, unless it is on one."""
+    if type(tensor) in PLAIN:
+        try:
+            storage = _untyped_storage(tensor)
+            if type(getattr(storage, NOTE, None)) is not Block:
+                setattr(storage, NOTE, memory.hold(storage.nbytes()))
+            return
+        except (NotImplementedError, RuntimeError):
+            pass
+    if block_of(tensor) is None:
+        place(tensor, memory)
+
+
 def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:
     """Put a storage (or a tensor without one), which takes ``nbytes`` there, on a SIP, or (None) back on the host.
 
@@ -102,12 +119,12 @@ def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool 
         if block is not None:
             delattr(storage, NOTE)
     elif type(block) is not Block or block.memory is not memory:
-        setattr(storage, NOTE, Block(memory, nbytes, shared=shared))
+        setattr(storage, NOTE, memory.hold(nbytes, shared=shared))
 
 
 def place_wrapper(tensor: torch.Tensor, memory: DeviceMemory) -> None:
     """Let a wrapper whose parts are not known say that it is on a SIP; it takes no memory there itself."""
-    put(torch._C.TensorBase.untyped_storage(tensor), 0, memory)
+    put(_untyped_storage(tensor), 0, memory)
 
 
 def place_shared(tensor: torch.Tensor, memory: DeviceMemory) -> None:

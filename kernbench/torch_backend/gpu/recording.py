@@ -25,7 +25,7 @@ from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -312,14 +312,19 @@ class Recorder(TorchDispatchMode):
     def _record(
         self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
     ) -> None:
-        kind = operation.kind
-        inputs, outputs = _tensors_in(args), _tensors_in((result,))
+        kind, shared = operation.kind, False
+        inputs = _tensors_in(args)
+        outputs = [result] if isinstance(result, torch.Tensor) else _tensors_in((result,))
         for output in outputs:
             if type(output) not in PLAIN and not tells_of_looks(output):
                 return
         if device.host.uses_gpu:
             blocks = [block_of(tensor) for tensor in inputs]
-            source = next((block for block in blocks if block is not None), None)
+            source = None
+            for block in blocks:
+                if block is not None:
+                    source = source or block
+                    shared = shared or block.shared
             on_device = source is not None
             wanted = kwargs.get("device") if kwargs else None
             if wanted is not None:
@@ -343,8 +348,7 @@ class Recorder(TorchDispatchMode):
                     return
             memory = device.memory if source is None or source.shared else source.memory
             for output in outputs:
-                if block_of(output) is None:
-                    place(output, memory)
+                place_result(output, memory)
         if operation.allocates or not (outputs or inputs):
             return
         if launched or (device.in_custom_operation and kind != CUSTOM):
@@ -353,7 +357,7 @@ class Recorder(TorchDispatchMode):
             outputs += operation.written(args, kwargs)
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
-        if device.host.uses_gpu and any(block is not None and block.shared for block in blocks):
+        if shared:
             cost = device.over_links(cost, inputs)
         device.enqueue(operation.title, cost)
 
