@@ -215,11 +215,9 @@ class Shipped(dict[str, Row]):
         self[name] = row
         return row
 
-    def read_all(self) -> Shipped[Row]:
-        """This table with every row."""
-        for name in shipped_names(f"{self._kind}s"):
-            self[name]
-        return self
+    def read_all(self) -> dict[str, Row]:
+        """Every row, by name in alphabetical order, whichever was asked for first."""
+        return {name: self[name] for name in shipped_names(f"{self._kind}s")}
 
 
 GENERATIONS: Shipped[Generation] = Shipped("generation", GenerationFile)

@@ -32,7 +32,7 @@ def test_every_shipped_device_names_its_generation_which_its_target_would_give_t
 
 def test_a_follower_comes_after_whom_it_follows_and_a_plugin_s_transport_is_libfabric_s_with_a_tuner() -> None:
     order = by_age()
-    assert [(row.name, row.like) for row in GENERATIONS.values() if row.like] == [
+    assert [(row.name, row.like) for row in GENERATIONS.read_all().values() if row.like] == [
         ("blackwell", "hopper"),
         ("cdna", "ampere"),
     ]
