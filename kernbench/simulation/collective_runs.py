@@ -118,10 +118,10 @@ class CollectiveRuns:
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
         )  # fmt: skip
         if self.engine.enable_data or self._on_hosts(arrivals):
-            inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
             reduction = ReduceOp(signature.reduction) if signature.reduction else None
             module = algorithm_module(request.config.module)
             with self.paused():
+                inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
                 if hasattr(module, "run"):
                     ranks = tuple(arrival.rank for arrival in arrivals)
                     self._kernels.run(module, ranks, inputs, outputs, reduction, root)

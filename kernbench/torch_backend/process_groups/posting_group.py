@@ -76,6 +76,7 @@ class PostingGroup(_ProcessGroup):
         self._rank = rank
         self.backend_name = backend
         self.timeout = timeout
+        self._timeout_seconds = timeout.total_seconds()
         self.asked_for = asked_for
         self._name = name
         self._description = description
@@ -138,6 +139,7 @@ class PostingGroup(_ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
+        self._timeout_seconds = timeout.total_seconds()
         self.asked_for = True
 
     def _has_hooks(self) -> bool:
@@ -213,13 +215,15 @@ class PostingGroup(_ProcessGroup):
             algorithm or self.simulation.ccl_config.algorithm_for(op),
         )
         self._sequence += 1
+        if type(opts) is ReduceOp:
+            opts = None  # a reduction alone: there are no other options
         simulation = self.simulation
         if simulation.hosts.current().unsettled:
             simulation.values.settle_stream()
         if reduction is not None and opts is not None:
             inputs = premultiplied(opts, inputs)
         operation = self.matcher.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
-        self._limit(operation, timeout_of(opts))
+        self._limit(operation, None if opts is None else timeout_of(opts))
         work = self._work(operation, outputs)
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
@@ -227,7 +231,7 @@ class PostingGroup(_ProcessGroup):
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
-        timeout = (own or self.timeout).total_seconds()
+        timeout = self._timeout_seconds if own is None else own.total_seconds()
         self.simulation.deadlines.add(
             operation, operation.enqueue + timeout, partial(self._expire, operation, timeout),
             self.asked_for or own is not None,
