@@ -221,6 +221,7 @@ class Recorder(TorchDispatchMode):
         self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
         self._values = simulation.values
         self._costs = simulation.op_costs
+        self._enqueue = simulation.streams.enqueue
 
     supports_higher_order_operators = True
 
@@ -359,7 +360,7 @@ class Recorder(TorchDispatchMode):
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
         if shared:
             cost = device.over_links(cost, inputs)
-        device.enqueue(operation.title, cost)
+        self._enqueue(device.host, operation.title, cost)
 
 
 def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
