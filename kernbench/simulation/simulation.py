@@ -169,4 +169,4 @@ class Simulation:
             self.world.unwind()
         finally:
             self.world.close()
-            self.storages.noted = None
+            self.storages.close()

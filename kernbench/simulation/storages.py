@@ -148,8 +148,7 @@ class StorageTable:
         memory_store: addresses, by SIP.
         sips: of the simulation, in torch's order.
         capacity: of a SIP's memory, bytes.
-        noted: told, as ``noted(sip, bytes)``, of what programs allocate and give back; set to None when nobody wants to
-            know any more.
+        noted: told, as ``noted(sip, bytes)``, of what programs allocate and give back, until :meth:`close`.
     """
 
     def __init__(
@@ -160,6 +159,11 @@ class StorageTable:
         self._capacity = capacity
         self._sips = sips
         self._memories: dict[int, DeviceMemory] = {}
+
+    def close(self) -> None:
+        """Nobody is told any more, and nothing is held in a circle: what tensors are left keep alive what they need."""
+        self.noted = None
+        self._memories.clear()
 
     def memory(self, sip: int) -> DeviceMemory:
         """Memory of a SIP."""
