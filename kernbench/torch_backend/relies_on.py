@@ -7,6 +7,7 @@ prints the list. Supporting another version of torch begins with what it says is
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 import pkgutil
@@ -152,4 +153,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m kernbench.torch_backend.relies_on", description=main.__doc__).parse_args()
     sys.exit(main())
