@@ -7,14 +7,17 @@ always; with ``KERNBENCH_TORCH_OWN=1`` all of them do, which takes minutes.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-from functools import cache
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from tests.torch_backend.torch_own import on_ranks
-from tests.torch_backend.torch_own.suite import PASSED, RECORD, Suite
+from tests.torch_backend.torch_own.suite import PASSED, RECORD
 
 CANNOT = {"test_get_rank": "counts process ids: simulated ranks share a process, and its id"}
 """Tests that gloo passes and simulated ranks do not, by the reason."""
@@ -43,27 +46,49 @@ def recorded() -> list[str]:
     return [line for line in RECORD[True].read_text().splitlines() if not line.startswith("#")]
 
 
-@cache
-def suite() -> Suite:
-    return Suite(opened=True)
+class Server:
+    """A fresh process that forks one of its own for each test: the neighbours of this one may have trained."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.torch_backend.torch_own", "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.names: list[str] = self.said()
+
+    def said(self) -> Any:
+        """Its next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the server of torch's own tests ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def outcome(self, name: str) -> str:
+        """What the test ended with."""
+        assert self.process.stdin is not None
+        print(name, file=self.process.stdin, flush=True)
+        return str(self.said())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.process.communicate()
 
 
 @pytest.mark.parametrize("name", [name for name in recorded() if EVERYTHING or name in ALWAYS])
-def test_passes_as_on_gloo(name: str) -> None:
+def test_passes_as_on_gloo(server: Server, name: str) -> None:
     if name in CANNOT:
         pytest.skip(CANNOT[name])
-    environment = dict(os.environ)
-    try:
-        outcome = on_ranks.run_apart(suite(), name)
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-    assert outcome == PASSED
+    assert server.outcome(name) == PASSED
 
 
-def test_the_record_is_of_this_torch() -> None:
+def test_the_record_is_of_this_torch(server: Server) -> None:
     version = RECORD[True].read_text().splitlines()[0]
     if torch.__version__.split("+")[0] not in version:
         pytest.skip(f"recorded with another torch: {version}")
-    assert set(recorded()) <= set(suite().names)
+    assert set(recorded()) <= set(server.names)
     assert set(CANNOT) <= set(recorded())

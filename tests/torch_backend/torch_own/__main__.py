@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
 
@@ -20,9 +22,12 @@ def main() -> int:
     parser.add_argument("--shard", nargs=2, type=int, metavar=("START", "STEP"))
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--time", action="store_true", help="print seconds, too")
+    parser.add_argument("--serve", action="store_true", help="read names line by line, write their outcomes as JSON")
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
     suite = Suite(opened=not args.closed)
+    if args.serve:
+        return serve(suite)
     names = args.names or suite.names
     if args.shard:
         names = names[args.shard[0] :: args.shard[1]]
@@ -41,6 +46,19 @@ def main() -> int:
         header = f"# torch {torch.__version__}: passed on {args.side}\n"
         RECORD[suite.opened].write_text(header + "".join(f"{name}\n" for name in passed))
     return min(failed, 1)
+
+
+def serve(suite: Suite) -> int:
+    """Answer each name on stdin by its outcome, as JSON on stdout, after a first line with all names.
+
+    The process itself never runs a test: what it forks starts from an interpreter in which autograd has no threads.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(json.dumps(suite.names), file=answers)
+    for line in sys.stdin:
+        print(json.dumps(on_ranks.run_apart(suite, line.strip())), file=answers)
+    return 0
 
 
 if __name__ == "__main__":
