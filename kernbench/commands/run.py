@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 @click.option("--per-rank-module", "per_rank_modules", metavar="PREFIX", multiple=True, default=("megatron",),
               show_default=True, help="Modules whose globals each rank has of its own; may be repeated. Modules beside "
               "the script always are.")  # fmt: skip
+@click.option("--data/--no-data", default=True, help="Compute values; without, only what steers the program: real size in "
+              "little time and memory.")  # fmt: skip
+@click.option("--unknown", type=click.Choice(["assume", "error"]), default="assume", show_default=True, help="Without "
+              "data, what a look at a value that was not computed gets.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
@@ -46,6 +50,8 @@ def command(
     flight_recorder: str | None,
     autotune_report: str | None,
     per_rank_modules: tuple[str, ...],
+    data: bool,
+    unknown: str,
     prefix: bool,
     summary: bool,
     module: bool,
@@ -74,7 +80,8 @@ def command(
     compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
     code = 0
     plugins = [] if report is None else [report]
-    with simulate(system, nodes=nnodes if nnodes > 1 else None, seed=seed, plugins=plugins) as ctx:
+    nodes = nnodes if nnodes > 1 else None
+    with simulate(system, nodes=nodes, seed=seed, plugins=plugins, enable_data=data, unknown=unknown) as ctx:
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
@@ -148,6 +155,6 @@ def print_summary(ctx: RuntimeContext) -> None:
     )
     for item in traffic(ctx.simulation):
         click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
-    for note in (*timeline.unmodelled, ctx.engine.op_log.note):
+    for note in (*timeline.unmodelled, *map(str, ctx.simulation.assumptions.made), ctx.engine.op_log.note):
         if note:
             click.echo(note)

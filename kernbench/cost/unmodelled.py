@@ -37,12 +37,18 @@ class Unmodelled:
         self._where = where
         self._first: dict[str, str] = {}
         self._calls: dict[str, int] = {}
+        self.computed: dict[str, str] = {}
 
     def note(self, name: str) -> None:
         """One more call of an operator."""
         if name not in self._calls:
             self._first[name] = self._where() if self._where is not None else ""
         self._calls[name] = self._calls.get(name, 0) + 1
+
+    def note_shape(self, name: str) -> None:
+        """An operator whose result nobody can describe without computing it."""
+        if name not in self.computed:
+            self.computed[name] = self._where() if self._where is not None else ""
 
     @property
     def operators(self) -> tuple[UnmodelledOperator, ...]:

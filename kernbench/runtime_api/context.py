@@ -54,6 +54,7 @@ class RuntimeContext:
         plugins: whose hooks are called; by default those that are installed.
         options: values of the plugins' options; those that are not given have their defaults.
         host_effects: what a run does to its process; by default what ``KERNBENCH_HOST_EFFECTS`` says.
+        unknown: what to do when a program looks at a value that was not computed: ``"assume"`` or ``"error"``.
         simulation: the owners behind the names.
     """
 
@@ -67,6 +68,7 @@ class RuntimeContext:
     plugins: PluginManager = field(default_factory=default_manager, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     host_effects: HostEffects | None = field(default=None, repr=False)
+    unknown: str = "assume"
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -83,7 +85,7 @@ class RuntimeContext:
         self.simulation = simulation = Simulation(
             self.engine, RankScheduler(make_policy(self.policy, self.seed), self.host_effects),
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
-            plugins=self.plugins, context=self, describe=self._describe,
+            plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -250,6 +252,7 @@ def simulate(
     options: Mapping[str, Any] | None = None,
     log_limit: int | None = DEFAULT_LIMIT,
     host_effects: HostEffects | None = None,
+    unknown: str = "assume",
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -257,7 +260,8 @@ def simulate(
         system: name of a shipped system, path of a YAML file, or a handle; default ``sip8``.
         world_size: ranks that the program will use; checked against the system now, instead of when they are spawned.
         nodes: repeat the system's node this many times.
-        enable_data: compute values; without, only time is modelled.
+        enable_data: compute values; without, time and memory alone are modelled, and values only where they are small and
+            follow from known ones (``docs/real_size.md``).
         seed: of the ranks' random generators and of the ``"random"`` policy.
         policy: ``"round_robin"`` or ``"random"``.
         devices: the SIPs to use: ``"all"``, an index, a list or a range.
@@ -269,6 +273,8 @@ def simulate(
         log_limit: operations that the op log keeps, the last ones; None: all.
         host_effects: what the simulation may do to the process while ranks run (:class:`~kernbench.scheduler.HostEffects`);
             default: what ``KERNBENCH_HOST_EFFECTS`` says, all of it if that is not set.
+        unknown: without data, what to do when the program looks at a value that was not computed: ``"assume"`` a neutral one
+            and say so once per line, or ``"error"``: stop there.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -291,6 +297,7 @@ def simulate(
         plugins=manager,
         options=options or {},
         host_effects=host_effects,
+        unknown=unknown,
     )
     with ctx:
         yield ctx

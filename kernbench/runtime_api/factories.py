@@ -15,6 +15,7 @@ from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import as_dtype
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import poison
+from kernbench.torch_backend.hollow.shapes import hollow
 
 
 def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -37,14 +38,14 @@ class Factories:
         simulation = self._simulation
         host = simulation.hosts.current()
         with host.as_one():
-            made = make("cpu" if simulation.engine.enable_data else "meta")
+            made = make("cpu") if simulation.engine.enable_data else hollow(make)
         host.uses_gpu = True
         storages = simulation.storages
         storages.put(made, storages.memory(host.sip))
         storages.adopt(made, host, name)
         if kernel and not host.unrecorded:
             simulation.streams.enqueue(host, f"{kernel}.default", simulation.op_costs.of_tensors(kernel, [], [made]))
-        tensor = made.as_subclass(Tensor)
+        tensor: Tensor = made.as_subclass(Tensor)
         return tensor.requires_grad_() if requires_grad else tensor
 
     def _draw(

@@ -19,8 +19,11 @@ import torch
 
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.simulation.current import current_simulation
+from kernbench.simulation.host_reads import COPIES
 from kernbench.simulation.host_reads import ENTRY_POINTS as _HOST_READ_BARRIERS
+from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import plain, poison, tensors_in
+from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
 
 _FRESH = frozenset({"empty_like", "new_empty", "empty", "new_empty_strided"})
 """Operations whose result is memory that nobody has written."""
@@ -80,6 +83,8 @@ class Tensor(torch.Tensor):
         if kind == READ:
             name = getattr(func, "__name__", "").replace("__get__", "data")
             simulation.host_reads.before(tensors_in(args, kwargs), name)
+            if name in _SHOWN and is_assumed(simulation, args[0]):
+                return _assumed(simulation, func, name, args, kwargs)
             with host.as_one():
                 if name == "cpu":  # a copy, as from a GPU
                     return plain(args[0]).detach().clone()
@@ -92,7 +97,7 @@ class Tensor(torch.Tensor):
         host.uses_gpu = True
         with nullcontext() if current_carrier() is not None else simulation.torch_recorder.recording():
             result = super().__torch_function__(func, types, args, kwargs or {})
-        if func.__name__ in _FRESH and not result.is_meta:
+        if func.__name__ in _FRESH and simulation.engine.enable_data:
             with host.as_one():
                 poison(plain(result))
         return result
@@ -117,6 +122,20 @@ class Tensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _look_at(self, "__deepcopy__")
         return self.clone()
+
+
+_SHOWN = COPIES - {"equal", "allclose", "cpu", "__reduce_ex__"}
+"""Looks at which an assumed value must say so."""
+
+
+def _assumed(simulation: Simulation, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """What a look at a tensor shows whose values were not computed."""
+    seen = visible(simulation, args[0], name.strip("_"))
+    with simulation.hosts.current().as_one():
+        if name == "__repr__":
+            return text(args[0], lambda: repr(plain(args[0])))
+        found = func(seen, *args[1:], **(kwargs or {}))
+    return number(found) if name in NUMBERS else found
 
 
 def _look_at(tensor: torch.Tensor, name: str) -> None:

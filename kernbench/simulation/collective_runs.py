@@ -16,11 +16,12 @@ from kernbench.ccl.registry import algorithm_module
 from kernbench.cost.uncertainty import collective_spread
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.simulation.collective_values import all_have_bytes, anything_unknown, assumed, moved
 from kernbench.simulation.groups import Arrival, Collective, Communicator
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.kernel_collectives import KernelCollectives
-from kernbench.simulation.storages import Block, StorageTable
+from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.tensors import plain, short_dtype
 from kernbench.simulation.waits import Awaited
 
@@ -117,17 +118,28 @@ class CollectiveRuns:
             signature.op, signature.algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
         )  # fmt: skip
-        if self.engine.enable_data or self._on_hosts(arrivals):
-            reduction = ReduceOp(signature.reduction) if signature.reduction else None
-            module = algorithm_module(request.config.module)
-            with self.paused():
-                inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
-                if hasattr(module, "run"):
-                    ranks = tuple(arrival.rank for arrival in arrivals)
-                    self._kernels.run(module, ranks, inputs, outputs, reduction, root)
-                else:
-                    CollectiveRunner.move(request, inputs, outputs, reduction)
+        reduction = ReduceOp(signature.reduction) if signature.reduction else None
+        with self.paused():
+            if self.engine.enable_data:
+                self._move(request, arrivals, root, reduction)
+            elif all_have_bytes(self.storages, arrivals):
+                unknown = anything_unknown(self.storages, arrivals)
+                self._move(request, arrivals, root, reduction)
+                moved(self.storages, arrivals, unknown=unknown)
+            else:
+                assumed(self.storages, arrivals, reduces=reduction is not None)
         return request
+
+    def _move(
+        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+    ) -> None:
+        """Move the values."""
+        inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
+        module = algorithm_module(request.config.module)
+        if hasattr(module, "run"):
+            self._kernels.run(module, tuple(arrival.rank for arrival in arrivals), inputs, outputs, reduction, root)
+        else:
+            CollectiveRunner.move(request, inputs, outputs, reduction)
 
     def _find_request(
         self,
@@ -170,11 +182,6 @@ class CollectiveRuns:
     def awaited(self, awaited: Awaited) -> Awaited:
         """The operation whose values a condition of :meth:`values_of` stands for; else ``awaited`` itself."""
         return next((posted for posted, there in self._awaited.items() if there is awaited), awaited)
-
-    def _on_hosts(self, arrivals: Sequence[Arrival]) -> bool:
-        """Whether all tensors are the hosts': those have values also where only time is modelled."""
-        tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
-        return not any(tensor.is_meta or isinstance(self.storages.of(tensor), Block) for tensor in tensors)
 
 
 def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from kernbench.cost.work import copy_cost
-from kernbench.errors import KernbenchError
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Hosts
@@ -52,28 +51,14 @@ class HostReads:
     hooks: RunHooks | None
 
     def before(self, tensors: Iterable[torch.Tensor], name: str) -> None:
-        """Drain what the values of ``tensors`` depend on; ``name``: the entry point of :data:`ENTRY_POINTS`.
-
-        Raises:
-            KernbenchError: the values of a tensor on a SIP are wanted, and this simulation computes none.
-        """
+        """Drain what the values of ``tensors`` depend on; ``name``: the entry point of :data:`ENTRY_POINTS`."""
         for tensor in tensors:
             stored = self.storages.of(tensor)
-            if name in COPIES and name != "__repr__":
-                self.require_values(tensor, stored, name)
             if self.hooks is not None:
                 self.hooks.host_read(tensor, name)
             self.await_values(tensor, stored)
             if isinstance(stored, Block) and name in COPIES:
                 self.to_host(stored.memory.sip, 1 if name in _VERDICTS else tensor.nbytes)
-
-    def require_values(self, tensor: torch.Tensor, stored: Stored | None, name: str) -> None:
-        """Raise if ``tensor`` is on a SIP of a simulation that computes no values."""
-        if tensor.is_meta or (not self.engine.enable_data and isinstance(stored, Block)):
-            raise KernbenchError(
-                f"{name}: the host looks at a value, but this context was made with enable_data=False and has none: "
-                "a program whose control flow reads data needs enable_data=True"
-            )
 
     def await_values(self, tensor: torch.Tensor, stored: Stored | None) -> None:
         """Have what launches write into ``tensor`` computed; no virtual time passes. Raises what made one of them fail."""

@@ -13,6 +13,7 @@ from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.simulation.assumptions import Assumptions
 from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.deadlines import Deadlines
 from kernbench.simulation.drain import Drain
@@ -62,12 +63,14 @@ class Simulation:
         plugins: whose hooks are called.
         context: what they are given as the context.
         describe: says what the context is.
+        unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
 
     Attributes:
         topology: the system.
         op_costs: what torch's operations cost.
         hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
+        assumptions: what was assumed of values that were not computed.
         hooks: what plugins are told, None if none listens.
         distributed: makes process groups.
         torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
@@ -88,6 +91,7 @@ class Simulation:
         plugins: PluginManager,
         context: Any,
         describe: Callable[[], ContextEvent],
+        unknown: str = "assume",
     ) -> None:
         self.engine = engine
         self.topology = engine.topology
@@ -98,9 +102,12 @@ class Simulation:
         self._ccl = ccl
         device = self.topology.device
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()))
+        self.assumptions = Assumptions(unknown)
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
-        self.storages = StorageTable(engine.memory, sips, device.hbm.size, self._note_memory)
+        self.storages = StorageTable(
+            engine.memory, sips, device.hbm.size, self._note_memory, has_data=engine.enable_data
+        )
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         self.streams = Streams(engine, self.hosts, self.storages, self.hooks)

@@ -10,6 +10,7 @@ Relies on: a storage's Python object living as long as the storage itself, with 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from kernbench.sim_engine.op_log import MemoryRange
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.tensors import plain, storage_of
+
+SMALL_BYTES = 8192
+"""Where no data is computed, storages on SIPs of up to this many bytes have values nevertheless: they steer the program."""
 
 NOTE = "_kernbench"
 """The attribute of a storage (of a tensor without one) that is its :class:`Stored`."""
@@ -80,12 +84,17 @@ class Stored:
         table: of the simulation.
         allocation: its place among the addresses of a SIP, None until somebody needs one.
         last: the last launch or collective on it.
+        hollow: whether its bytes mean nothing: nobody computes or touches them (a simulation without data).
+        stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
+            of a hollow one, nothing better is known than the default of its dtype.
     """
 
-    __slots__ = ("_whole", "allocation", "last", "table")
+    __slots__ = ("_whole", "allocation", "hollow", "last", "stand_in", "table")
 
     def __init__(self, table: StorageTable) -> None:
         self.table = table
+        self.hollow = False
+        self.stand_in: float | None = None
         self.allocation: Allocation | None = None
         self.last: Operation | None = None
         self._whole: tuple[MemoryRange] | None = None
@@ -93,6 +102,11 @@ class Stored:
     def __del__(self) -> None:
         if self.allocation is not None:
             self.table.memory_store.free(self.allocation)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether its values were not computed from known ones."""
+        return self.hollow or self.stand_in is not None
 
     def operand(self, tensor: torch.Tensor, access: str = "rw") -> MemoryRange:
         """The part of the allocation that ``tensor`` covers."""
@@ -128,6 +142,8 @@ class Block(Stored):
 
     def __init__(self, memory: DeviceMemory, nbytes: int, shared: bool) -> None:
         self.table = memory.table  # and what a Stored has: each operation's result gets one
+        self.hollow = nbytes > self.table.most_bytes
+        self.stand_in = None
         self.allocation = None
         self.last = None
         self._whole = None
@@ -149,12 +165,21 @@ class StorageTable:
         sips: of the simulation, in torch's order.
         capacity: of a SIP's memory, bytes.
         noted: told, as ``noted(sip, bytes)``, of what programs allocate and give back, until :meth:`close`.
+        has_data: whether values are computed; else storages of more than :data:`SMALL_BYTES` on SIPs are hollow.
     """
 
     def __init__(
-        self, memory_store: MemoryStore, sips: Sequence[int], capacity: int, noted: Callable[[int, int], None]
+        self,
+        memory_store: MemoryStore,
+        sips: Sequence[int],
+        capacity: int,
+        noted: Callable[[int, int], None],
+        *,
+        has_data: bool = True,
     ) -> None:
         self.memory_store = memory_store
+        self.has_data = has_data
+        self.most_bytes: float = math.inf if has_data else SMALL_BYTES
         self.noted: Callable[[int, int], None] | None = noted
         self._capacity = capacity
         self._sips = sips
@@ -179,18 +204,25 @@ class StorageTable:
 
     def adopt(self, tensor: torch.Tensor, owner: Host, name: str = "") -> Stored:
         """What is known about a tensor's storage, which has an address now: on its SIP, or on its owner's."""
+        stored = self.note(tensor)
+        if stored.allocation is None:
+            storage = storage_of(tensor)
+            nbytes = storage.nbytes()
+            there = not (stored.hollow or plain(tensor).is_meta)
+            backing = _borrowed_bytes(storage.data_ptr(), nbytes) if there else None
+            sip = stored.memory.sip if isinstance(stored, Block) else owner.sip
+            stored.allocation = self.memory_store.allocate(
+                "hbm", sip, nbytes, name=name, rank=owner.rank, backing=backing
+            )
+        return stored
+
+    def note(self, tensor: torch.Tensor) -> Stored:
+        """What is known about a tensor's storage; a new note for one of the host of which nothing is."""
         storage: Any = storage_of(tensor)
         stored: Stored | None = getattr(storage, NOTE, None)
         if stored is None or stored.table is not self:
             stored = Stored(self)
             setattr(storage, NOTE, stored)
-        if stored.allocation is None:
-            nbytes = storage.nbytes()
-            backing = None if plain(tensor).is_meta else _borrowed_bytes(storage.data_ptr(), nbytes)
-            sip = stored.memory.sip if isinstance(stored, Block) else owner.sip
-            stored.allocation = self.memory_store.allocate(
-                "hbm", sip, nbytes, name=name, rank=owner.rank, backing=backing
-            )
         return stored
 
     def put(self, tensor: torch.Tensor, memory: DeviceMemory) -> None:

@@ -209,18 +209,22 @@ def test_objects_travel_in_both_isolations(isolation):
 
 
 @pytest.mark.parametrize("way", ["ctx", "torch"])
-def test_without_data_a_look_is_an_error_in_both(way):
-    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+def test_without_data_what_is_small_is_known_and_what_is_not_is_an_error_in_both(way):
+    with kernbench.simulate("dgx_h100", enable_data=False, unknown="error") as ctx:
 
         def worker(rank: int) -> None:
             if way == "torch":
                 torch.cuda.set_device(rank)
                 torch.distributed.init_process_group("nccl")
-                x, dist = torch.full((4,), float(rank + 1), device="cuda"), torch.distributed
+                small, dist = torch.full((4,), float(rank + 1), device="cuda"), torch.distributed
+                large = torch.full((4096,), float(rank + 1), device="cuda")
             else:
-                x, dist = ctx.full((4,), float(rank + 1)), ctx.distributed
-            dist.all_reduce(x)
-            for look in (x.tolist, x[0].item, lambda: bool(x[0] == 3), lambda: float(x[0])):
+                small, large, dist = ctx.full((4,), float(rank + 1)), ctx.full((4096,), 1.0), ctx.distributed
+            dist.all_reduce(small)
+            dist.all_reduce(large)
+            assert small.tolist() == [3.0] * 4
+            assert small[0] == 3
+            for look in (large.tolist, large[0].item, lambda: bool(large[0] == 3), lambda: float(large[0])):
                 with pytest.raises(kernbench.KernbenchError, match="enable_data"):
                     look()
 

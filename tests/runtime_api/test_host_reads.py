@@ -201,11 +201,12 @@ def test_fresh_memory_is_poisoned(ctx):
     assert ctx.zeros(3).tolist() == [0.0] * 3
 
 
-def test_time_only_looks_say_what_to_do():
-    with kernbench.simulate(enable_data=False) as ctx:
-        x = ctx.ones(4, 4)
-        assert x[1:, :2].shape == (3, 2)
-        assert (x @ x).shape == (4, 4)
+def test_without_data_looks_at_what_is_unknown_say_what_to_do():
+    with kernbench.simulate(enable_data=False, unknown="error") as ctx:
+        x = ctx.ones(64, 64)
+        assert x[1:, :2].shape == (63, 2)
+        assert (x @ x).shape == (64, 64)
         for look in (torch.Tensor.tolist, torch.Tensor.numpy, lambda x: x[0, 0].item(), lambda x: bool(x[0, 0])):
-            with pytest.raises(kernbench.KernbenchError, match="enable_data=True"):
+            with pytest.raises(kernbench.KernbenchError, match="enable_data=False"):
                 look(x)
+        assert ctx.ones(4).tolist() == [1.0] * 4

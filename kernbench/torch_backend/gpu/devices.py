@@ -21,6 +21,7 @@ from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
+from kernbench.torch_backend.hollow.recorder import HollowRecorder
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -40,7 +41,8 @@ class HostDevices:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self._devices: dict[Host, RankDevice] = {}
-        self._shared = Recorder(simulation, self.current, shared=True)
+        self._recorder = Recorder if simulation.engine.enable_data else HollowRecorder
+        self._shared = self._recorder(simulation, self.current, shared=True)
         self._recording = False
 
     def of(self, host: Host) -> RankDevice:
@@ -65,7 +67,7 @@ class HostDevices:
     def recorder_of(self, rank: int) -> Recorder:
         """A recorder of one rank."""
         device = self.of(self.simulation.hosts.of_rank[rank])
-        return Recorder(self.simulation, lambda: device)
+        return self._recorder(self.simulation, lambda: device)
 
     @staticmethod
     def paused() -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.storages import NOTE, Block, DeviceMemory
+from kernbench.simulation.storages import NOTE, Block, DeviceMemory, Stored
 from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -100,8 +100,12 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
     if type(tensor) in PLAIN:
         try:
             storage = _untyped_storage(tensor)
-            if type(getattr(storage, NOTE, None)) is not Block:
-                setattr(storage, NOTE, memory.hold(storage.nbytes()))
+            note = getattr(storage, NOTE, None)
+            if type(note) is not Block:
+                block = memory.hold(storage.nbytes())
+                if note is not None:
+                    block.stand_in = note.stand_in
+                setattr(storage, NOTE, block)
             return
         except (NotImplementedError, RuntimeError):
             pass
@@ -114,12 +118,20 @@ def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool 
 
     ``shared``: other ranks address it too, each as memory of its own device (symmetric memory).
     """
-    block = getattr(storage, NOTE, None)
+    note = getattr(storage, NOTE, None)
     if memory is None:
-        if block is not None:
-            delattr(storage, NOTE)
-    elif type(block) is not Block or block.memory is not memory:
-        setattr(storage, NOTE, memory.hold(nbytes, shared=shared))
+        if note is not None:
+            if note.unknown:  # and on the host it is what it was
+                on_host = Stored(note.table)
+                on_host.hollow, on_host.stand_in = note.hollow, note.stand_in
+                setattr(storage, NOTE, on_host)
+            else:
+                delattr(storage, NOTE)
+    elif type(note) is not Block or note.memory is not memory:
+        block = memory.hold(nbytes, shared=shared)
+        if note is not None:
+            block.stand_in = note.stand_in
+        setattr(storage, NOTE, block)
 
 
 def place_wrapper(tensor: torch.Tensor, memory: DeviceMemory) -> None:

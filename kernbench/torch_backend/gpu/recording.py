@@ -250,13 +250,16 @@ class Recorder(TorchDispatchMode):
         if operation.host_reads and not host.unrecorded:
             with self._while_waiting():
                 _before_host_read(device, operation.name, args[0])
-        if operation.draws and (kwargs or host.uses_gpu):
-            result = self._draw(device, operation, args, kwargs or {})
-        else:
-            result = operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        result = self._computed(device, operation, func, args, kwargs)
         if operation.kind > VIEW and not (host.unrecorded or operation.host_reads or self._hosts.inside_kernel):
             self._record(device, operation, args, kwargs, result)
         return result
+
+    def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation."""
+        if operation.draws and (kwargs or device.host.uses_gpu):
+            return self._draw(device, operation, args, kwargs or {})
+        return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
 
     def _opened(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation that consists of others with the mode on, so that it sees them.
@@ -381,7 +384,6 @@ def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> No
     if block is None:
         simulation.host_reads.finish_stream(host.stream)
         return
-    simulation.host_reads.require_values(tensor, block, name)
     simulation.host_reads.to_host(block.memory.sip, tensor.element_size())
     if block.shared:
         device.look_around(name)

@@ -12,7 +12,8 @@ from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.gpu.placement import Block, block_of, is_described, place, place_wrapper, stored_in
+from kernbench.torch_backend.gpu.placement import PLAIN, Block, block_of, is_described, place, place_wrapper, stored_in
+from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -20,6 +21,8 @@ _Base: Any = torch._C.TensorBase
 _stock_to, _stock_type, _stock_make_wrapper = _Base.to, _Base.type, _Base._make_wrapper_subclass
 _stock_device, _stock_is_cuda = _Base.device, _Base.is_cuda
 _stock_deepcopy: Any = torch.Tensor.__deepcopy__
+_stock_item: Any = torch.Tensor.item
+_stock_repr: Any = torch.Tensor.__repr__
 
 
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -169,17 +172,50 @@ def _looks(name: str) -> Callable[..., Any]:
     @functools.wraps(stock)
     def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         mine = current_device()
-        if mine is None or mine.host.unrecorded or tells_of_looks(tensor) or block_of(tensor) is None:
+        if mine is None or mine.host.unrecorded or tells_of_looks(tensor):
+            return stock(tensor, *args, **kwargs)
+        assumed = is_assumed(mine.simulation, tensor)
+        if not assumed and block_of(tensor) is None:
             return stock(tensor, *args, **kwargs)
         mine.simulation.host_reads.before((tensor,), name)
+        if assumed:
+            tensor = visible(mine.simulation, tensor, name)
         with mine.host.as_one():
-            return stock(tensor, *args, **kwargs)
+            found = stock(tensor, *args, **kwargs)
+        return number(found) if assumed and name in NUMBERS else found
 
     return method
 
 
+def item(tensor: torch.Tensor) -> Any:
+    """``Tensor.item``: an operation, whose result says when it is assumed."""
+    found, mine = _stock_item(tensor), current_device()
+    if mine is not None and not mine.host.unrecorded and is_assumed(mine.simulation, tensor):
+        return number(found)
+    return found
+
+
+def as_text(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+    """``Tensor.__repr__``: one look, whatever torch computes to find out how to write the numbers."""
+    mine = current_device()
+    if mine is None or mine.host.unrecorded or tells_of_looks(tensor):
+        return str(_stock_repr(tensor, *args, **kwargs))
+    assumed = is_assumed(mine.simulation, tensor)
+    if block_of(tensor) is not None and type(tensor) in PLAIN:
+        mine.simulation.host_reads.before((tensor,), "__repr__")
+    elif not assumed:
+        return str(_stock_repr(tensor, *args, **kwargs))
+    if assumed:
+        visible(mine.simulation, tensor, "print")
+    with mine.host.as_one():
+        shown = functools.partial(_stock_repr, tensor, *args, **kwargs)
+        return text(tensor, shown) if assumed else str(shown())
+
+
 _METHODS: dict[str, Any] = {
     **{name: _looks(name) for name in ("tolist", "numpy", "__array__")},
+    "item": item,
+    "__repr__": as_text,
     "to": to,
     "cuda": cuda,
     "cpu": cpu,

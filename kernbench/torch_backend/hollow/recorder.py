@@ -1,0 +1,314 @@
+"""The recorder of a simulation without data: it computes what steers the program, and answers the rest by shape.
+
+An operation is computed if its tensors are small and have bytes. What it gives is known if what it was given is. Others give
+hollow tensors, or, if their results are small, tensors with the values that are assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+
+from kernbench.errors import KernbenchError
+from kernbench.simulation.assumptions import fill
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.storages import NOTE, Block
+from kernbench.torch_backend.gpu.placement import PLAIN
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Recorded, Recorder
+from kernbench.torch_backend.hollow.selections import selected
+from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described
+from kernbench.torch_backend.hollow.stand_ins import assume, element_of, stored_of
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance("torch.library._impls", "kernels that were registered from Python, as `namespace/name/key`",
+             holds=lambda known: all(isinstance(each, str) and each.count("/") == 2 for each in known)),
+    Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
+)  # fmt: skip
+
+SMALL = 1024
+"""Elements up to which operations on a simulated GPU are computed."""
+
+SMALL_ON_HOST = 1 << 20
+"""Elements up to which the host computes numbers with a point: larger ones are weights, on their way to a GPU."""
+
+_OVERWRITES = frozenset({"zero_", "fill_", "copy_", "normal_", "uniform_", "random_"})
+"""Operations after which nothing is left of what their target was."""
+
+_SIZES = ("SymInt[]", "int[]", "List[int]")
+
+
+class _Shape:
+    """What an operation's schema says that matters without data.
+
+    Attributes:
+        given: arguments that it writes and returns, by place and name, one per result; None if a result is fresh.
+        written: arguments that it writes, by place and name.
+        sized: whether its arguments say how large its result is.
+    """
+
+    __slots__ = ("given", "in_python", "sized", "written")
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.written = [
+            (at, each.name)
+            for at, each in enumerate(schema.arguments)
+            if each.alias_info is not None and each.alias_info.is_write
+        ]
+        returned = [each.alias_info is not None and each.alias_info.is_write for each in schema.returns]
+        self.given = self.written if all(returned) and (returned or self.written) else None
+        takes_tensors = any("Tensor" in str(each.type) for each in schema.arguments)
+        self.sized = not takes_tensors or any(str(each.type) in _SIZES for each in schema.arguments)
+        prefix = f"{func.namespace}/{func._schema.name.partition('::')[2]}"
+        self.in_python = any(each.startswith((f"{prefix}/", f"{prefix}.")) for each in torch.library._impls)
+
+
+class _ShapeByOperator(dict[Any, _Shape]):
+    def __missing__(self, func: Any) -> _Shape:
+        found = self[func] = _Shape(func)
+        return found
+
+
+_shapes = _ShapeByOperator()
+_storage: Any = torch._C.TensorBase.untyped_storage
+
+
+def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
+    return args[at] if at < len(args) else (kwargs or {}).get(name)
+
+
+def _flat(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += [each for each in value if isinstance(each, torch.Tensor)]
+    return found
+
+
+class HollowRecorder(Recorder):
+    """Records operations that are not computed."""
+
+    def __init__(self, simulation: Simulation, who: Callable[[], RankDevice], *, shared: bool = False) -> None:
+        super().__init__(simulation, who, shared=shared)
+        self._storages = simulation.storages
+        self._assumptions = simulation.assumptions
+
+    def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        if operation.kind <= VIEW and operation.kind != CUSTOM:
+            return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        tensors = _flat(args if not kwargs else chain(args, kwargs.values()))
+        wanted = kwargs.get("device") if kwargs else None
+        on_gpu = wanted is not None and wanted.type == "cuda"
+        if wanted is not None and wanted.type == "meta":
+            return operation.call(*args, **kwargs)
+        hollow = unknown = False
+        largest = 0
+        for tensor in tensors:
+            try:
+                stored = getattr(_storage(tensor) if type(tensor) in PLAIN else tensor, NOTE, None)
+            except (NotImplementedError, RuntimeError):
+                stored = None
+            if stored is None and type(tensor) not in PLAIN:
+                stored = stored_of(tensor)
+            if stored is None:
+                if tensor.is_meta:
+                    return operation.call(*args, **kwargs)
+            else:
+                hollow |= stored.hollow
+                unknown |= stored.stand_in is not None
+                on_gpu |= type(stored) is Block
+            largest = max(largest, tensor.numel())
+        if operation.host_reads:
+            return self._looked(device, operation, args, kwargs, tensors, hollow=hollow, unknown=unknown or hollow)
+        if operation.allocates and not on_gpu:
+            return operation.call(*args, **(kwargs or {}))
+        shape, what = _shapes[func], None
+        on_gpu |= device.moving
+        compute = not (hollow or operation.allocates) and largest <= self._most(on_gpu, tensors, kwargs)
+        if compute and shape.sized and shape.given is None:
+            what = self._described(operation, func, args, kwargs)
+            compute = what is None or _numel(what) <= self._most(on_gpu, _tensors_of(what), kwargs)
+        if compute:
+            result = self._call(device, operation, args, kwargs)
+            self._mark_computed(operation, shape, args, kwargs, result, unknown=unknown)
+            return result
+        if shape.given is not None:
+            return self._written(operation, func, shape, args, kwargs)
+        if what is None:
+            what = self._described(operation, func, args, kwargs)
+        if what is None:
+            return self._call(device, operation, args, kwargs)
+        for at, name in shape.written:
+            for target in _flat((_argument(args, kwargs, at, name),)):
+                self._mark(target, None)
+        stays = on_gpu and operation.kind != TRANSFER
+        made = self._made(what, func, operation, args, kwargs, on_gpu=stays)
+        if stays and wanted is not None and wanted.type == "cuda":
+            for tensor in _flat((made,)):
+                device.on_device(tensor, wanted)
+        return made
+
+    @staticmethod
+    def _most(on_gpu: bool, tensors: Any, kwargs: Any) -> int:
+        """Elements up to which an operation is computed."""
+        if on_gpu:
+            return SMALL
+        dtype = next((each.dtype for each in tensors), None) or (kwargs or {}).get("dtype")
+        if dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
+            return 1 << 30
+        return SMALL_ON_HOST
+
+    def _call(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any) -> Any:
+        if operation.draws and (kwargs or device.host.uses_gpu):
+            return self._draw(device, operation, args, kwargs or {})
+        return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+
+    def _described(self, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        """What it would give; None if nobody knows, so that it must be computed."""
+        chosen = selected(operation.name, func, args, kwargs or {})
+        if chosen is not None:
+            return chosen
+        try:
+            return described(func, args, kwargs or {})
+        except UnknownShapeError as error:
+            self._costs.unmodelled.note_shape(operation.name)
+            if any(each.numel() > SMALL_ON_HOST for each in _flat(args)):
+                raise KernbenchError(
+                    f"{operation.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
+                    f"without data: register one with torch.library.register_fake ({error})"
+                ) from None
+            return None
+
+    # -- what is made and written ----------------------------------------------------------------------------------------
+
+    def _made(self, what: Any, func: Any, operation: Recorded, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
+        if type(what) is Described:
+            return self._fresh(what, func, operation, args, kwargs, on_gpu)
+        if type(what) in (list, tuple):
+            return type(what)(self._made(each, func, operation, args, kwargs, on_gpu=on_gpu) for each in what)
+        return what
+
+    def _fresh(
+        self, what: Described, func: Any, operation: Recorded, args: Any, kwargs: Any, on_gpu: bool
+    ) -> torch.Tensor:
+        tensor = allocate(what)
+        small = tensor.nbytes <= self._storages.most_bytes
+        value = assume(func, operation.name, args, kwargs or {}, what.dtype, what.numel)
+        if small:
+            fill(tensor, value)
+        elif on_gpu and value is None:
+            return tensor  # as all that is large and on a GPU
+        note = self._storages.note(tensor)
+        note.hollow = not small
+        note.stand_in = (0.0 if value is None else value) if small else value
+        return tensor
+
+    def _written(self, operation: Recorded, func: Any, shape: _Shape, args: Any, kwargs: Any) -> Any:
+        given = [_argument(args, kwargs, at, name) for at, name in shape.written]
+        for target in _flat(given):
+            value = None
+            if not isinstance(given[0], list | tuple):
+                value = assume(func, operation.name, args, kwargs or {}, target.dtype, target.numel())
+            self._mark(target, value)
+        if not func._schema.returns:
+            return None
+        return given[0] if len(func._schema.returns) == 1 else tuple(given)
+
+    def _mark(self, target: torch.Tensor, value: float | None) -> None:
+        """What was written to ``target`` is not known: its elements are ``value`` on average, None: nothing is known."""
+        stored = stored_of(target)
+        if stored is None:
+            if target.numel() * target.element_size() <= self._storages.most_bytes:
+                return  # the host's, and as it was
+            stored = self._storages.note(target)
+            stored.hollow = True
+        if not stored.hollow:
+            if type(stored) is not Block and target.nbytes > self._storages.most_bytes:
+                stored.hollow = True
+                stored.stand_in = value
+            elif stored.stand_in is None:
+                stored.stand_in = 0.0  # it keeps its bytes, which are assumed now
+            return
+        whole = _storage(target).nbytes() if type(target) in PLAIN else target.nbytes
+        if value is not None and target.nbytes < whole and target.element_size():
+            before = 0.0 if stored.stand_in is None else stored.stand_in
+            part = target.nbytes / whole
+            value = before * (1.0 - part) + value * part
+        stored.stand_in = value
+
+    def _mark_computed(
+        self, operation: Recorded, shape: _Shape, args: Any, kwargs: Any, result: Any, *, unknown: bool
+    ) -> None:
+        """Results of what is assumed are assumed; those of what is known are known."""
+        if unknown:
+            targets = [_argument(args, kwargs, at, name) for at, name in shape.written]
+            if operation.name in _OVERWRITES and not any(
+                stored is not None and stored.unknown for stored in map(stored_of, _flat(args[1:]))
+            ):
+                self._forget(targets[0])
+                return
+            for tensor in _flat((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
+                note = self._storages.note(tensor)
+                if note.stand_in is None:
+                    note.stand_in = 0.0
+
+    def _forget(self, target: torch.Tensor) -> None:
+        """All of ``target`` is known now."""
+        stored = stored_of(target)
+        if stored is not None and not stored.hollow and target.nbytes == _storage(target).nbytes():
+            stored.stand_in = None
+
+    # -- what the host is told -------------------------------------------------------------------------------------------
+
+    def _looked(
+        self,
+        device: RankDevice,
+        operation: Recorded,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        *,
+        hollow: bool,
+        unknown: bool,
+    ) -> Any:
+        """The value that the host gets."""
+        if not hollow:
+            answer = operation.call(*args, **(kwargs or {}))
+        elif operation.name == "_local_scalar_dense":
+            answer = scalar(tensors[0].dtype, element_of(tensors[0]))
+        elif operation.name in ("equal", "allclose"):
+            answer = tensors[0].shape == tensors[1].shape
+        else:
+            answer = bool(element_of(tensors[0])) if tensors else None
+        if unknown and not device.host.unrecorded:
+            stated = self._assumptions.stated_here()
+            answer = answer if stated is None else type(answer)(stated)
+            name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operation.name, operation.name)
+            self._assumptions.told(name, device.host.rank, answer)
+        return answer
+
+
+def scalar(dtype: torch.dtype, value: float) -> Any:
+    """``value`` as Python has numbers of ``dtype``."""
+    if dtype == torch.bool:
+        return value >= 0.5
+    if dtype.is_complex:
+        return complex(value)
+    return float(value) if dtype.is_floating_point else int(value)
+
+
+def _numel(what: Any) -> int:
+    return max([each.numel for each in _tensors_of(what)], default=0)
+
+
+def _tensors_of(what: Any) -> list[Described]:
+    if type(what) is Described:
+        return [what]
+    return [each for part in what for each in _tensors_of(part)] if type(what) in (list, tuple) else []

@@ -1,0 +1,157 @@
+"""What an operation's results would be: sizes, strides and dtypes, found by torch's own meta kernels, once per kind of call."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from kernbench.simulation.storages import SMALL_BYTES
+from kernbench.torch_backend.gpu.placement import PLAIN
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance(
+        "torch._subclasses.fake_tensor.FakeTensorMode", "it knows shapes that meta kernels do not",
+        has=("from_tensor", "__enter__", "__exit__"),
+    ),
+)  # fmt: skip
+
+
+class Described(NamedTuple):
+    """A tensor that an operation gives: size and stride in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return next(reversed([*accumulate(self.size, lambda a, b: a * b, initial=1)]))
+
+
+class UnknownShapeError(Exception):
+    """Neither a meta kernel nor a fake one knows what an operation gives."""
+
+
+_MOST = 200_000
+_known: dict[Any, Any] = {}
+
+
+def described(func: Any, args: Any, kwargs: Any) -> Any:
+    """What ``func(*args, **kwargs)`` gives, with a :class:`Described` in the place of each tensor.
+
+    Raises :class:`UnknownShapeError`.
+    """
+    with_tensors = False
+    key: Any
+    try:
+        parts = [func]
+        for value in args:
+            with_tensors |= isinstance(value, torch.Tensor | list)
+            parts.append(_key(value))
+        for name, value in kwargs.items():
+            with_tensors |= isinstance(value, torch.Tensor)
+            parts += (name, _key(value))
+        key = tuple(parts) if with_tensors else (*parts, *map(repr, args))
+        found = _known.get(key)
+    except TypeError:  # something that has no hash
+        key = found = None
+    if found is None:
+        found = _find(func, args, kwargs)
+        if key is not None:
+            if len(_known) >= _MOST:
+                _known.clear()
+            _known[key] = found
+    return found
+
+
+def _key(value: Any) -> Any:
+    """What results may depend on in an argument: of numbers with a point, the type alone."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value.shape, value.stride(), value.dtype
+    if kind is float:
+        return float
+    if kind is list or kind is tuple:
+        return kind, *map(_key, value)
+    if isinstance(value, torch.Tensor):
+        return kind, value.shape, value.stride(), value.dtype
+    return kind if isinstance(value, torch.Generator) else (kind, value)
+
+
+def _find(func: Any, args: Any, kwargs: Any) -> Any:
+    options = {name: _described_to_meta(value) for name, value in kwargs.items() if name != "generator"}
+    try:
+        result = func(*_described_to_meta(args), **options)
+    except (NotImplementedError, RuntimeError):
+        result = _fake(func, args, kwargs)
+    return _map(result, _describe)
+
+
+def _fake(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result according to torch's fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    try:
+        with mode:
+            return func(*_map(args, mode.from_tensor), **_map(kwargs, mode.from_tensor))
+    except Exception as error:
+        raise UnknownShapeError(f"{func}: {error}") from error
+
+
+def _described_to_meta(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    if isinstance(value, torch.Generator):
+        return None
+    if isinstance(value, list | tuple):
+        return type(value)(map(_described_to_meta, value))
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+    return value
+
+
+def _describe(tensor: torch.Tensor) -> Described:
+    return Described(tuple(map(int, tensor.size())), tuple(map(int, tensor.stride())), tensor.dtype)
+
+
+def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_map(each, change) for each in value)
+    if isinstance(value, dict):
+        return {name: _map(each, change) for name, each in value.items()}
+    return value
+
+
+def allocate(what: Described) -> torch.Tensor:
+    """A tensor whose bytes nobody has touched: it takes address space alone, also beyond the host's memory."""
+    try:
+        return torch.empty_strided(what.size, what.stride, dtype=what.dtype)
+    except RuntimeError:
+        return _beyond_memory(what)
+
+
+def hollow(make: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """What ``make("cpu")`` gives, if its values are few; else a tensor like it, which ``make("meta")`` describes."""
+    what = make("meta")
+    if what.numel() * what.element_size() <= SMALL_BYTES:
+        return make("cpu")
+    return allocate(_describe(what))
+
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def _beyond_memory(what: Described) -> torch.Tensor:
+    """A tensor of more bytes than the host would promise at once."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(what.size, what.stride, strict=True))
+    room = mmap.mmap(-1, elements * what.dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    return torch.frombuffer(room, dtype=what.dtype).as_strided(what.size, what.stride)

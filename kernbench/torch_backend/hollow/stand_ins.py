@@ -1,0 +1,247 @@
+"""What is assumed of values that are not computed: for each storage one number, what its elements are or are on average.
+
+Most results are measured (activations, losses, norms), of which nothing is known: finite. What steers a program is counted and
+told apart: masks, indices, counts. Their average survives what programs do with them, so that a router's choice of k experts of
+n gives a mask that is true k times in n, counts that are balanced, and selections of the right length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernbench.simulation.assumptions import default_stand_in
+from kernbench.simulation.storages import NOTE, Stored
+from kernbench.simulation.tensors import storage_of
+
+
+def stored_of(tensor: torch.Tensor) -> Stored | None:
+    """What is noted with a tensor's storage, None if nothing."""
+    try:
+        return getattr(storage_of(tensor), NOTE, None)
+    except (NotImplementedError, RuntimeError):
+        return getattr(tensor, NOTE, None)
+
+
+def has_bytes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are its values, known or assumed."""
+    stored = stored_of(tensor)
+    return stored is None or not stored.hollow
+
+
+def is_unknown(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values were not computed from known ones."""
+    stored = stored_of(tensor)
+    return stored is not None and stored.unknown
+
+
+def stand_in_of(tensor: torch.Tensor) -> float | None:
+    """What a tensor's elements are on average; None where nothing is known of them."""
+    stored = stored_of(tensor)
+    if stored is not None and stored.hollow:
+        return stored.stand_in
+    if tensor.numel() == 0 or tensor.is_complex() or tensor.is_meta or tensor.numel() > 1 << 20:
+        return None
+    return float(tensor.double().mean()) if tensor.numel() > 1 or stored is None else float(tensor.double())
+
+
+def element_of(tensor: torch.Tensor) -> float:
+    """What an element of a tensor is taken to be."""
+    found = stand_in_of(tensor)
+    return default_stand_in(tensor.dtype) if found is None else found
+
+
+class HollowCall:
+    """An operation that is not computed, for the rules below.
+
+    Args:
+        func: the operation.
+        args, kwargs: as it was called.
+        numel: elements of its result.
+    """
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, numel: int) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.numel = numel
+
+    def argument(self, at: int, name: str, default: Any = None) -> Any:
+        """An argument by place or name."""
+        return self.args[at] if at < len(self.args) else self.kwargs.get(name, default)
+
+    def first(self) -> torch.Tensor | None:
+        """The first tensor among the arguments, also in a list."""
+        for value in self.args:
+            if isinstance(value, torch.Tensor):
+                return value
+            if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
+                return value[0]
+        return None
+
+
+Rule = Callable[[HollowCall], "float | None"]
+
+
+def _keeps(call: HollowCall) -> float | None:
+    first = call.first()
+    return None if first is None else stand_in_of(first)
+
+
+def _sums(call: HollowCall) -> float | None:
+    first = call.first()
+    mean = None if first is None else stand_in_of(first)
+    return None if first is None or mean is None else mean * first.numel() / max(call.numel, 1)
+
+
+def _counts(call: HollowCall) -> float | None:
+    first = call.first()
+    return None if first is None else first.numel() / max(call.numel, 1)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return stand_in_of(value)
+    return None if isinstance(value, complex) else float(value)
+
+
+def _filled_with(at: int, name: str) -> Rule:
+    return lambda call: _number(call.argument(at, name, 0.0))
+
+
+def _mixed(at: int, name: str, share: Callable[[HollowCall, torch.Tensor], float]) -> Rule:
+    """A share of the first tensor's elements is replaced by what the argument ``name`` says."""
+
+    def rule(call: HollowCall) -> float | None:
+        first = call.first()
+        before, value = (None if first is None else stand_in_of(first)), call.argument(at, name)
+        after = None if value is None else _number(value)
+        if first is None or before is None or after is None:
+            return None
+        part = min(1.0, share(call, first))
+        return before * (1.0 - part) + after * part
+
+    return rule
+
+
+def _indexed(at: int, name: str) -> Callable[[HollowCall, torch.Tensor], float]:
+    """Elements that an index names, of all."""
+
+    def share(call: HollowCall, first: torch.Tensor) -> float:
+        index = call.argument(at, name)
+        return index.numel() / max(first.numel(), 1) if isinstance(index, torch.Tensor) else 0.0
+
+    return share
+
+
+def _rows_indexed(call: HollowCall, first: torch.Tensor) -> float:
+    dim, index = call.args[1], call.args[2]
+    return index.numel() / max(first.size(dim), 1)
+
+
+def _masked(call: HollowCall, first: torch.Tensor) -> float:
+    return element_of(call.args[1])
+
+
+def _put(call: HollowCall, first: torch.Tensor) -> float:
+    indices = [index for index in call.args[1] if index is not None]
+    share = 1.0
+    for dim, index in enumerate(indices):
+        if index.dtype in (torch.bool, torch.uint8):
+            share *= element_of(index)
+        elif dim == 0:
+            share *= index.numel() / max(first.numel() if len(indices) > 1 else first.size(0), 1)
+    return share
+
+
+def _opposite(call: HollowCall) -> float | None:
+    first = call.first()
+    if first is None:
+        return None
+    return 1.0 - min(1.0, element_of(first)) if first.dtype == torch.bool else _pointwise(call)
+
+
+def _drawn(call: HollowCall) -> float | None:
+    bounds = [value for value in call.args if type(value) is int]
+    return float((bounds[0] + bounds[1]) // 2 if len(bounds) > 1 else bounds[0] // 2) if bounds else None
+
+
+def _chosen(call: HollowCall) -> float | None:
+    """``where(mask, this, that)``."""
+    if len(call.args) < 3:
+        return None
+    part, this, that = min(1.0, element_of(call.args[0])), _number(call.args[1]), _number(call.args[2])
+    return None if this is None or that is None else part * this + (1.0 - part) * that
+
+
+def _both(call: HollowCall) -> float | None:
+    pair = call.args[:2]
+    if all(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in pair):
+        return min(1.0, element_of(pair[0])) * min(1.0, element_of(pair[1]))
+    return _pointwise(call)
+
+
+def _pointwise(call: HollowCall) -> float | None:
+    """An elementwise operation, on one element of each tensor."""
+
+    def single(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        element = element_of(value)
+        return torch.tensor(element, dtype=value.dtype)
+
+    try:
+        result = call.func(*map(single, call.args), **{n: single(v) for n, v in call.kwargs.items() if n != "out"})
+    except (RuntimeError, TypeError):
+        return None
+    return float(result) if isinstance(result, torch.Tensor) and result.numel() == 1 else None
+
+
+_ROWS: tuple[tuple[str, Rule], ...] = (
+    (
+        """to_copy clone copy contiguous index index_select gather take flip roll repeat constant_pad_nd embedding sort topk
+        masked_select view_copy expand_copy permute_copy split_with_sizes_copy tril triu cat stack repeat_interleave
+        mean amax amin max min any all argsort cummax""",
+        _keeps,
+    ),
+    ("zeros zeros_like zero new_zeros empty empty_like new_empty empty_strided", lambda call: 0.0),
+    ("ones ones_like new_ones", lambda call: 1.0),
+    ("full full_like fill", _filled_with(1, "fill_value")),
+    ("new_full", _filled_with(2, "fill_value")),
+    ("sum count_nonzero", _sums),
+    ("bincount histc", _counts),
+    ("scatter scatter_add scatter_reduce", _mixed(3, "src", _indexed(2, "index"))),
+    ("index_fill index_copy index_add", _mixed(3, "value", _rows_indexed)),
+    ("masked_fill", _mixed(2, "value", _masked)),
+    ("index_put unsafe_index_put", _mixed(2, "values", _put)),
+    ("logical_not bitwise_not", _opposite),
+    ("logical_and bitwise_and and", _both),
+    ("where", _chosen),
+    ("randint randint_like", _drawn),
+)
+_RULES = {name: rule for names, rule in _ROWS for name in names.split()}
+
+
+def assume(func: Any, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:
+    """What is assumed of a result of ``dtype`` and ``numel`` elements; None: nothing but the default of its dtype.
+
+    Args:
+        func: the operation.
+        name: of it, without overload.
+        args, kwargs: as it was called.
+    """
+    rule = _RULES.get(name.strip("_"))
+    if rule is not None:
+        return rule(HollowCall(func, args, kwargs, numel))
+    if dtype.is_floating_point or dtype.is_complex:
+        return None
+    if torch.Tag.pointwise in func.tags and "_foreach" not in name:
+        return _pointwise(HollowCall(func, args, kwargs, numel))
+    return None
+
+
+def counted(mean: float, numel: int) -> int:
+    """How many elements of a mask or of values are not zero."""
+    return min(numel, max(0, round(min(1.0, abs(mean)) * numel)))
