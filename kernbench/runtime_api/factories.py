@@ -45,7 +45,7 @@ class Factories:
         storages.adopt(made, host, name)
         if kernel and not host.unrecorded:
             simulation.streams.enqueue(host, f"{kernel}.default", simulation.op_costs.of_tensors(kernel, [], [made]))
-        tensor: Tensor = made.as_subclass(Tensor)
+        tensor: Any = made.as_subclass(Tensor)
         return tensor.requires_grad_() if requires_grad else tensor
 
     def _draw(

@@ -38,6 +38,8 @@ RELIES_ON = (
     Reliance("torch.ops.aten.add.Tensor", "an overload's `_op` computes what it does", has=("_op", "_opname", "_schema"),
              holds=_computes),
     Reliance("torch._ops.OpOverload", "other callables are no operations of one kind", has=("name",)),
+    Reliance("torch._ops.HigherOrderOperator", "its functions of Python are found by dispatch key", has=("name", "py_impl"),
+             holds=lambda kind: hasattr(torch.ops.higher_order.cond, "py_kernels")),
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
     Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
@@ -50,7 +52,7 @@ RELIES_ON = (
     )),
 )  # fmt: skip
 
-SKIP, COLLECTIVE, COMPOSITE, CUSTOM, VIEW, TRANSFER, COMPUTE = range(7)
+SKIP, COLLECTIVE, COMPOSITE, HIGHER, CUSTOM, VIEW, TRANSFER, COMPUTE = range(8)
 """Kinds of operations. Those between SKIP and VIEW are opened; those behind VIEW are recorded."""
 
 _TORCHS_OWN = frozenset({"aten", "prims", "torchvision"})
@@ -63,6 +65,8 @@ _WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
 
 def classify(func: Any) -> int:
     """What kind of operation an ``OpOverload`` is: by the table of operators, then by its schema."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return SKIP if _implementation(func) is None else CUSTOM if find(func.name()) is not None else HIGHER
     if not isinstance(func, torch._ops.OpOverload):
         return SKIP
     namespace = func.namespace
@@ -89,6 +93,13 @@ def classify(func: Any) -> int:
     if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return VIEW
     return COMPUTE
+
+
+def _implementation(func: Any) -> Any:
+    """The function of Python that carries out an operation of higher order; None if it has none here."""
+    key = torch._C.DispatchKey
+    keys: Any = (key.BackendSelect, key.CompositeExplicitAutograd, key.CPU)  # type: ignore[attr-defined]
+    return next((func.py_kernels[each] for each in keys if each in func.py_kernels), None)
 
 
 class Recorded:
@@ -130,6 +141,9 @@ class Recorded:
         self.writes: list[tuple[int, str]] = []
         if not isinstance(func, torch._ops.OpOverload):
             self.call, self.name, self.allocates, self.host_reads = func, self.title, False, False
+            if self.kind in (HIGHER, CUSTOM):
+                self.name = self.title = func.name()
+                self.draws = False  # what it consists of does
             return
         self.call = func._op
         self.name = func._opname if func.namespace in _TORCHS_OWN else f"{func.namespace}::{func._opname}"
@@ -165,6 +179,8 @@ class Recorded:
         A custom operation runs as on hardware: the kernel for CUDA, where it has one of its own and its arguments are on a GPU.
         """
         func, kwargs = self._func, kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return _implementation(func)(*args, **kwargs)
         if self.kind == COMPOSITE and func._can_decompose():
             return func.decompose(*args, **kwargs)
         given = [

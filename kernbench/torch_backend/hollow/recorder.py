@@ -15,7 +15,7 @@ import torch
 from kernbench.errors import KernbenchError
 from kernbench.simulation.assumptions import fill
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, Block
+from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
 from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Recorded, Recorder
@@ -28,10 +28,9 @@ RELIES_ON = (
     Reliance("torch.library._impls", "kernels that were registered from Python, as `namespace/name/key`",
              holds=lambda known: all(isinstance(each, str) and each.count("/") == 2 for each in known)),
     Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
+    Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=("_get_dispatch_mode",)),
+    Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE",)),
 )  # fmt: skip
-
-SMALL = 1024
-"""Elements up to which operations on a simulated GPU are computed."""
 
 SMALL_ON_HOST = 1 << 20
 """Elements up to which the host computes numbers with a point: larger ones are weights, on their way to a GPU."""
@@ -75,6 +74,8 @@ class _ShapeByOperator(dict[Any, _Shape]):
 
 
 _shapes = _ShapeByOperator()
+_FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
+_fake_mode: Any = torch._C._get_dispatch_mode
 _storage: Any = torch._C.TensorBase.untyped_storage
 
 
@@ -101,7 +102,7 @@ class HollowRecorder(Recorder):
         self._assumptions = simulation.assumptions
 
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
-        if operation.kind <= VIEW and operation.kind != CUSTOM:
+        if (operation.kind <= VIEW and operation.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
             return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
         tensors = _flat(args if not kwargs else chain(args, kwargs.values()))
         wanted = kwargs.get("device") if kwargs else None
@@ -134,7 +135,9 @@ class HollowRecorder(Recorder):
         compute = not (hollow or operation.allocates) and largest <= self._most(on_gpu, tensors, kwargs)
         if compute and shape.sized and shape.given is None:
             what = self._described(operation, func, args, kwargs)
-            compute = what is None or _numel(what) <= self._most(on_gpu, _tensors_of(what), kwargs)
+            made = _tensors_of(what)
+            size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
+            compute = what is None or size <= self._most(on_gpu, made, kwargs)
         if compute:
             result = self._call(device, operation, args, kwargs)
             self._mark_computed(operation, shape, args, kwargs, result, unknown=unknown)
@@ -157,9 +160,9 @@ class HollowRecorder(Recorder):
 
     @staticmethod
     def _most(on_gpu: bool, tensors: Any, kwargs: Any) -> int:
-        """Elements up to which an operation is computed."""
+        """Elements up to which an operation is computed; tensors on a GPU that have more bytes are hollow anyway."""
         if on_gpu:
-            return SMALL
+            return SMALL_BYTES
         dtype = next((each.dtype for each in tensors), None) or (kwargs or {}).get("dtype")
         if dtype is not None and not dtype.is_floating_point and not dtype.is_complex:
             return 1 << 30
@@ -302,10 +305,6 @@ def scalar(dtype: torch.dtype, value: float) -> Any:
     if dtype.is_complex:
         return complex(value)
     return float(value) if dtype.is_floating_point else int(value)
-
-
-def _numel(what: Any) -> int:
-    return max([each.numel for each in _tensors_of(what)], default=0)
 
 
 def _tensors_of(what: Any) -> list[Described]:
