@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from kernbench.plugins.command import PluginCommand
 if TYPE_CHECKING:
     from kernbench.autotune.report import AutotuneReport
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.topology import Topology
 
 
 @click.command(cls=PluginCommand, context_settings={"allow_interspersed_args": False})
@@ -64,9 +66,11 @@ def command(
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
     rank succeeds, 1 if one fails. The other options of torchrun are accepted, too.
     """
+    from kernbench.plugins.manager import default_manager
     from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
     from kernbench.runtime_api.multiprocessing import SpawnException
+    from kernbench.topology import resolve_topology
     from kernbench.trace import check_trace_path, write_trace
 
     if trace is not None:
@@ -80,8 +84,9 @@ def command(
     compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
     code = 0
     plugins = [] if report is None else [report]
-    nodes = nnodes if nnodes > 1 else None
-    with simulate(system, nodes=nodes, seed=seed, plugins=plugins, enable_data=data, unknown=unknown) as ctx:
+    handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
+    devices = _first_of_each_node(handle.topology_obj, nnodes, nproc_per_node)
+    with simulate(handle, seed=seed, plugins=plugins, devices=devices, enable_data=data, unknown=unknown) as ctx:
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
@@ -107,6 +112,13 @@ def command(
         if summary:
             print_summary(ctx)
     sys.exit(code)
+
+
+def _first_of_each_node(topology: Topology, nnodes: int, per_node: int | str | None) -> Sequence[int] | str:
+    """The SIPs that ranks drive, as torchrun's ranks do: the first ``per_node`` of every node."""
+    if nnodes == 1 or not isinstance(per_node, int) or per_node >= topology.sips_per_node:
+        return "all"
+    return [node * topology.sips_per_node + local for node in range(nnodes) for local in range(per_node)]
 
 
 def _require_folder(option: str, path: str) -> None:

@@ -122,3 +122,23 @@ def test_what_cannot_be_pretended_says_so(ranks: Ranks) -> None:
             torch.cuda.CUDAGraph()
 
     ranks(body, 1)
+
+
+def test_ranks_of_each_node_see_that_node_s_gpus():
+    seen = {}
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank % 8)
+        made = torch.ones(1024, device="cuda")
+        seen[rank] = (
+            torch.cuda.device_count(),
+            torch.cuda.current_device(),
+            str(made.device),
+            torch.cuda.memory_allocated(),
+        )
+
+    with kernbench.simulate("dgx_h100", nodes=2) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=16)
+        sips = [ctx.simulation.storages.memory(sip).peak for sip in range(16)]
+    assert seen == {rank: (8, rank % 8, f"cuda:{rank % 8}", 4096) for rank in range(16)}
+    assert sips == [4096] * 16

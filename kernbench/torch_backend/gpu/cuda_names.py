@@ -73,7 +73,7 @@ def set_device(device: Any) -> None:
     if mine is None or device is None or (isinstance(device, int) and device < 0):
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
     mine.host.uses_gpu = True
-    mine.host.sip = mine.simulation.sips[number]
+    mine.host.sip = mine.sip(number)
 
 
 def exchange_device(device: Any) -> int:

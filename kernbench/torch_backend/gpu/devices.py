@@ -152,7 +152,8 @@ class Devices:
     @property
     def count(self) -> int:
         """SIPs of the node: what ``torch.cuda.device_count`` says."""
-        return len(self.simulation.sips)
+        device = self.current()
+        return len(self.simulation.sips if device is None else device.visible)
 
     def current(self) -> RankDevice | None:
         """The device of the rank that runs, None outside ranks."""

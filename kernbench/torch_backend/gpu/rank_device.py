@@ -22,6 +22,7 @@ class RankDevice:
 
     Attributes:
         host: whose it is.
+        visible: the SIPs that its program sees: those of its node; main sees all.
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
@@ -36,12 +37,20 @@ class RankDevice:
         self.collective_memory: DeviceMemory | None = None
         self.in_custom_operation = 0
         self.moving = False
+        topology, sips = simulation.topology, simulation.sips
+        home = None if host.rank is None else topology.node_of(sips[host.rank])
+        self.visible = sips if home is None else tuple([sip for sip in sips if topology.node_of(sip) == home])
         self.generators = DeviceGenerators(host.generator, self.index)
 
     @property
     def index(self) -> int:
-        """Number of the SIP that the host drives, as ``torch.cuda.current_device`` counts."""
-        return self.simulation.sips.index(self.host.sip)
+        """Number of the SIP that the host drives, as ``torch.cuda.current_device`` counts: on its node."""
+        return self.index_of(self.host.sip)
+
+    def index_of(self, sip: int) -> int:
+        """The number of a SIP: on the rank's own node; those of other nodes, which a program on hardware cannot see, have the
+        number that they have in the whole system."""
+        return self.visible.index(sip) if sip in self.visible else self.simulation.sips.index(sip)
 
     @property
     def memory(self) -> DeviceMemory:
@@ -54,7 +63,12 @@ class RankDevice:
 
     def memory_at(self, device: Any = None) -> DeviceMemory:
         """Memory of a device given as torch lets one give it; default: the current one."""
-        return self.simulation.storages.memory(self.simulation.sips[self.number(device)])
+        return self.simulation.storages.memory(self.sip(device))
+
+    def sip(self, device: Any = None) -> int:
+        """The SIP that a device is, which is given as torch lets one give it. A number beyond the node is one of the system."""
+        number = self.number(device)
+        return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
 
     def number(self, device: Any = None) -> int:
         """Index of a device given as an index, a string, a ``torch.device`` or None."""

@@ -323,7 +323,7 @@ class Recorder(TorchDispatchMode):
             index = device.number(wanted) if wanted.type == "cuda" else None
         else:
             blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
-            index = next((block.memory.index for block in blocks if block is not None), None)
+            index = next((device.index_of(block.memory.sip) for block in blocks if block is not None), None)
         if index is None or kwargs.get("generator") is not None:
             return operation.call(*args, **kwargs)
         with device.generators.drawing(index):

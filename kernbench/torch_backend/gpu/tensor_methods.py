@@ -251,7 +251,8 @@ def install(patches: Patches) -> None:
 
 def _index_of(block: Block) -> int:
     """The number of the GPU that a block is on, to the rank that runs."""
-    return bound_devices().mine().index if block.shared else block.memory.index
+    mine = bound_devices().mine()
+    return mine.index if block.shared else mine.index_of(block.memory.sip)
 
 
 @functools.cache
