@@ -11,7 +11,7 @@ written through ``data``: autograd does not hear of it, as it does not of what a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from operator import is_
 
@@ -111,14 +111,53 @@ def _reduce_scatter(
         _assign(target, total)
 
 
-def _copy(kind: CollectiveKind, inputs: Sequence[Tensors], outputs: Sequence[Tensors], root: int | None) -> None:
+def _copy(
+    kind: CollectiveKind,
+    inputs: Sequence[Tensors],
+    outputs: Sequence[Tensors],
+    root: int | None,
+    there: Container[int] | None = None,
+) -> None:
     """Every receiver's tensors from those who have them; coalesced calls bring several in place of one."""
     senders = inputs if root is None or kind.root == "gets" else [inputs[root]]
     to_all = [tensor for brought in senders for tensor in brought]
     for receiver in kind.receivers(len(outputs), root):
+        if there is not None and receiver not in there:
+            continue
         sources = [brought[receiver] for brought in senders] if kind.brings == "each" else to_all
         for target, source in zip(outputs[receiver], sources, strict=True):
             _assign(target, source)
+
+
+def move_among(
+    collective: str,
+    inputs: Sequence[Tensors],
+    outputs: Mapping[int, Tensors],
+    op: ReduceOp | None,
+    root: int | None,
+) -> None:
+    """Move the values of a collective of which only some members are there to receive; reduced in the members' order.
+
+    Args:
+        inputs: per member.
+        outputs: by the number of a member that is there.
+        collective, op, root: as in :func:`move`.
+    """
+    kind, members = KINDS[collective], len(inputs)
+    with torch.inference_mode():
+        if not kind.reduces:
+            if kind.gets:
+                _copy(kind, inputs, [outputs.get(member, ()) for member in range(members)], root, there=outputs)
+            return
+        assert op is not None
+        for receiver, targets in outputs.items():
+            if kind.root and receiver != root:
+                continue
+            for at, target in enumerate(targets):
+                chunk = receiver if kind.gets == "own" else at
+                total = fold([brought[chunk] for brought in inputs], op)
+                op.finish(total, members)
+                _assign(target, total)
 
 
 def move(

@@ -12,6 +12,7 @@ import click
 from kernbench.commands.torchrun_options import Nodes, RanksPerNode, torchrun_options
 from kernbench.errors import ConfigError
 from kernbench.plugins.command import PluginCommand
+from kernbench.simulation.folding import FOLDED_ABOVE
 
 if TYPE_CHECKING:
     from kernbench.autotune.report import AutotuneReport
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
               "little time and memory.")  # fmt: skip
 @click.option("--unknown", type=click.Choice(["assume", "error"]), default="assume", show_default=True, help="Without "
               "data, what a look at a value that was not computed gets.")  # fmt: skip
+@click.option("--ranks", metavar="auto|all|LIST", help="Without data, ranks to run (0,8-11); the others are taken to do what "
+              f"these do. auto: one of each class of ranks that do the same.  [default: auto above {FOLDED_ABOVE} ranks "
+              "without data, else all]")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
@@ -54,6 +58,7 @@ def command(
     per_rank_modules: tuple[str, ...],
     data: bool,
     unknown: str,
+    ranks: str | None,
     prefix: bool,
     summary: bool,
     module: bool,
@@ -86,7 +91,12 @@ def command(
     plugins = [] if report is None else [report]
     handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
     devices = _first_of_each_node(handle.topology_obj, nnodes, nproc_per_node)
-    with simulate(handle, seed=seed, plugins=plugins, devices=devices, enable_data=data, unknown=unknown) as ctx:
+    if ranks is None:
+        per_node = handle.topology_obj.sips_per_node if isinstance(nproc_per_node, str) else nproc_per_node or 0
+        ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
+    with simulate(
+        handle, seed=seed, plugins=plugins, devices=devices, enable_data=data, unknown=unknown, ranks=ranks
+    ) as ctx:
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
@@ -149,7 +159,9 @@ def print_summary(ctx: RuntimeContext) -> None:
     times = rank_times(ctx.simulation)
     if not times:
         return
-    click.echo(f"\nmodelled on {ctx.topology.system.name}, {len(times)} ranks")
+    folding = None if ctx.fold is None else ctx.fold.found
+    world = f"{len(times)} ranks" if folding is None else f"{folding.world} ranks, of which {len(times)} ran"
+    click.echo(f"\nmodelled on {ctx.topology.system.name}, {world}")
     click.echo(f"{'rank':>6} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9} {'host':>9}")
     shown = times if len(times) <= 16 else [*times[:8], *times[-8:]]
     for number, line in enumerate(shown):
@@ -166,7 +178,14 @@ def print_summary(ctx: RuntimeContext) -> None:
         f"critical path: {path or 'empty'}"
     )
     for item in traffic(ctx.simulation):
-        click.echo(f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks")
-    for note in (*timeline.unmodelled, *map(str, ctx.simulation.assumptions.made), ctx.engine.op_log.note):
+        click.echo(
+            f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks{(folding and ' that ran') or ''}"
+        )
+    for note in (
+        "" if folding is None else str(folding),
+        *timeline.unmodelled,
+        *map(str, ctx.simulation.assumptions.made),
+        ctx.engine.op_log.note,
+    ):
         if note:
             click.echo(note)

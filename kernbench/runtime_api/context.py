@@ -15,13 +15,14 @@ import torch
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
-from kernbench.errors import KernbenchError
+from kernbench.errors import ConfigError, KernbenchError
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api.accelerator import Accelerator
 from kernbench.runtime_api.distributed import Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.multiprocessing import Multiprocessing
+from kernbench.runtime_api.scouting import Scouts
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import HostEffects, RankScheduler, make_policy
@@ -55,6 +56,7 @@ class RuntimeContext:
         options: values of the plugins' options; those that are not given have their defaults.
         host_effects: what a run does to its process; by default what ``KERNBENCH_HOST_EFFECTS`` says.
         unknown: what to do when a program looks at a value that was not computed: ``"assume"`` or ``"error"``.
+        fold: decides which ranks run; None: all.
         simulation: the owners behind the names.
     """
 
@@ -69,6 +71,7 @@ class RuntimeContext:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     host_effects: HostEffects | None = field(default=None, repr=False)
     unknown: str = "assume"
+    fold: Scouts | None = field(default=None, repr=False)
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -91,7 +94,7 @@ class RuntimeContext:
         simulation.torch_recorder = devices
         self.factories = Factories(simulation)
         self.distributed = simulation.distributed = Distributed(simulation)
-        self.multiprocessing = Multiprocessing(simulation, devices, self.distributed)
+        self.multiprocessing = Multiprocessing(simulation, devices, self.distributed, self.fold)
         self.accelerator = Accelerator(simulation)
         self._activate()
         if simulation.hooks is not None:
@@ -253,6 +256,7 @@ def simulate(
     log_limit: int | None = DEFAULT_LIMIT,
     host_effects: HostEffects | None = None,
     unknown: str = "assume",
+    ranks: str = "all",
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -275,6 +279,8 @@ def simulate(
             default: what ``KERNBENCH_HOST_EFFECTS`` says, all of it if that is not set.
         unknown: without data, what to do when the program looks at a value that was not computed: ``"assume"`` a neutral one
             and say so once per line, or ``"error"``: stop there.
+        ranks: ``"all"``, ``"auto"``: run one of each class of ranks that do the same, without data, or the ranks to run
+            (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -285,19 +291,30 @@ def simulate(
         handle = system
     else:
         handle = resolve_topology(system, nodes=nodes, plugins=manager)
+    if ranks != "all" and enable_data:
+        raise ConfigError(
+            f"ranks={ranks!r}: ranks stand in for others only without data (enable_data=False, --no-data)"
+        )
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
-    ctx = RuntimeContext(
-        engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
-        target_device=DeviceSelector(devices),
-        correlation_id=correlation_id,
-        seed=seed,
-        policy=policy,
-        ccl=load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl,
-        plugins=manager,
-        options=options or {},
-        host_effects=host_effects,
-        unknown=unknown,
+    collectives = (
+        load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl
     )
-    with ctx:
+
+    def fresh(fold: Scouts | None = None) -> RuntimeContext:
+        return RuntimeContext(
+            engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
+            target_device=DeviceSelector(devices),
+            correlation_id=correlation_id,
+            seed=seed,
+            policy=policy,
+            ccl=collectives,
+            plugins=manager,
+            options=options or {},
+            host_effects=host_effects,
+            unknown=unknown,
+            fold=fold,
+        )
+
+    with fresh(None if ranks == "all" else Scouts(ranks, fresh)) as ctx:
         yield ctx

@@ -108,9 +108,10 @@ def run_ranks(
     ``variables`` are environment variables of every rank. Raises :class:`kernbench.SpawnException` if a rank fails.
     """
     world = nproc_per_node * nnodes
-    mains = {rank: program.fresh_main() for rank in range(world)}
+    mains: dict[int, ModuleType] = {}
 
     def configure(environment: Any) -> None:
+        mains.update({rank: program.fresh_main() for rank in range(world)})
         environment.state.main_modules.update(mains)
         environment.state.variables = lambda rank: {
             **rank_variables(rank, world, nproc_per_node),

@@ -13,6 +13,7 @@ from kernbench.runtime_api.distributed import Distributed
 from kernbench.simulation.current import activate
 from kernbench.simulation.failures import SpawnException as SpawnException
 from kernbench.simulation.failures import pid_of
+from kernbench.simulation.folding import Folding
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.torch_backend.environment import Environment
@@ -66,14 +67,24 @@ class ProcessContext:
         return self._joined
 
 
+Fold = Callable[..., "Folding | None"]
+"""``fold(multiprocessing, fn, args, nprocs, isolation, per_rank_modules)``: who runs, None: all."""
+
+
 class Multiprocessing:
     """``torch.multiprocessing`` of a context.
+
+    Args:
+        fold: decides which of the ranks of a spawn run; None: all.
 
     Attributes:
         configure: told of the environment of carriers before it is opened.
     """
 
-    def __init__(self, simulation: Simulation, devices: HostDevices, distributed: Distributed) -> None:
+    def __init__(
+        self, simulation: Simulation, devices: HostDevices, distributed: Distributed, fold: Fold | None = None
+    ) -> None:
+        self._fold = fold
         self._simulation = simulation
         self._devices = devices
         self._distributed = distributed
@@ -129,29 +140,56 @@ class Multiprocessing:
                 f"{scheduler.live_count} ranks of an earlier spawn(join=False) have not ended: join them first"
             )
         self._require_fit(nprocs)
+        folding = None if self._fold is None else self._fold(self, fn, args, nprocs, isolation, per_rank_modules)
+        self._start(fn, args, nprocs, isolation, per_rank_modules, folding)
+        self._daemon = daemon
+        if not join:
+            return ProcessContext(simulation, nprocs)
+        simulation.world.run()
+        return None
+
+    def _start(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        nprocs: int,
+        isolation: str,
+        per_rank_modules: Sequence[str],
+        folding: Folding | None,
+    ) -> None:
+        """Make the ranks that run, ready to."""
+        simulation, scheduler = self._simulation, self._simulation.scheduler
         activate(simulation)
         follow_active_simulation()
         simulation.drain.pending()
-        simulation.world.open(nprocs, simulation.now())
-        bodies: list[Callable[[], Any]] = [functools.partial(fn, rank, *args) for rank in range(nprocs)]
+        simulation.world.open(nprocs, simulation.now(), folding)
+        ranks = range(nprocs) if folding is None else folding.live
+        bodies: list[Callable[[], Any]] = [functools.partial(fn, rank, *args) for rank in ranks]
         environment: Environment | GreenletEnvironment
         if isolation == "carrier":
             environment = Environment(self._devices, per_rank_modules)
             if self.configure is not None:
                 self.configure(environment)
             before_run = environment.state.enter
-            bodies = [environment.wrap(rank, body) for rank, body in enumerate(bodies)]
+            bodies = [environment.wrap(rank, body) for rank, body in zip(ranks, bodies, strict=True)]
         else:
             environment, before_run = GreenletEnvironment(self._devices), None
         simulation.world.closers += [self._distributed.close, environment.close]
         environment.open()
         self._distributed.open(environment.groups)
-        scheduler.start(bodies, isolation=isolation, before_run=before_run)
-        self._daemon = daemon
-        if not join:
-            return ProcessContext(simulation, nprocs)
-        simulation.world.run()
-        return None
+        scheduler.start(bodies, isolation=isolation, before_run=before_run, indices=ranks)
+
+    def run_part(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        nprocs: int,
+        per_rank_modules: Sequence[str],
+        folding: Folding,
+    ) -> None:
+        """Call ``fn(rank, *args)`` in the ranks of ``folding`` alone, and join them. Raises what :meth:`spawn` does."""
+        self._start(fn, args, nprocs, "carrier", per_rank_modules, folding)
+        self._simulation.world.run()
 
     def join_at_exit(self) -> None:
         """What happens to ranks that nobody has joined when the context ends: as to processes when theirs ends."""

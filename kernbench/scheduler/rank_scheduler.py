@@ -75,6 +75,12 @@ class RankScheduler:
         self.waitable = runner.waitable  # and below: a switch takes no call more than it must
         self._suspend = runner.suspend
 
+    def rank(self, index: int) -> Rank | None:
+        """The rank of this number in the world; None if it does not run."""
+        if index < len(self.ranks) and self.ranks[index].index == index:
+            return self.ranks[index]
+        return next((rank for rank in self.ranks if rank.index == index), None)
+
     @property
     def failed(self) -> list[Rank]:
         """The ranks that have failed, in the order in which they did."""
@@ -93,10 +99,12 @@ class RankScheduler:
         *,
         isolation: str,
         before_run: Callable[[int], None] | None = None,
+        indices: Sequence[int] | None = None,
     ) -> None:
         """Create one rank per body, all ready to run.
 
         Args:
+            indices: the ranks' numbers in the world; default: 0, 1, ...
             isolation: ``"carrier"`` or ``"greenlet"``.
             before_run: with carriers, called with the rank's index whenever that rank is about to run.
         """
@@ -104,7 +112,7 @@ class RankScheduler:
             raise KernbenchError("ranks are already running in this context: join them before starting more")
         self._turns.failed = []
         self._run_by(_RUNNERS[isolation](self._turns))
-        self.ranks = [Rank(index) for index in range(len(bodies))]
+        self.ranks = [Rank(index) for index in (range(len(bodies)) if indices is None else indices)]
         self.live_count = len(bodies)
         for rank, body in zip(self.ranks, bodies, strict=True):
             self.runner.take(rank, self._body_of(rank, body), before_run)

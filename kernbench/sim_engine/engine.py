@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.memory_store import MemoryStore
@@ -22,6 +23,18 @@ from kernbench.sim_engine.operation import DeviceStream, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
+
+
+class Seats(NamedTuple):
+    """The members of a collective that have an operation of their own, where not all do.
+
+    Attributes:
+        own: for each operation, the number of its member.
+        follows: for each member, the position of the operation that it starts with.
+    """
+
+    own: tuple[int, ...]
+    follows: tuple[int, ...]
 
 
 class GraphEngine:
@@ -250,16 +263,26 @@ class GraphEngine:
         return self._network.start(links, nbytes, on_done, cap=cap)
 
     def submit_collective(
-        self, plan: TransferPlan, parts: Sequence[Operation], after: Sequence[Sequence[Operation]]
+        self,
+        plan: TransferPlan,
+        parts: Sequence[Operation],
+        after: Sequence[Sequence[Operation]],
+        seats: Seats | None = None,
     ) -> PlanRun:
-        """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts."""
+        """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts.
+
+        ``seats``: which members have a part, where not all do; the others start when the part that they follow does.
+        """
         starts = [0.0] * plan.members
+        own = range(plan.members) if seats is None else seats.own
+        part_of = dict(zip(own, parts, strict=True))
 
         def on_members_end(members: Sequence[int], time: float) -> None:
-            self._count_resolved(time, len(members))
-            took = max(0.0, time - run.last_start)
-            for member in members:
-                part = parts[member]
+            took, there = max(0.0, time - run.last_start), [member for member in members if member in part_of]
+            self._count_resolved(time, len(there))
+            self.resolved_count += len(there) < len(members)  # those without a part have ended, too
+            for member in there:
+                part = part_of[member]
                 part.duration = took
                 part.resolve(starts[member], time)
 
@@ -267,17 +290,19 @@ class GraphEngine:
         waiting: dict[int, tuple[float, Sequence[Operation]]] = {}
 
         def start() -> None:
+            if seats is not None:
+                starts[:] = [starts[seats.own[follows]] for follows in seats.follows]
             run.member_start = starts.copy()
             self.at(min(starts), partial(self._start_plan, run))
 
         def member_ready(member: int, at: float) -> None:
-            starts[member] = parts[member].start = at
+            starts[member] = part_of[member].start = at
             del waiting[member]
             if not waiting:
                 start()
 
-        for member, part in enumerate(parts):
-            at, pending = self._enqueue(part, after[member])
+        for (member, part), behind in zip(part_of.items(), after, strict=True):
+            at, pending = self._enqueue(part, behind)
             if pending:
                 waiting[member] = at, pending
             else:

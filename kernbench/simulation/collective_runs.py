@@ -11,12 +11,16 @@ import torch
 
 from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
 from kernbench.ccl.config import CclConfig
+from kernbench.ccl.movements import move_among
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
+from kernbench.collective_kinds import KINDS
 from kernbench.cost.uncertainty import collective_spread
 from kernbench.sim_engine import Condition, GraphEngine, Operation
+from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.simulation.collective_values import all_have_bytes, anything_unknown, assumed, moved
+from kernbench.simulation.folding import MOST_STEPPED
 from kernbench.simulation.groups import Arrival, Collective, Communicator
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Hosts
@@ -72,7 +76,7 @@ class CollectiveRuns:
         """
         request = self._prepare(collective, arrivals, count, root, splits)
         engine = self.engine
-        parts = [arrival.op for arrival in arrivals]
+        parts = [arrival.op for arrival in dict.fromkeys(arrivals)]
         payload = max([op.nbytes for op in parts], default=0)
         detail = {
             "op": collective.signature.op,
@@ -81,7 +85,7 @@ class CollectiveRuns:
             **request.described,
             "payload": payload,
         }
-        sips = tuple([op.sip for op in parts])
+        sips = self._sips(collective, arrivals)
         nodes = len(set(map(engine.topology.node_of, sips))) if engine.topology.nodes > 1 else 1
         spread = collective_spread(nodes, payload)
         for op in parts:
@@ -93,14 +97,17 @@ class CollectiveRuns:
                 there.fulfil()
         if self.hooks is not None:
             self.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
-        run = engine.submit_collective(request.plan, parts, [arrival.after for arrival in arrivals])
+        run = engine.submit_collective(
+            request.plan, parts, [arrival.after for arrival in dict.fromkeys(arrivals)], _seats(collective, arrivals)
+        )
         collective.run = run
         for arrival in arrivals:
             arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
         engine.op_log.collectives.append(
             CollectiveTrace(
                 str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
-                tuple([op.operands[-1].address if op.operands else 0 for op in parts]), request.chunk_offsets, detail,
+                tuple([each.op.operands[-1].address if each.op.operands else 0 for each in arrivals]),
+                request.chunk_offsets, detail,
             )
         )  # fmt: skip
 
@@ -115,12 +122,15 @@ class CollectiveRuns:
         """Plan a matched collective, and move its values."""
         signature = collective.signature
         request = self._request(
-            signature.op, signature.algorithm, tuple([arrival.op.sip for arrival in arrivals]), root, count,
+            signature.op, signature.algorithm, self._sips(collective, arrivals), root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
+            collective.group.players is not None,
         )  # fmt: skip
         reduction = ReduceOp(signature.reduction) if signature.reduction else None
         with self.paused():
-            if self.engine.enable_data:
+            if collective.group.players is not None:
+                self._move_folded(collective.group, arrivals, root, reduction)
+            elif self.engine.enable_data:
                 self._move(request, arrivals, root, reduction)
             elif all_have_bytes(self.storages, arrivals):
                 unknown = anything_unknown(self.storages, arrivals)
@@ -129,6 +139,29 @@ class CollectiveRuns:
             else:
                 assumed(self.storages, arrivals, reduces=reduction is not None)
         return request
+
+    def _sips(self, collective: Collective, arrivals: Sequence[Arrival]) -> tuple[int, ...]:
+        """The members' SIPs, also of those that do not run."""
+        if collective.group.players is None:
+            return tuple([arrival.op.sip for arrival in arrivals])
+        return tuple(map(self.hosts.sip_of, collective.group.ranks))
+
+    def _move_folded(
+        self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+    ) -> None:
+        """Move values among members some of whom do not run, and bring what their representatives bring: that is assumed."""
+        running = list(dict.fromkeys(arrivals))
+        if not all_have_bytes(self.storages, running):
+            assumed(self.storages, running, reduces=reduction is not None)
+            return
+        op = arrivals[0].signature.op
+        certain = KINDS[op].root == "gives" and root is not None and arrivals[root].rank == group.ranks[root]
+        unknown = not certain or anything_unknown(self.storages, running)
+        tensors = {id(arrival): _values_of(arrival) for arrival in running}
+        brought = [tensors[id(arrival)][0] for arrival in arrivals]
+        receivers = {group.index[arrival.rank]: tensors[id(arrival)][1] for arrival in running}
+        move_among(op, brought, receivers, reduction, root)
+        moved(self.storages, running, unknown=unknown)
 
     def _move(
         self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
@@ -152,18 +185,22 @@ class CollectiveRuns:
         splits: Splits | None,
         environ: Environ,
         reduction: str | None,
+        folded: bool = False,
     ) -> Request:
         config = self.config()
+        fidelity = config.fidelity
+        if folded and fidelity == "auto" and len(sips) ** 2 > MOST_STEPPED:
+            fidelity = "closed_form"
         return shared_runner(self.engine.topology, config).request(
             op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
-            dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=config.fidelity, reduction=reduction,
+            dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=fidelity, reduction=reduction,
         )  # fmt: skip
 
     def request_for(
         self, op: str, count: int, dtype: torch.dtype, group: Communicator, root: int | None = None
     ) -> Request:
         """What a collective of ``group`` would be, with the algorithm that is set for it."""
-        sips = tuple(self.hosts.of_rank[rank].sip for rank in group.ranks)
+        sips = tuple(map(self.hosts.sip_of, group.ranks))
         return self._request(
             op, self.config().algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
         )
@@ -182,6 +219,16 @@ class CollectiveRuns:
     def awaited(self, awaited: Awaited) -> Awaited:
         """The operation whose values a condition of :meth:`values_of` stands for; else ``awaited`` itself."""
         return next((posted for posted, there in self._awaited.items() if there is awaited), awaited)
+
+
+def _seats(collective: Collective, arrivals: Sequence[Arrival]) -> Seats | None:
+    """Where the members sit that run, if not all do."""
+    group = collective.group
+    if group.players is None:
+        return None
+    running = {id(arrival): at for at, arrival in enumerate(dict.fromkeys(arrivals))}
+    own = tuple([group.index[arrival.rank] for arrival in dict.fromkeys(arrivals)])
+    return Seats(own, tuple([running[id(arrival)] for arrival in arrivals]))
 
 
 def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

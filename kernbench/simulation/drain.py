@@ -129,6 +129,7 @@ class Drain:
         report = self.tell_deadlock()
         scheduler = self.scheduler
         for index in sorted(self.matcher.unmatched_ranks() | self.executor.suspended_ranks()):
-            scheduler.fail(scheduler.ranks[index], DeadlockError(report))
+            if (rank := scheduler.rank(index)) is not None:
+                scheduler.fail(rank, DeadlockError(report))
         if not scheduler.failed:
             raise DeadlockError(report)

@@ -11,6 +11,7 @@ import torch
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
+from kernbench.simulation.folding import Folding
 from kernbench.simulation.locations import Location
 
 
@@ -80,7 +81,7 @@ class Collective:
     @property
     def matched(self) -> bool:
         """Whether every member has arrived."""
-        return len(self.arrivals) == len(self.group.ranks)
+        return len(self.arrivals) == self.group.expected
 
     @property
     def complete(self) -> bool:
@@ -90,7 +91,7 @@ class Collective:
     @property
     def missing(self) -> list[int]:
         """Members that have not arrived."""
-        return [rank for rank in self.group.ranks if rank not in self.arrivals]
+        return [rank for rank in dict.fromkeys(self.group.players or self.group.ranks) if rank not in self.arrivals]
 
     def __str__(self) -> str:
         return f"{self.signature.op} #{self.sequence} on {self.group.name}"
@@ -105,9 +106,19 @@ class Communicator:
         index: rank of the world -> number in the group.
         stream: the stream of each member's SIP that its collectives run on.
         environ: what the environment said to the collective library when a member first used the group.
+        players: where not all ranks run, who takes part for each member (:mod:`kernbench.simulation.folding`).
+        expected: members that call.
     """
 
-    def __init__(self, name: str, ranks: tuple[int, ...], stream: str = COMM_STREAM) -> None:
+    def __init__(
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        stream: str = COMM_STREAM,
+        players: tuple[int, ...] | None = None,
+    ) -> None:
+        self.players = players
+        self.expected = len(ranks) if players is None else len(set(players))
         self.name = name
         self.stream = stream
         self.ranks = ranks
@@ -151,7 +162,7 @@ class Communicator:
             return collective, CollectiveMismatchError(str(collective.error))
         arrivals = collective.arrivals
         arrivals[rank] = arrival
-        if len(arrivals) == len(self.ranks):
+        if len(arrivals) == self.expected:
             del self._open[sequence]
         return collective, None
 
@@ -160,9 +171,14 @@ class Communicator:
 
 
 class Communicators:
-    """The communicators of one world. The k-th group of a name and members that each of them makes is one."""
+    """The communicators of one world. The k-th group of a name and members that each of them makes is one.
+
+    Attributes:
+        folding: which ranks of the world run, None: all.
+    """
 
     def __init__(self) -> None:
+        self.folding: Folding | None = None
         self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
         self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
 
@@ -182,7 +198,11 @@ class Communicators:
             default = name == "0" and everybody
             title = "the default group" if default else f"group {name} {list(members)}"
             stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
-            made.append(Communicator(title, members, stream))
+            players = None
+            if self.folding is not None:
+                self.folding.made(members)
+                players = self.folding.players(members)
+            made.append(Communicator(title, members, stream, players))
         return made[nth]
 
 

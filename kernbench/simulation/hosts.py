@@ -14,6 +14,7 @@ from greenlet import getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.folding import Folding
 
 
 def seed_of(seed: int, rank: int | None) -> int:
@@ -131,6 +132,7 @@ class Hosts:
     Attributes:
         main: main's host.
         of_rank: the ranks' hosts, of the last spawn.
+        folding: which ranks of it run, None: all.
         observing: whether a plugin is being told something: what it does is not the program's.
         inside_kernel: whether a kernel written in Python is running.
     """
@@ -140,13 +142,29 @@ class Hosts:
         self.seed = seed
         self.main = Host(None, sips[0], seed)
         self.of_rank: dict[int, Host] = {}
+        self.folding: Folding | None = None
         self.observing = False
         self.inside_kernel = False
         self._rank_by_greenlet = scheduler.rank_by_greenlet
 
-    def open(self, count: int, clock: float) -> None:
-        """Hosts for the ranks of a spawn, all at ``clock`` s."""
-        self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock) for rank in range(count)}
+    def open(self, count: int, clock: float, folding: Folding | None = None) -> None:
+        """Hosts for the ranks of a spawn that run, all at ``clock`` s."""
+        self.folding = folding
+        ranks = range(count) if folding is None else folding.live
+        self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock) for rank in ranks}
+
+    def sip_of(self, rank: int) -> int:
+        """The SIP that a rank drives, also one that does not run: it would drive its own."""
+        host = self.of_rank.get(rank)
+        return self.sips[rank] if host is None else host.sip
+
+    def need(self, members: Sequence[int], what: str) -> None:
+        """The rank that runs wants something of ``members`` which only they can do.
+
+        Raises :class:`~kernbench.simulation.folding.StandInNeededError` if one of them does not run.
+        """
+        if self.folding is not None:
+            self.folding.need(self.current_rank(), members, what)
 
     def current(self) -> Host:
         """The host of whoever runs: a rank's, or main's."""

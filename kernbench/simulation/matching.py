@@ -199,7 +199,8 @@ class Matcher:
         return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
     def _start(self, collective: Collective) -> None:
-        arrivals = list(map(collective.arrivals.__getitem__, collective.group.ranks))
+        group = collective.group
+        arrivals = list(map(collective.arrivals.__getitem__, group.players or group.ranks))
         try:
             splits = _splits(collective, arrivals)
         except CollectiveMismatchError as error:
@@ -247,7 +248,7 @@ def _splits(collective: Collective, arrivals: Sequence[Arrival]) -> Splits | Non
         return arrivals[0].splits
     sent = [[tensor.numel() for tensor in arrival.inputs] for arrival in arrivals]
     for receiver, arrival in enumerate(arrivals):
-        for sender, tensor in enumerate(arrival.outputs):
+        for sender, tensor in enumerate(() if collective.group.players else arrival.outputs):
             if tensor.numel() != sent[sender][receiver]:
                 other = arrivals[sender]
                 raise CollectiveMismatchError(

@@ -97,6 +97,7 @@ class Mailbox:
         Raises :class:`CollectiveMismatchError` if the other side has another dtype or number of elements.
         """
         rank = self._hosts.current_rank()
+        self._hosts.need(group.ranks if peer is None else (peer,), "a message")
         me = self._hosts.of_rank[rank]
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"

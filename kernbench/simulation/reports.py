@@ -9,7 +9,7 @@ from kernbench.scheduler import Rank, RankPhase, RankScheduler, find_cycle
 from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.groups import Arrival, Collective
 from kernbench.simulation.history import History
-from kernbench.simulation.locations import Location, location_of
+from kernbench.simulation.locations import NOWHERE, Location, location_of
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.waits import Waits
 
@@ -50,7 +50,7 @@ def deadlock_report(
             waits_for[rank] = others if message.peer is None else [message.peer]
             waiting_line[rank] = f"waits in {message}: {message.signature} at {message.location}"
         else:
-            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(scheduler.ranks[rank])}"
+            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(scheduler.rank(rank))}"
 
     lines = [f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight."]
     cycle = find_cycle(waits_for)
@@ -67,8 +67,7 @@ def deadlock_report(
         missing = collective.missing
         lines.append(
             f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
-            f"{collective.group.name}."
-            + "".join(_never(scheduler.ranks[rank]) for rank in missing[:8] if rank < len(scheduler.ranks))
+            f"{collective.group.name}." + "".join(_never(scheduler.rank(rank)) for rank in missing[:8])
         )
     for message in messages:
         if message.peer is None:
@@ -79,7 +78,7 @@ def deadlock_report(
             what = "receive from" if message.sends else "send to"
             lines.append(
                 f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
-                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.ranks[message.peer])
+                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.rank(message.peer))
             )
     return "\n".join([*lines, *history_lines(matcher.history)])
 
@@ -112,13 +111,15 @@ def _state(rank: Rank) -> str:
     }.get(rank.phase, f"is {rank.phase.value} at {_where(rank)}")
 
 
-def _never(rank: Rank) -> str:
-    return "" if rank.live else f" Rank {rank.index} never will: it {_state(rank)}."
+def _never(rank: Rank | None) -> str:
+    return "" if rank is None or rank.live else f" Rank {rank.index} never will: it {_state(rank)}."
 
 
-def _where(rank: Rank) -> Location:
+def _where(rank: Rank | None) -> Location:
     """Where a suspended rank is in the user's code."""
     frame: Any = None
+    if rank is None:
+        return NOWHERE
     if rank.carrier is not None and rank.carrier.thread.ident is not None:
         frame = sys._current_frames().get(rank.carrier.thread.ident)
     elif rank.greenlet is not None:

@@ -10,6 +10,7 @@ from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import GraphEngine
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.failures import SpawnException
+from kernbench.simulation.folding import Folding
 from kernbench.simulation.groups import Communicators
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.matching import Matcher
@@ -40,11 +41,12 @@ class World:
         self.communicators = Communicators()
         self.closers: list[Callable[[], None]] = []
 
-    def open(self, size: int, clock: float) -> None:
-        """Make hosts for ``size`` ranks whose clocks are at ``clock`` s, in a world of their own."""
+    def open(self, size: int, clock: float, folding: Folding | None = None) -> None:
+        """Make hosts for ``size`` ranks whose clocks are at ``clock`` s, in a world of their own; ``folding``: who runs."""
         self._reset()
         self.matcher.history.clear()
-        self.hosts.open(size, clock)
+        self.hosts.open(size, clock, folding)
+        self.communicators.folding = folding
         self.size = size
 
     def _reset(self) -> None:
@@ -99,10 +101,11 @@ class World:
                 self.drain.fail_leftovers()
                 return
         self.hosts.settle_main(self.drain.settle_time())
-        ranks = self.scheduler.ranks
+        ranks = {rank.index: rank for rank in self.scheduler.ranks}
         for op in self.values.unobserved_failures():
-            if op.rank is not None and op.rank < len(ranks) and ranks[op.rank].error is None and op.error is not None:
-                self.scheduler.fail(ranks[op.rank], op.error)
+            rank = None if op.rank is None else ranks.get(op.rank)
+            if rank is not None and rank.error is None and op.error is not None:
+                self.scheduler.fail(rank, op.error)
 
     def _deliver_root_causes(self) -> None:
         """A rank has failed: the others whose own operation failed too raise that first, before anybody is unwound."""

@@ -98,7 +98,7 @@ def classify(func: Any) -> int:
 def _implementation(func: Any) -> Any:
     """The function of Python that carries out an operation of higher order; None if it has none here."""
     key = torch._C.DispatchKey
-    keys: Any = (key.BackendSelect, key.CompositeExplicitAutograd, key.CPU)  # type: ignore[attr-defined]
+    keys: Any = (key.BackendSelect, key.CompositeExplicitAutograd, key.CPU)
     return next((func.py_kernels[each] for each in keys if each in func.py_kernels), None)
 
 

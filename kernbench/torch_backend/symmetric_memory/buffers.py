@@ -236,6 +236,7 @@ class SymmetricMemory:
 
     def _meet(self, part: Part, group: SimProcessGroup, offset: int) -> Handle:
         communicator = group.communicator
+        self.simulation.hosts.need(communicator.ranks, "symmetric memory")
         self._require_reach(group)
         number = self._calls[communicator, self.rank()]
         self._calls[communicator, self.rank()] += 1

@@ -1,0 +1,215 @@
+"""Folding: ranks that do the same are run once.
+
+In a large job most ranks do what others do: replicas and shards of data parallelism, places of tensor parallelism. Of each
+class of such ranks one, the *representative*, runs; the others are its *stand-ins*: they take part in collectives when it
+does. Groups keep their true members and places on the fabric.
+
+Classes come from the process groups that the program makes. Those of a mesh are *axes*: a stride and a size, as the members of
+rank 0's group have them. Two ranks are alike if on every axis both are first, or neither is: the first places log, save and
+have the whole shards; the others are represented by the last. An axis whose members send each other messages (the stages of
+a pipeline, a ring of context parallelism) is not folded: all its places run.
+
+Rank 0 finds the axes out beforehand: it runs alone up to the end of its first optimizer step (the *scout*), while all others
+stand in for it, and whatever it prints is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from kernbench.errors import ConfigError, KernbenchError
+
+FOLDED_ABOVE = 16
+"""Ranks beyond which ``kernbench run --no-data`` folds a program unless it is said otherwise."""
+
+MOST_STEPPED = 1 << 16
+"""Transfers up to which collectives among folded ranks are stepped through; larger ones take their closed form."""
+
+
+class Axis(NamedTuple):
+    """One dimension of the mesh that the ranks form: places are ``stride`` ranks apart."""
+
+    stride: int
+    size: int
+
+    def place(self, rank: int) -> int:
+        """Where a rank is on it."""
+        return rank // self.stride % self.size
+
+    @classmethod
+    def of(cls, ranks: Sequence[int]) -> Axis | None:
+        """The axis along which a group lies; None if its members are not equally far apart."""
+        if len(ranks) < 2:
+            return None
+        stride = ranks[1] - ranks[0]
+        return cls(stride, len(ranks)) if stride > 0 and tuple(ranks) == tuple(
+            range(ranks[0], ranks[0] + stride * len(ranks), stride)
+        ) else None  # fmt: skip
+
+
+class ScoutEndedError(KernbenchError):
+    """Rank 0 has seen what it was to find out."""
+
+
+class StandInNeededError(KernbenchError):
+    """A rank wants something of a rank that does not run, which nobody else can do for it."""
+
+
+def chosen_ranks(text: str, world: int) -> str | tuple[int, ...]:
+    """``"auto"``, ``"all"``, or ranks as ``"0,8-11"``. Raises :class:`ConfigError` for what is neither or not in the world."""
+    if text in ("auto", "all"):
+        return text
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        try:
+            found.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise ConfigError(f"ranks {text!r}: expected auto, all, or ranks such as 0,8-11") from None
+    wrong = sorted(rank for rank in found if not 0 <= rank < world)
+    if wrong or not found:
+        raise ConfigError(f"ranks {text!r}: rank {wrong[0] if wrong else '?'} is not one of a world of {world}")
+    return tuple(sorted(found))
+
+
+@dataclass(eq=False)
+class Folding:
+    """Which ranks of a world run, and who stands in for whom.
+
+    Attributes:
+        world: number of ranks.
+        live: those that run.
+        axes: of the program's groups, as far as they are known.
+        unfolded: axes all of whose places run.
+        scouting: whether this run is to find out the axes.
+        strange: members of groups of rank 0 that are no axis.
+    """
+
+    world: int
+    live: tuple[int, ...]
+    axes: frozenset[Axis] = frozenset()
+    unfolded: frozenset[Axis] = frozenset()
+    scouting: bool = False
+    strange: set[tuple[int, ...]] = field(default_factory=set)
+    _alive: frozenset[int] = field(init=False, repr=False)
+    _by_class: dict[tuple[int, ...], int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._alive = frozenset(self.live)
+        self._by_class = {self._class_of(rank): rank for rank in self.live}
+        self._seen: set[Axis] = set(self.axes)
+        self._needed: set[Axis] = set()
+
+    # -- who runs ----------------------------------------------------------------------------------------------------
+
+    def runs(self, rank: int) -> bool:
+        """Whether ``rank`` runs."""
+        return rank in self._alive
+
+    def _class_of(self, rank: int) -> tuple[int, ...]:
+        return tuple(
+            axis.place(rank) if axis in self.unfolded else min(axis.place(rank), 1) for axis in sorted(self.axes)
+        )
+
+    def representative(self, rank: int) -> int:
+        """Who runs in the place of ``rank``."""
+        if rank in self._alive:
+            return rank
+        found = self._by_class.get(self._class_of(rank))
+        return self.live[-1] if found is None else found
+
+    def players(self, members: Sequence[int]) -> tuple[int, ...] | None:
+        """Who takes part in a group for each of its members; None if all run, or none."""
+        running = [rank for rank in members if rank in self._alive]
+        if not running or len(running) == len(members):
+            return None
+        inside = set(running)
+        return tuple([player if (player := self.representative(rank)) in inside else running[-1] for rank in members])
+
+    # -- what a run finds out ----------------------------------------------------------------------------------------
+
+    def made(self, members: Sequence[int]) -> None:
+        """A group was made, by a rank that is one of its members."""
+        if not self.scouting or len(members) in (1, self.world) or 0 not in members:
+            return
+        axis = Axis.of(members)
+        if axis is None:
+            self.strange.add(tuple(members))
+        else:
+            self._seen.add(axis)
+
+    def stepped(self) -> None:
+        """Rank 0 has made its first optimizer step. Raises :class:`ScoutEndedError` in a scout."""
+        if self.scouting:
+            raise ScoutEndedError("the scout has seen a step")
+
+    def need(self, rank: int, members: Sequence[int], what: str) -> None:
+        """``rank`` wants something of ``members``, some of which may not run.
+
+        Raises :class:`StandInNeededError` if one does not.
+        """
+        missing = [each for each in members if each not in self._alive]
+        if not missing:
+            return
+        if self.scouting:
+            self._needed.add(self._between(rank, missing[0]))
+            raise ScoutEndedError("the scout has met a rank that must run")
+        raise StandInNeededError(
+            f"{what} of rank {rank} needs rank {missing[0]}, which is not run: rank {self.representative(missing[0])} stands "
+            "in for it. Run it too (--ranks), or all of them (--ranks all)"
+        )
+
+    def _between(self, one: int, other: int) -> Axis:
+        """The shortest axis on which the places of two ranks differ, and nothing else does."""
+        whole = Axis(1, self.world)
+        along = [
+            axis for axis in self._seen if axis.place(one) != axis.place(other) and (one - other) % axis.stride == 0
+            and one // (axis.stride * axis.size) == other // (axis.stride * axis.size)
+        ]  # fmt: skip
+        return min(along, key=lambda axis: axis.size, default=whole)
+
+    def refined(self) -> Folding:
+        """What is known after this run: another scout if something is missing, else the folding to run with."""
+        axes = self._seen or {Axis(1, self.world)}
+        unfolded = self.unfolded | self._needed
+        axes |= unfolded
+        if self._needed - self.unfolded:
+            places = [range(axis.size) for axis in sorted(unfolded)]
+            live = {
+                sum(place * axis.stride for place, axis in zip(each, sorted(unfolded), strict=True))
+                for each in product(*places)
+            }
+            return Folding(self.world, tuple(sorted(live & set(range(self.world)))), frozenset(axes), unfolded, True)
+        if self.strange and not all(_is_block(members, axes) for members in self.strange):
+            return Folding(self.world, tuple(range(self.world)))
+        if prod(axis.size for axis in axes) < self.world:
+            axes.add(Axis(1, self.world))
+        plain = Folding(self.world, (0,), frozenset(axes), frozenset(unfolded))
+        last = {plain._class_of(rank): rank for rank in range(self.world)}
+        return Folding(self.world, tuple(sorted(last.values())), frozenset(axes), frozenset(unfolded))
+
+    # -- what is said ------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.live[:12])) + (", ..." if len(self.live) > 12 else "")
+        axes = ", ".join(
+            f"{axis.size} ranks {axis.stride} apart{' (not folded)' if axis in self.unfolded else ''}"
+            for axis in sorted(self.axes)
+        )
+        return f"ran {len(self.live)} of {self.world} ranks ({shown}); the others were taken to do what these do" + (
+            f", by the program's groups: {axes}" if axes else ""
+        )
+
+
+def _is_block(members: Sequence[int], axes: Iterable[Axis]) -> bool:
+    """Whether a group with rank 0 is all the places of some axes together."""
+    inside = set(members)
+    own = [axis for axis in axes if axis.stride in inside and all(n * axis.stride in inside for n in range(axis.size))]
+    reached = {0}
+    for axis in own:
+        reached = {rank + place * axis.stride for rank in reached for place in range(axis.size)}
+    return reached == inside
