@@ -9,16 +9,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.folding import Axis, Folding, chosen_ranks
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 _MOST_SCOUTS = 8
 
@@ -34,7 +31,7 @@ class Scouts:
         found: the folding of the last spawn, None if all ranks ran.
     """
 
-    def __init__(self, ranks: str, fresh: Callable[[], contextlib.AbstractContextManager[RuntimeContext]]) -> None:
+    def __init__(self, ranks: str, fresh: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self._ranks = ranks
         self._fresh = fresh
         self.found: Folding | None = None
