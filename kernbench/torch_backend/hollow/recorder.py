@@ -7,7 +7,6 @@ hollow tensors, or, if their results are small, tensors with the values that are
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Recorded, Recorder
 from kernbench.torch_backend.hollow.selections import selected
-from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described
-from kernbench.torch_backend.hollow.stand_ins import assume, element_of, stored_of
+from kernbench.torch_backend.hollow.shapes import MOST_KNOWN, Described, UnknownShapeError, allocate, described
+from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, stored_of
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -74,9 +73,90 @@ class _ShapeByOperator(dict[Any, _Shape]):
 
 
 _shapes = _ShapeByOperator()
+_STRIDED = torch.strided
+_empty_strided: Any = torch.empty_strided
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _fake_mode: Any = torch._C._get_dispatch_mode
 _storage: Any = torch._C.TensorBase.untyped_storage
+
+
+class Survey:
+    """What matters of the arguments of a call.
+
+    Attributes:
+        key: what the shapes of its results may depend on; None if something in it has no hash.
+        tensors: among them.
+        hollow, unknown, on_gpu, meta: whether any of them is.
+        largest: elements of the largest one.
+    """
+
+    __slots__ = ("hollow", "key", "largest", "meta", "on_gpu", "tensors", "unknown")
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.tensors: list[torch.Tensor] = []
+        self.hollow = self.unknown = self.on_gpu = self.meta = False
+        self.largest = 0
+
+    def look_at(self, values: Any, parts: list[Any]) -> None:
+        """Add ``values`` to what is known, and what their shapes depend on to ``parts``."""
+        for value in values:
+            kind = type(value)
+            if kind in PLAIN:
+                stored = (
+                    getattr(_storage(value), NOTE, None) if value.layout is _STRIDED else getattr(value, NOTE, None)
+                )
+                shape = value.shape
+                parts += (shape, value.stride() if value.layout is _STRIDED else None, value.dtype)
+                size = shape.numel()
+            elif kind is float:
+                parts.append(float)
+                continue
+            elif kind is list or kind is tuple:
+                parts.append(kind)
+                self.look_at(value, parts)
+                parts.append(kind)
+                continue
+            elif isinstance(value, torch.Tensor):
+                stored, size = stored_of(value), value.numel()
+                parts += (kind, value.shape, value.dtype)
+            elif kind is torch.device:
+                self.on_gpu |= value.type == "cuda"
+                self.meta |= value.type == "meta"
+                parts.append(value)
+                continue
+            else:
+                parts += (kind, None if isinstance(value, torch.Generator) else value)
+                continue
+            self.tensors.append(value)
+            if size > self.largest:
+                self.largest = size
+            if stored is None:
+                self.meta |= value.is_meta
+            else:
+                if stored.hollow:
+                    self.hollow = True
+                if stored.stand_in is not None:
+                    self.unknown = True
+                if type(stored) is Block:
+                    self.on_gpu = True
+
+
+def survey(func: Any, args: Any, kwargs: Any) -> Survey:
+    """What matters of the arguments of ``func(*args, **kwargs)``."""
+    found, parts = Survey(), [func]
+    found.look_at(args, parts)
+    if kwargs:
+        parts += kwargs
+        found.look_at(kwargs.values(), parts)
+    if not found.tensors:
+        parts += map(repr, args)  # a factory: what numbers it is given matters
+    try:
+        found.key = tuple(parts)
+        hash(found.key)
+    except TypeError:
+        found.key = None
+    return found
 
 
 def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
@@ -100,32 +180,19 @@ class HollowRecorder(Recorder):
         super().__init__(simulation, who, shared=shared)
         self._storages = simulation.storages
         self._assumptions = simulation.assumptions
+        self._plain: dict[Any, Described] = {}
 
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         if (operation.kind <= VIEW and operation.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
             return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
-        tensors = _flat(args if not kwargs else chain(args, kwargs.values()))
-        wanted = kwargs.get("device") if kwargs else None
-        on_gpu = wanted is not None and wanted.type == "cuda"
-        if wanted is not None and wanted.type == "meta":
+        found = survey(func, args, kwargs)
+        if found.meta:
             return operation.call(*args, **kwargs)
-        hollow = unknown = False
-        largest = 0
-        for tensor in tensors:
-            try:
-                stored = getattr(_storage(tensor) if type(tensor) in PLAIN else tensor, NOTE, None)
-            except (NotImplementedError, RuntimeError):
-                stored = None
-            if stored is None and type(tensor) not in PLAIN:
-                stored = stored_of(tensor)
-            if stored is None:
-                if tensor.is_meta:
-                    return operation.call(*args, **kwargs)
-            else:
-                hollow |= stored.hollow
-                unknown |= stored.stand_in is not None
-                on_gpu |= type(stored) is Block
-            largest = max(largest, tensor.numel())
+        hollow, on_gpu = found.hollow, found.on_gpu
+        if hollow and (plain := self._plain.get(found.key)) is not None:
+            return _empty_strided(plain.size, plain.stride, dtype=plain.dtype)
+        tensors, unknown, largest = found.tensors, found.unknown, found.largest
+        wanted = kwargs.get("device") if kwargs else None
         if operation.host_reads:
             return self._looked(device, operation, args, kwargs, tensors, hollow=hollow, unknown=unknown or hollow)
         if operation.allocates and not on_gpu:
@@ -134,7 +201,7 @@ class HollowRecorder(Recorder):
         on_gpu |= device.moving
         compute = not (hollow or operation.allocates) and largest <= self._most(on_gpu, tensors, kwargs)
         if compute and shape.sized and shape.given is None:
-            what = self._described(operation, func, args, kwargs)
+            what = self._described(operation, func, args, kwargs, found.key)
             made = _tensors_of(what)
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
             compute = what is None or size <= self._most(on_gpu, made, kwargs)
@@ -145,18 +212,28 @@ class HollowRecorder(Recorder):
         if shape.given is not None:
             return self._written(operation, func, shape, args, kwargs)
         if what is None:
-            what = self._described(operation, func, args, kwargs)
+            what = self._described(operation, func, args, kwargs, found.key)
         if what is None:
             return self._call(device, operation, args, kwargs)
         for at, name in shape.written:
             for target in _flat((_argument(args, kwargs, at, name),)):
                 self._mark(target, None)
         stays = on_gpu and operation.kind != TRANSFER
+        if stays and wanted is None and not shape.written and self._is_plain(operation, what):
+            if len(self._plain) >= MOST_KNOWN:
+                self._plain.clear()
+            self._plain[found.key] = what
         made = self._made(what, func, operation, args, kwargs, on_gpu=stays)
         if stays and wanted is not None and wanted.type == "cuda":
             for tensor in _flat((made,)):
                 device.on_device(tensor, wanted)
         return made
+
+    def _is_plain(self, operation: Recorded, what: Any) -> bool:
+        """Whether what it gives is one hollow tensor of which nothing is assumed, whatever is of its arguments."""
+        if type(what) is not Described or not what.dtype.is_floating_point or has_rule(operation.name):
+            return False
+        return what.numel * what.dtype.itemsize > self._storages.most_bytes
 
     @staticmethod
     def _most(on_gpu: bool, tensors: Any, kwargs: Any) -> int:
@@ -173,13 +250,13 @@ class HollowRecorder(Recorder):
             return self._draw(device, operation, args, kwargs or {})
         return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
 
-    def _described(self, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+    def _described(self, operation: Recorded, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         """What it would give; None if nobody knows, so that it must be computed."""
         chosen = selected(operation.name, func, args, kwargs or {})
         if chosen is not None:
             return chosen
         try:
-            return described(func, args, kwargs or {})
+            return described(func, args, kwargs or {}, key)
         except UnknownShapeError as error:
             self._costs.unmodelled.note_shape(operation.name)
             if any(each.numel() > SMALL_ON_HOST for each in _flat(args)):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.simulation.storages import SMALL_BYTES
-from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -38,50 +37,28 @@ class UnknownShapeError(Exception):
     """Neither a meta kernel nor a fake one knows what an operation gives."""
 
 
-_MOST = 200_000
+MOST_KNOWN = 200_000
+"""Calls whose results are remembered."""
+
 _known: dict[Any, Any] = {}
 
 
-def described(func: Any, args: Any, kwargs: Any) -> Any:
+def described(func: Any, args: Any, kwargs: Any, key: Any = None) -> Any:
     """What ``func(*args, **kwargs)`` gives, with a :class:`Described` in the place of each tensor.
+
+    Args:
+        key: what that depends on; None: it is found out each time.
 
     Raises :class:`UnknownShapeError`.
     """
-    with_tensors = False
-    key: Any
-    try:
-        parts = [func]
-        for value in args:
-            with_tensors |= isinstance(value, torch.Tensor | list)
-            parts.append(_key(value))
-        for name, value in kwargs.items():
-            with_tensors |= isinstance(value, torch.Tensor)
-            parts += (name, _key(value))
-        key = tuple(parts) if with_tensors else (*parts, *map(repr, args))
-        found = _known.get(key)
-    except TypeError:  # something that has no hash
-        key = found = None
+    found = _known.get(key)
     if found is None:
         found = _find(func, args, kwargs)
         if key is not None:
-            if len(_known) >= _MOST:
+            if len(_known) >= MOST_KNOWN:
                 _known.clear()
             _known[key] = found
     return found
-
-
-def _key(value: Any) -> Any:
-    """What results may depend on in an argument: of numbers with a point, the type alone."""
-    kind = type(value)
-    if kind in PLAIN:
-        return value.shape, value.stride(), value.dtype
-    if kind is float:
-        return float
-    if kind is list or kind is tuple:
-        return kind, *map(_key, value)
-    if isinstance(value, torch.Tensor):
-        return kind, value.shape, value.stride(), value.dtype
-    return kind if isinstance(value, torch.Generator) else (kind, value)
 
 
 def _find(func: Any, args: Any, kwargs: Any) -> Any:

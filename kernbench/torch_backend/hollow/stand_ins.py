@@ -224,6 +224,11 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
 _RULES = {name: rule for names, rule in _ROWS for name in names.split()}
 
 
+def has_rule(name: str) -> bool:
+    """Whether more than the default of its dtype may be assumed of what the operation ``name`` gives."""
+    return name.strip("_") in _RULES
+
+
 def assume(func: Any, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:
     """What is assumed of a result of ``dtype`` and ``numel`` elements; None: nothing but the default of its dtype.
 
