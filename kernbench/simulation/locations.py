@@ -11,6 +11,7 @@ import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PROGRAMS = os.path.join(_PACKAGE, "programs") + os.sep
 _OTHERS = (os.sep + "greenlet" + os.sep, "<frozen ", "<string>")
 
 
@@ -32,7 +33,8 @@ class _UsersFiles(dict[str, bool]):
     """File name -> whether it is the user's, found out at the first look."""
 
     def __missing__(self, filename: str) -> bool:
-        found = not (filename.startswith((_PACKAGE, _TORCH)) or any(part in filename for part in _OTHERS))
+        ours = filename.startswith((_PACKAGE, _TORCH)) and not filename.startswith(_PROGRAMS)
+        found = not (ours or any(part in filename for part in _OTHERS))
         self[filename] = found
         return found
 

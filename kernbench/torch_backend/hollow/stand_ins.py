@@ -15,6 +15,7 @@ import torch
 from kernbench.simulation.assumptions import default_stand_in
 from kernbench.simulation.storages import NOTE, Stored
 from kernbench.simulation.tensors import storage_of
+from kernbench.torch_backend.gpu.placement import PLAIN, wrapped_by
 
 
 def stored_of(tensor: torch.Tensor) -> Stored | None:
@@ -34,6 +35,8 @@ def has_bytes(tensor: torch.Tensor) -> bool:
 def is_unknown(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values were not computed from known ones."""
     stored = stored_of(tensor)
+    if stored is None and type(tensor) not in PLAIN:
+        return any(map(is_unknown, wrapped_by(tensor)))
     return stored is not None and stored.unknown
 
 
