@@ -5,9 +5,9 @@ class of such ranks one, the *representative*, runs; the others are its *stand-i
 does. Groups keep their true members and places on the fabric.
 
 Classes come from the process groups that the program makes. Those of a mesh are *axes*: a stride and a size, as the members of
-rank 0's group have them. Two ranks are alike if on every axis both are first, or neither is: the first places log, save and
-have the whole shards; the others are represented by the last. An axis whose members send each other messages (the stages of
-a pipeline, a ring of context parallelism) is not folded: all its places run.
+rank 0's group have them. The rank that is first on every axis logs, saves and has whole shards: it runs, and so does the one
+that is last on all, which has what is left of the shards and stands for all others. An axis whose members send each other
+messages (the stages of a pipeline, a ring of context parallelism) is not folded: that is so for each of its places.
 
 Rank 0 finds the axes out beforehand: it runs alone up to the end of its first optimizer step (the *scout*), while all others
 stand in for it, and whatever it prints is dropped.
@@ -111,9 +111,8 @@ class Folding:
         return rank in self._alive
 
     def _class_of(self, rank: int) -> tuple[int, ...]:
-        return tuple(
-            axis.place(rank) if axis in self.unfolded else min(axis.place(rank), 1) for axis in sorted(self.axes)
-        )
+        places = [axis.place(rank) for axis in sorted(self.axes) if axis in self.unfolded]
+        return (*places, int(any(axis.place(rank) for axis in self.axes if axis not in self.unfolded)))
 
     def representative(self, rank: int) -> int:
         """Who runs in the place of ``rank``."""
