@@ -119,6 +119,7 @@ class Extent:
         awaited: whether it was taken back, and streams still use it.
         mapped: whether there is memory behind it, in an expandable segment.
         arena: the expandable segment, None if it is none.
+        streams: others that it was used on, as far as its holder has said; None: none.
         kept_at: how often a large block had been looked for when it became free.
         context: what was noted of whoever has it.
         segment_context: the same of whoever made the segment; of the first block.
@@ -131,6 +132,7 @@ class Extent:
     requested = 0
     mapped = True
     arena: Arena | None = None
+    streams: set[str] | None = None
     kept_at = 0
     context: Any = None
     segment_context: Any = None
@@ -168,7 +170,7 @@ class CachingAllocator:
 
     Attributes:
         allocated: bytes of the blocks that are given out.
-        reserved: bytes of all segments.
+        reserved, peak_reserved: bytes of all segments, now and at most.
         limit: bytes that this process may reserve; None: all that there is.
         statistics: torch's.
         trace: is told of each action, None if nobody wants to know.
@@ -178,7 +180,7 @@ class CachingAllocator:
         self.device = device
         self.limit: int | None = None
         self.allocated = 0
-        self.reserved = 0
+        self.reserved = self.peak_reserved = 0
         self.statistics = Statistics()
         self.trace: Trace | None = None
         self._small: dict[str, Pool] = {}
@@ -429,6 +431,7 @@ class CachingAllocator:
     def _count_segment(self, extent: Extent, nbytes: int, change: int) -> None:
         statistics, small = self.statistics, extent.pool.small
         self.reserved += change * nbytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
         statistics.groups["reserved_bytes"].change(change * nbytes, small=small)
         statistics.counters["num_device_alloc" if change > 0 else "num_device_free"] += 1
         if extent.arena is None:

@@ -1,0 +1,279 @@
+"""What one process has of one SIP's memory: its allocator, and the ledger of what it allocated.
+
+Everything that a program allocates is counted here, once, whoever asks for it. What only a report needs is computed when there
+is one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from types import FrameType
+from typing import Protocol
+
+import torch
+
+from kernbench.memory.caching_allocator import CachingAllocator, Device, NoRoomError
+from kernbench.memory.history import History
+from kernbench.memory.ledger import DEATH_PHASE, DIED, EXTENT, KEPT, Composition, Entry, Ledger
+from kernbench.memory.limits import Overhead, out_of_memory_message, process_overhead
+from kernbench.memory.report import OutOfMemoryReport
+from kernbench.memory.settings import AllocatorSettings
+from kernbench.sim_engine import GraphEngine
+from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.failures import pid_of
+from kernbench.simulation.hosts import Host, Hosts
+from kernbench.simulation.locations import location_of
+
+_BASE = 0x7F00_0000_0000
+_PER_SIP = 1 << 44
+"""Addresses that programs are told: each SIP has a range of its own."""
+
+_PLACED_SHARE = 12
+"""An allocation is looked for in the program if it is at least 2^-12 of the most that was in use: a walk along the stack takes as
+long as the allocation itself."""
+
+Limit = int | str
+"""Bytes that each process may reserve on a SIP, ``"device"`` (what is there) or ``"off"``."""
+
+
+class MemoryOwners(Protocol):
+    """Knows what programs use memory for; the room that knows torch's modules and optimizers has one."""
+
+    def claim_all(self, host: Host) -> None:
+        """Note in the ledger whose all is that is alive."""
+
+    def operation(self, frame: FrameType | None) -> str:
+        """The operation of torch that is under way in a frame or its callers; empty if none is."""
+
+
+class StreamUse:
+    """The last operation of a stream that still uses a block."""
+
+    __slots__ = ("_host", "_op")
+
+    def __init__(self, host: Host, op: Operation) -> None:
+        self._host = host
+        self._op = op
+
+    def ended(self) -> bool:
+        """Whether it has by the host's clock."""
+        return self._op.end is not None and self._op.end <= self._host.clock
+
+    def finish(self) -> bool:
+        """Move the host's clock to its end, if that is known."""
+        if self._op.end is None:
+            return False
+        self._host.clock = max(self._host.clock, self._op.end)
+        return True
+
+
+class ProcessMemory:
+    """One process's memory on one SIP.
+
+    Attributes:
+        host: of the process.
+        allocator: its allocator there.
+        ledger: of its allocations.
+        overhead: what it has there besides, stated.
+        index: number of the SIP, as torch counts devices.
+        total: bytes of the SIP.
+        fraction: share of the SIP that the program allows itself.
+        history: of the allocator, if the program records it.
+    """
+
+    def __init__(self, memories: ProcessMemories, host: Host, sip: int, index: int) -> None:
+        self.host = host
+        self.index = index
+        self.fraction = 1.0
+        self.overhead = memories.new_overhead()
+        self.device = memories.device(sip)
+        self.device.capacity -= self.overhead.total
+        self.allocator = CachingAllocator(self.device, memories.settings_of(host))
+        self.ledger = Ledger(host.rank, sip)
+        self.total = memories.capacity
+        self._memories = weakref.ref(memories)  # which has this: tensors that outlive a simulation are to hold no circle
+        self._counts_overhead = memories.counts_overhead
+        self._most = memories.process_limit
+        self.history: History | None = None
+        self._noticeable = 1
+        self._now = memories.main_clock if host.rank is None else None
+        self.set_limit()
+
+    def take(self, nbytes: int) -> Entry | None:
+        """Memory for ``nbytes``; None for none. Raises ``torch.OutOfMemoryError``."""
+        if not nbytes:
+            return None
+        host, allocator, ledger = self.host, self.allocator, self.ledger
+        try:
+            extent = allocator.allocate(nbytes, host.stream)
+        except NoRoomError as error:
+            raise self._out_of_memory(nbytes, error.requested) from None
+        place = location_of(sys._getframe(2)) if nbytes >= self._noticeable else None
+        entry = [
+            extent, extent.size, nbytes, host.clock if self._now is None else self._now(), host.phase, place,
+            None, None, None, None,
+        ]  # fmt: skip
+        events = ledger.events
+        events.append(entry)
+        if allocator.allocated > ledger.peak:
+            ledger.reach(allocator.allocated)
+            ledger.peak_time, ledger.peak_step, ledger.peak_place = entry[3], host.step, place
+            self._noticeable = ledger.peak >> _PLACED_SHARE
+        elif len(events) >= KEPT:
+            ledger.forget()
+        return entry
+
+    def give_back(self, entry: Entry) -> None:
+        """What :meth:`take` gave is not needed any more."""
+        extent = entry[EXTENT]
+        entry[EXTENT] = None
+        host = self.host
+        if extent.streams is None:
+            self.allocator.free(extent)
+        else:
+            tails = (host.tails.get(name) for name in sorted(extent.streams))
+            extent.streams = None
+            self.allocator.free(extent, [StreamUse(host, tail) for tail in tails if tail is not None])
+        entry[DIED] = host.clock if self._now is None else self._now()
+        entry[DEATH_PHASE] = host.phase
+        self.ledger.events.append(entry)
+
+    # -- limits ------------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody has reserved there."""
+        return max(0, self.device.capacity - self.device.reserved)
+
+    def set_fraction(self, fraction: float) -> None:
+        """Allow the process a share of the SIP's memory."""
+        self.fraction = fraction
+        self.set_limit(int(fraction * self.total))
+
+    def set_limit(self, nbytes: int | None = None) -> None:
+        """Allow it so many bytes, and no more than the simulation does."""
+        own = self.allocator.limit if nbytes is None else nbytes
+        limits = [each for each in (own, self._most) if each is not None]
+        self.allocator.limit = min(limits) if limits else None
+
+    def add_overhead(self, name: str, nbytes: int) -> None:
+        """Count what a library takes."""
+        if self._counts_overhead:
+            self.overhead.add(name, nbytes)
+            self.device.capacity -= nbytes
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def claim_all(self) -> None:
+        """Have the ledger know whose everything is."""
+        memories = self._memories()
+        if memories is not None and memories.owners is not None:
+            memories.owners.claim_all(self.host)
+
+    def _out_of_memory(self, nbytes: int, wanted: int) -> torch.OutOfMemoryError:
+        memories, host, allocator = self._memories(), self.host, self.allocator
+        assert memories is not None
+        frame = sys._getframe(2)
+        owners = memories.owners
+        others = [each for each in memories.opened if each.device is self.device and each is not self]
+        error = torch.OutOfMemoryError(
+            out_of_memory_message(
+                wanted=wanted, device=self.index, capacity=self.total, free=self.free,
+                mine=allocator.reserved + self.overhead.total,
+                others={
+                    pid_of(-1 if each.host.rank is None else each.host.rank): each.allocator.reserved + each.overhead.total
+                    for each in others if each.allocator.reserved
+                },
+                allowed=allocator.limit, allocated=allocator.allocated, reserved=allocator.reserved,
+            )
+        )  # fmt: skip
+        self.claim_all()
+        room = self.free if allocator.limit is None else min(self.free, allocator.limit - allocator.reserved)
+        report = OutOfMemoryReport(
+            rank=host.rank, step=host.step, operation="" if owners is None else owners.operation(frame),
+            place=location_of(frame), requested=nbytes, wanted=wanted, room=max(room, 0), allocated=allocator.allocated,
+            reserved=allocator.reserved, limit=allocator.limit, capacity=self.total, overhead=dict(self.overhead.parts),
+            world=len(memories.hosts.of_rank) or 1, settings=allocator.settings.text,
+            composition=Composition.of(self.ledger.alive()),
+        )  # fmt: skip
+        error.memory_report = report  # type: ignore[attr-defined]
+        error.__notes__ = [str(report)]  # what `add_note` does; Python 3.10 shows it nowhere by itself
+        return error
+
+
+class ProcessMemories:
+    """The memories that the processes of one simulation have.
+
+    Args:
+        engine: of the simulation.
+        hosts: the processes.
+        limit: see :data:`Limit`.
+
+    Attributes:
+        opened: each process's memory on each SIP that it has used.
+        owners: knows what they use it for; None: nobody does.
+        capacity: bytes of a SIP.
+        process_limit: bytes that each process may reserve on a SIP; None: no limit besides the SIP's size.
+        counts_overhead: whether what CUDA and its libraries take is counted.
+        main_clock: virtual time of main, s.
+    """
+
+    def __init__(self, engine: GraphEngine, hosts: Hosts, limit: Limit) -> None:
+        self.hosts = hosts
+        self.opened: list[ProcessMemory] = []
+        self.owners: MemoryOwners | None = None
+        self._engine = engine
+        spec = engine.topology.device
+        self.limit = limit
+        self.process_limit = limit if isinstance(limit, int) else None
+        self.capacity = spec.hbm.size
+        self.counts_overhead = spec.cubes is None  # an accelerator of the project's own runs no CUDA
+        self._enforced = sys.maxsize if limit == "off" or isinstance(limit, int) and limit >= self.capacity else self.capacity
+        self._arch = spec.target.arch
+        self._devices: dict[int, Device] = {}
+        self._settings: dict[Host, AllocatorSettings] = {}
+        self.main_clock = functools.partial(_main_time, engine, hosts.main)
+
+    def device(self, sip: int) -> Device:
+        """The memory that all processes on a SIP share."""
+        found = self._devices.get(sip)
+        if found is None:
+            found = self._devices[sip] = Device(self._enforced, _BASE + sip * _PER_SIP)
+        return found
+
+    def new_overhead(self) -> Overhead:
+        """What a process takes on a SIP when it begins to use it."""
+        return process_overhead(self._arch) if self.counts_overhead else Overhead()
+
+    def open(self, host: Host, sip: int, index: int) -> ProcessMemory:
+        """The memory of a process that has not used this SIP before; those that have ended leave what they cached."""
+        alive = {self.hosts.main, *self.hosts.of_rank.values()}
+        for each in self.opened:
+            if each.host not in alive:
+                each.allocator.empty_cache()
+        made = ProcessMemory(self, host, sip, index)
+        self.opened.append(made)
+        self._engine.op_log.ledgers.append(made.ledger)
+        return made
+
+    def settings_of(self, host: Host) -> AllocatorSettings:
+        """Settings of a process's allocators: those it has set, or those of its environment."""
+        return self._settings.get(host) or AllocatorSettings.of_environment(os.environ)
+
+    def configure(self, host: Host, settings: AllocatorSettings) -> None:
+        """Have a process's allocators behave otherwise from now on."""
+        self._settings[host] = settings
+        for each in self.of(host):
+            each.allocator.configure(settings)
+
+    def of(self, host: Host) -> Sequence[ProcessMemory]:
+        """What a process has."""
+        return [each for each in self.opened if each.host is host]
+
+
+def _main_time(engine: GraphEngine, main: Host) -> float:
+    return max(main.clock, engine.now)
