@@ -55,7 +55,7 @@ class Use(Protocol):
         """Wait for it; whether it has ended."""
 
 
-class Device:
+class PhysicalMemory:
     """The memory that allocators share: those of the processes that drive one device.
 
     Args:
@@ -176,7 +176,7 @@ class CachingAllocator:
         trace: is told of each action, None if nobody wants to know.
     """
 
-    def __init__(self, device: Device, settings: AllocatorSettings | None = None) -> None:
+    def __init__(self, device: PhysicalMemory, settings: AllocatorSettings | None = None) -> None:
         self.device = device
         self.limit: int | None = None
         self.allocated = 0
@@ -185,7 +185,7 @@ class CachingAllocator:
         self.trace: Trace | None = None
         self._small: dict[str, Pool] = {}
         self._large: dict[str, Pool] = {}
-        self._awaiting: list[tuple[Extent, Sequence[Use]]] = []
+        self._awaiting: list[tuple[Extent, list[Use]]] = []
         self._heads: dict[int, Extent] = {}
         self._looks = 0
         self._plain = True
@@ -290,9 +290,10 @@ class CachingAllocator:
                 return None
         found = free[at][2]
         most = settings.max_split_size
-        if most is not None:
-            if size < most <= found.size or (size >= most and found.size >= size + settings.max_non_split_rounding):
-                return None
+        if most is not None and (
+            size < most <= found.size or (size >= most and found.size >= size + settings.max_non_split_rounding)
+        ):
+            return None
         del free[at]
         return found
 

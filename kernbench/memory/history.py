@@ -19,7 +19,7 @@ def stream_number(name: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
-class History:
+class AllocationHistory:
     """The actions of one allocator, from when it is made until :meth:`close`.
 
     Args:

@@ -15,8 +15,8 @@ from typing import Any
 
 Entry = list[Any]
 EXTENT, SIZE, REQUESTED, BORN, PHASE, PLACE, CATEGORY, OWNER, DIED, DEATH_PHASE = range(10)
-"""Fields: the block while it is alive; its bytes; bytes asked for; when (s); in which phase; line of the program (None: too small to
-look for); what it was for (None: not known); the module or parameter it belongs to; until when; in which phase it died."""
+"""Fields: the block while it is alive; its bytes; bytes asked for; when (s); in which phase; line of the program (None: too
+small to look for); what it was for (None: not known); the module it belongs to; until when; in which phase it died."""
 
 PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER, UNSHARDED, COMMUNICATION, ACTIVATIONS, TEMPORARIES = CATEGORIES = (
     "parameters", "buffers", "gradients", "optimizer state", "unsharded parameters", "communication buffers", "activations",
@@ -49,7 +49,7 @@ def category_of(entry: Entry) -> str:
 
 
 def claim(entry: Entry | None, category: str, owner: str | None = None) -> None:
-    """Note what an allocation is for; the first to know it is believed, but for communication, which anything may take part in."""
+    """Note what an allocation is for. The first to know is believed, but for communication: anything may take part in that."""
     if entry is not None and entry[CATEGORY] in (None, COMMUNICATION):
         entry[CATEGORY] = category
         entry[OWNER] = owner

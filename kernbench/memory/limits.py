@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 MIB = 1 << 20
 
-CUDA_CONTEXT = 520 * MIB
-"""Bytes that a process has on its device before it allocates: context, modules of kernels. UNVERIFIED for each device: 386 MiB on an
-RTX 4090 (torch's own message, torch 2.10, issue of MONAI), 1.06 GB on an H100 with a communicator of eight ranks (NCCL issue 1685),
-of which the communicator is 14 MiB x 24 channels and cuBLAS's workspace 32 MiB by the figures below."""
+CUDA_CONTEXT = 755 * MIB
+"""Bytes that a process has on its device besides what is below: context, and kernels of the libraries it uses. What 1.06 GB
+leave, which were in use on an H100 with a communicator of eight ranks (NCCL issue 1685). UNVERIFIED for other devices; a process
+that has only begun has less: torch's message shows 386 MiB on an RTX 4090 (torch 2.10, nothing allocated yet)."""
 
 NCCL_CONNECTION = 14 * MIB
-"""Bytes of buffers per channel and connected peer: one allocation of 10485760 bytes (FIFOs of the three protocols) and two of 2097152,
-seen in NCCL's log of allocations on H100 (NCCL issue 1685), where 7 peers x 32 channels took 3.28 GB: 14.0 MiB each."""
+"""Bytes of buffers per channel and connected peer. NCCL's log of allocations on H100 (NCCL issue 1685) shows such of 10485760
+and of 2097152 bytes; 7 peers x 32 channels took 3.28 GB, which is 14.0 MiB each: one of the former, two of the latter."""
 
 NCCL_RING_CHANNELS = 16
-"""Channels that a communicator connects for rings, each with one peer: what NCCL's log shows on nodes of eight H100 (issue 1357).
+"""Channels that a communicator connects for rings, each with one peer: NCCL's logs on nodes of eight H100 (issues 1357, 1453).
 Those of trees and of the switch, and of point-to-point calls, are not counted."""
 
 CUBLAS_WORKSPACE = {9: 32 * MIB, 10: 32 * MIB}

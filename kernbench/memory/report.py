@@ -30,6 +30,7 @@ class OutOfMemoryReport:
         capacity: of the device, bytes.
         overhead: bytes besides tensors, stated, by what they are.
         world: number of ranks.
+        scales: whether what a program does then takes memory in proportion to the batch: it is in no step of an optimizer.
         settings: of the allocator.
         composition: what was in use for what.
     """
@@ -47,6 +48,7 @@ class OutOfMemoryReport:
     capacity: int
     overhead: dict[str, int]
     world: int
+    scales: bool
     settings: str
     composition: Composition
 
@@ -65,7 +67,7 @@ class OutOfMemoryReport:
                 "(taken as usable whole)"
             )
         batch = categories.get(ACTIVATIONS, 0) + categories.get(TEMPORARIES, 0)
-        if batch + self.requested > missing:
+        if self.scales and batch + self.requested > missing:
             share = 1 - missing / (batch + self.requested)
             yield (
                 f"a batch (or a sequence) of at most {share:.0%} of this one: activations, temporaries and this request, "
@@ -90,19 +92,18 @@ class OutOfMemoryReport:
         who = "main" if self.rank is None else f"rank {self.rank}"
         operation = f"{self.operation} " if self.operation else ""
         yield f"out of memory on {who} in step {self.step}: {operation}at {self.place}"
-        allowed = (
-            f"{format_size(self.limit)} allowed" if self.limit is not None else f"{format_size(self.capacity)} of the device"
-        )
+        whole = format_size(self.capacity if self.limit is None else self.limit)
         yield (
-            f"  asked for {format_size(self.requested)}, which takes {format_size(self.wanted)}; {format_size(self.room)} left of "
-            f"{allowed}"
+            f"  asked for {format_size(self.requested)}, which takes {format_size(self.wanted)}; "
+            f"{format_size(self.room)} left of {whole} {'of the device' if self.limit is None else 'allowed'}"
         )
         fixed = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in self.overhead.items())
         yield (
             f"  {format_size(self.allocated)} in use, {format_size(self.reserved - self.allocated)} reserved beside it"
             f"{f'; besides, stated: {fixed}' if fixed else ''}"
         )
-        yield from self._table("in use for", self.composition.categories, self.allocated, len(self.composition.categories))
+        categories = self.composition.categories
+        yield from self._table("in use for", categories, self.allocated, len(categories))
         yield from self._table("from line", self.composition.places, self.allocated, _SHOWN)
         if self.composition.owners:
             yield from self._table("of module", self.composition.owners, self.allocated, _SHOWN)

@@ -16,9 +16,10 @@ from typing import Protocol
 
 import torch
 
-from kernbench.memory.caching_allocator import CachingAllocator, Device, NoRoomError
-from kernbench.memory.history import History
-from kernbench.memory.ledger import DEATH_PHASE, DIED, EXTENT, KEPT, Composition, Entry, Ledger
+from kernbench.errors import ConfigError
+from kernbench.memory.caching_allocator import CachingAllocator, PhysicalMemory, NoRoomError
+from kernbench.memory.history import AllocationHistory
+from kernbench.memory.ledger import DEATH_PHASE, DIED, EXTENT, KEPT, PHASES, STEP, Composition, Entry, Ledger
 from kernbench.memory.limits import Overhead, out_of_memory_message, process_overhead
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
@@ -27,17 +28,34 @@ from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.failures import pid_of
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.locations import location_of
+from kernbench.topology.units import SIZE, QuantityError
 
 _BASE = 0x7F00_0000_0000
 _PER_SIP = 1 << 44
 """Addresses that programs are told: each SIP has a range of its own."""
 
 _PLACED_SHARE = 12
-"""An allocation is looked for in the program if it is at least 2^-12 of the most that was in use: a walk along the stack takes as
-long as the allocation itself."""
+"""An allocation is looked for in the program if it is at least 2^-12 of the most that was in use: a walk along the stack takes
+as long as the allocation itself."""
+
+_UNLIMITED = sys.maxsize >> 1
 
 Limit = int | str
-"""Bytes that each process may reserve on a SIP, ``"device"`` (what is there) or ``"off"``."""
+"""Bytes that each process may reserve on a SIP, besides what CUDA and its libraries take; ``"device"``: what the SIP has, less
+that; ``"off"``: any number."""
+
+
+def parse_limit(given: object) -> Limit:
+    """A limit as people write it: ``"device"``, ``"off"``, ``"80GB"``, ``"512 MiB"`` or bytes. Raises :class:`ConfigError`."""
+    if given in ("device", "off"):
+        return str(given)
+    try:
+        nbytes = SIZE.parse(given)
+    except QuantityError as error:
+        raise ConfigError(f"memory limit {given!r}: expected 'device', 'off', or {SIZE.expected}") from error
+    if nbytes < 1 or nbytes != int(nbytes):
+        raise ConfigError(f"memory limit {given!r}: expected at least one byte")
+    return int(nbytes)
 
 
 class MemoryOwners(Protocol):
@@ -53,21 +71,21 @@ class MemoryOwners(Protocol):
 class StreamUse:
     """The last operation of a stream that still uses a block."""
 
-    __slots__ = ("_host", "_op")
+    __slots__ = ("_host", "_work")
 
     def __init__(self, host: Host, op: Operation) -> None:
         self._host = host
-        self._op = op
+        self._work = op
 
     def ended(self) -> bool:
         """Whether it has by the host's clock."""
-        return self._op.end is not None and self._op.end <= self._host.clock
+        return self._work.end is not None and self._work.end <= self._host.clock
 
     def finish(self) -> bool:
         """Move the host's clock to its end, if that is known."""
-        if self._op.end is None:
+        if self._work.end is None:
             return False
-        self._host.clock = max(self._host.clock, self._op.end)
+        self._host.clock = max(self._host.clock, self._work.end)
         return True
 
 
@@ -95,10 +113,10 @@ class ProcessMemory:
         self.allocator = CachingAllocator(self.device, memories.settings_of(host))
         self.ledger = Ledger(host.rank, sip)
         self.total = memories.capacity
-        self._memories = weakref.ref(memories)  # which has this: tensors that outlive a simulation are to hold no circle
+        self._memories = weakref.ref(memories)  # which has this: what tensors are left must not be held in a circle
         self._counts_overhead = memories.counts_overhead
         self._most = memories.process_limit
-        self.history: History | None = None
+        self.history: AllocationHistory | None = None
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
         self.set_limit()
@@ -113,7 +131,7 @@ class ProcessMemory:
         except NoRoomError as error:
             raise self._out_of_memory(nbytes, error.requested) from None
         place = location_of(sys._getframe(2)) if nbytes >= self._noticeable else None
-        entry = [
+        entry: Entry = [
             extent, extent.size, nbytes, host.clock if self._now is None else self._now(), host.phase, place,
             None, None, None, None,
         ]  # fmt: skip
@@ -143,6 +161,13 @@ class ProcessMemory:
         self.ledger.events.append(entry)
 
     # -- limits ------------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that the process may reserve if it has the SIP to itself; None: there is no limit."""
+        device = None if self.device.capacity > _UNLIMITED else self.device.capacity
+        limits = [each for each in (device, self.allocator.limit) if each is not None]
+        return min(limits) if limits else None
 
     @property
     def free(self) -> int:
@@ -197,11 +222,11 @@ class ProcessMemory:
             rank=host.rank, step=host.step, operation="" if owners is None else owners.operation(frame),
             place=location_of(frame), requested=nbytes, wanted=wanted, room=max(room, 0), allocated=allocator.allocated,
             reserved=allocator.reserved, limit=allocator.limit, capacity=self.total, overhead=dict(self.overhead.parts),
-            world=len(memories.hosts.of_rank) or 1, settings=allocator.settings.text,
+            world=len(memories.hosts.of_rank) or 1, scales=host.phase % PHASES != STEP, settings=allocator.settings.text,
             composition=Composition.of(self.ledger.alive()),
         )  # fmt: skip
         error.memory_report = report  # type: ignore[attr-defined]
-        error.__notes__ = [str(report)]  # what `add_note` does; Python 3.10 shows it nowhere by itself
+        error.__notes__ = [str(report)]  # type: ignore[attr-defined]  # what `add_note` does; Python 3.10 shows it nowhere by itself
         return error
 
 
@@ -232,17 +257,20 @@ class ProcessMemories:
         self.process_limit = limit if isinstance(limit, int) else None
         self.capacity = spec.hbm.size
         self.counts_overhead = spec.cubes is None  # an accelerator of the project's own runs no CUDA
-        self._enforced = sys.maxsize if limit == "off" or isinstance(limit, int) and limit >= self.capacity else self.capacity
+        larger = isinstance(limit, int) and limit >= self.capacity
+        self._enforced = sys.maxsize if limit == "off" or larger else self.capacity
+        if self._enforced > self.capacity:
+            engine.memory.enlarge("hbm", 1 << 48)
         self._arch = spec.target.arch
-        self._devices: dict[int, Device] = {}
+        self._devices: dict[int, PhysicalMemory] = {}
         self._settings: dict[Host, AllocatorSettings] = {}
         self.main_clock = functools.partial(_main_time, engine, hosts.main)
 
-    def device(self, sip: int) -> Device:
+    def device(self, sip: int) -> PhysicalMemory:
         """The memory that all processes on a SIP share."""
         found = self._devices.get(sip)
         if found is None:
-            found = self._devices[sip] = Device(self._enforced, _BASE + sip * _PER_SIP)
+            found = self._devices[sip] = PhysicalMemory(self._enforced, _BASE + sip * _PER_SIP)
         return found
 
     def new_overhead(self) -> Overhead:

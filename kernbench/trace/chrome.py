@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kernbench.sim_engine.engine import GraphEngine
 from kernbench.memory.ledger import CATEGORIES
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
 from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, HasEngine, Span, Timeline, pack
 from kernbench.version import __version__

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from kernbench.cost.op_estimates import OpCosts
-from kernbench.sim_engine.engine import GraphEngine
 from kernbench.memory.ledger import Ledger, category_of
+from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernbench.errors import ConfigError
-from kernbench.memory.caching_allocator import CachingAllocator, Device, Extent, NoRoomError
+from kernbench.memory.caching_allocator import CachingAllocator, PhysicalMemory, Extent, NoRoomError
 from kernbench.memory.settings import AllocatorSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -21,7 +22,7 @@ CONFIGS = (
 
 
 def open_allocator(text: str = "", capacity: int = GIB, limit: int | None = None) -> CachingAllocator:
-    allocator = CachingAllocator(Device(capacity, base=1 << 40), AllocatorSettings.parse(text))
+    allocator = CachingAllocator(PhysicalMemory(capacity, base=1 << 40), AllocatorSettings.parse(text))
     allocator.limit = limit
     return allocator
 
@@ -112,7 +113,7 @@ def check(allocator: CachingAllocator, held: dict[int, Extent]) -> None:
     reached = used = total = 0
     for run in runs:
         assert run[0].address >= reached
-        for before, after in zip(run, run[1:], strict=False):
+        for before, after in pairwise(run):
             assert before.address + before.size == after.address
             assert not (before.idle and after.idle), "free neighbours join"
         reached = run[-1].address + run[-1].size
@@ -195,9 +196,7 @@ def test_blocks_are_those_of_the_naive_model(steps: list[Any]) -> None:
             naive.empty_cache()
             allocator.empty_cache()
         assert allocator.reserved == naive.reserved
-        layout = sorted(
-            (block[0], block[1], block[2] == "free") for _, _, blocks in naive.segments for block in blocks
-        )
+        layout = sorted((block[0], block[1], block[2] == "free") for _, _, blocks in naive.segments for block in blocks)
         assert [(e.address, e.size, e.idle) for run in allocator.segments() for e in run] == layout
 
 
@@ -274,7 +273,10 @@ def test_a_block_waits_for_the_streams_that_use_it() -> None:
     allocator, work = open_allocator(), Work()
     first = allocator.allocate(4 * MIB, "compute")
     allocator.free(first, [work])
-    assert (allocator.allocated, allocator.statistics.as_nested_dict(None)["active_bytes"]["all"]["current"]) == (0, 4 * MIB)
+    assert (allocator.allocated, allocator.statistics.as_nested_dict(None)["active_bytes"]["all"]["current"]) == (
+        0,
+        4 * MIB,
+    )
     second = allocator.allocate(4 * MIB, "compute")
     assert second.address != first.address
     work.done = True
@@ -294,7 +296,11 @@ def test_sizes_are_rounded_to_divisions_of_powers_of_two(divisions: str, nbytes:
 
 def test_settings_are_read_as_torch_reads_them() -> None:
     parsed = AllocatorSettings.parse("max_split_size_mb:128, garbage_collection_threshold:0.8,expandable_segments:True")
-    assert (parsed.max_split_size, parsed.garbage_collection_threshold, parsed.expandable_segments) == (128 * MIB, 0.8, True)
+    assert (parsed.max_split_size, parsed.garbage_collection_threshold, parsed.expandable_segments) == (
+        128 * MIB,
+        0.8,
+        True,
+    )
     later = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:32", "PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
     assert AllocatorSettings.of_environment(later).max_split_size == 64 * MIB
     assert AllocatorSettings.of_environment({}) == AllocatorSettings()

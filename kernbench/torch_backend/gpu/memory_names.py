@@ -1,6 +1,5 @@
-"""The memory of simulated GPUs to programs: what torch's own code in ``torch.cuda.memory`` and ``torch.accelerator`` calls in C++.
-
-``torch.cuda.memory_stats``, ``memory_summary``, ``_record_memory_history``, ``_snapshot`` and the rest are torch's own functions.
+"""The memory of simulated GPUs to programs: what torch's own code in ``torch.cuda.memory`` and ``torch.accelerator`` calls in
+C++. ``memory_stats``, ``memory_summary``, ``_record_memory_history``, ``_snapshot`` and the rest are torch's own functions.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernbench.memory.history import Frames, History, segments_of
+from kernbench.memory.history import Frames, AllocationHistory, segments_of
 from kernbench.memory.ledger import Entry
 from kernbench.memory.settings import AllocatorSettings
 from kernbench.simulation.locations import is_simulators
@@ -49,18 +48,22 @@ def memory_stats(device: Any = None) -> dict[str, Any]:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
+    """Peaks are what is now."""
     _mine(device).allocator.statistics.reset_peaks()
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Sums and counts begin anew."""
     _mine(device).allocator.statistics.reset_accumulated()
 
 
 def set_memory_fraction(fraction: float, device: Any = None) -> None:
+    """Allow the process a share of a GPU's memory."""
     _mine(device).set_fraction(fraction)
 
 
 def get_memory_fraction(device: Any = None) -> float:
+    """The share that it allows itself."""
     return _mine(device).fraction
 
 
@@ -71,6 +74,7 @@ def set_allocator_settings(text: str) -> None:
 
 
 def get_allocator_settings() -> str:
+    """Settings of the process's allocator, as they were given."""
     return _mine().allocator.settings.text
 
 
@@ -128,7 +132,7 @@ def record_memory_history(
             before.close()
         if enabled is None:
             continue
-        memory.history = History(
+        memory.history = AllocationHistory(
             memory.allocator, memory.index, _frames, lambda: host.clock,
             entries=min(max_entries, sys.maxsize) if enabled == "all" else None, context=context,
             skip=skip_actions or (),
@@ -138,6 +142,7 @@ def record_memory_history(
 
 
 def record_memory_history_legacy(enabled: bool, record_context: bool = True, entries: int = 1, *rest: Any) -> None:
+    """The same with the arguments that it had once."""
     record_memory_history("all" if enabled else None, "all" if record_context else None, max_entries=entries)
 
 
@@ -173,12 +178,14 @@ def allocation_traceback(address: int) -> Frames | None:
 
 
 def set_memory_metadata(metadata: str) -> None:
+    """A text that what is recorded from now on has."""
     for memory in _all():
         if memory.history is not None:
             memory.history.metadata = metadata
 
 
 def get_memory_metadata() -> str:
+    """That text."""
     history = _mine().history
     return "" if history is None else history.metadata
 
@@ -222,6 +229,7 @@ OF_ACCELERATOR: dict[str, Callable[..., Any]] = {
 RELIES_ON = (
     Reliance("torch.cuda.memory", "its functions call these names in C++, which are answered here", has=("_C",),
              holds=lambda memory: memory._C is torch._C),
+    Reliance("sys._getframe", "the stack of whoever asks for memory"),
     Reliance("torch._C", "and those of torch.accelerator these", has=tuple(OF_ACCELERATOR)),
     *(Reliance(f"torch.cuda.memory.{user}", "it calls one of them", looked_up_by=()) for user in (
         "memory_stats_as_nested_dict", "reset_peak_memory_stats", "set_per_process_memory_fraction", "memory_snapshot",
