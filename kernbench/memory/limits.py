@@ -8,8 +8,8 @@ MIB = 1 << 20
 
 CUDA_CONTEXT = 755 * MIB
 """Bytes that a process has on its device besides what is below: context, and kernels of the libraries it uses. What 1.06 GB
-leave, which were in use on an H100 with a communicator of eight ranks (NCCL issue 1685). UNVERIFIED for other devices; a process
-that has only begun has less: torch's message shows 386 MiB on an RTX 4090 (torch 2.10, nothing allocated yet)."""
+leave, which were in use on an H100 with a communicator of eight ranks (NCCL issue 1685). UNVERIFIED for other devices; a
+process that has only begun has less: torch's message shows 386 MiB on an RTX 4090 (torch 2.10, nothing allocated yet)."""
 
 NCCL_CONNECTION = 14 * MIB
 """Bytes of buffers per channel and connected peer. NCCL's log of allocations on H100 (NCCL issue 1685) shows such of 10485760

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from kernbench.errors import ConfigError
-from kernbench.memory.caching_allocator import CachingAllocator, PhysicalMemory, NoRoomError
+from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError, PhysicalMemory
 from kernbench.memory.history import AllocationHistory
 from kernbench.memory.ledger import DEATH_PHASE, DIED, EXTENT, KEPT, PHASES, STEP, Composition, Entry, Ledger
 from kernbench.memory.limits import Overhead, out_of_memory_message, process_overhead
@@ -117,6 +117,7 @@ class ProcessMemory:
         self._counts_overhead = memories.counts_overhead
         self._most = memories.process_limit
         self.history: AllocationHistory | None = None
+        self._closed = False
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
         self.set_limit()
@@ -147,6 +148,8 @@ class ProcessMemory:
 
     def give_back(self, entry: Entry) -> None:
         """What :meth:`take` gave is not needed any more."""
+        if self._closed:
+            return
         extent = entry[EXTENT]
         entry[EXTENT] = None
         host = self.host
@@ -159,6 +162,11 @@ class ProcessMemory:
         entry[DIED] = host.clock if self._now is None else self._now()
         entry[DEATH_PHASE] = host.phase
         self.ledger.events.append(entry)
+
+    def close(self) -> None:
+        """The simulation has ended. What dies later is not noted: it may die in the middle of a garbage collection, which would
+        take the notes for a sign of life."""
+        self._closed = True
 
     # -- limits ------------------------------------------------------------------------------------------------------
 
@@ -279,14 +287,34 @@ class ProcessMemories:
 
     def open(self, host: Host, sip: int, index: int) -> ProcessMemory:
         """The memory of a process that has not used this SIP before; those that have ended leave what they cached."""
-        alive = {self.hosts.main, *self.hosts.of_rank.values()}
+        kept = []
         for each in self.opened:
-            if each.host not in alive:
+            if each.host not in self.alive:
                 each.allocator.empty_cache()
+                if not each.allocator.reserved:
+                    self._give_back_overhead(each)
+                    continue
+            kept.append(each)
+        self.opened = kept
         made = ProcessMemory(self, host, sip, index)
         self.opened.append(made)
         self._engine.op_log.ledgers.append(made.ledger)
         return made
+
+    def close(self) -> None:
+        """The simulation has ended."""
+        for each in self.opened:
+            each.close()
+
+    @property
+    def alive(self) -> set[Host]:
+        """The processes that have not ended."""
+        return {self.hosts.main, *self.hosts.of_rank.values()}
+
+    @staticmethod
+    def _give_back_overhead(memory: ProcessMemory) -> None:
+        if memory.device.capacity < _UNLIMITED:
+            memory.device.capacity += memory.overhead.total
 
     def settings_of(self, host: Host) -> AllocatorSettings:
         """Settings of a process's allocators: those it has set, or those of its environment."""

@@ -57,6 +57,8 @@ class DeviceMemory:
         host = self._current()
         found = self._by_host.get(host)
         if found is None:
+            alive = self._processes.alive
+            self._by_host = {each: memory for each, memory in self._by_host.items() if each in alive}
             found = self._by_host[host] = self._processes.open(host, self.sip, self.index)
         return found
 
@@ -194,6 +196,7 @@ class StorageTable:
     def close(self) -> None:
         """Nothing is held in a circle: what tensors are left keep alive what they need."""
         self._memories.clear()
+        self.processes.close()
 
     def memory(self, sip: int) -> DeviceMemory:
         """Memory of a SIP."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernbench.errors import ConfigError
-from kernbench.memory.caching_allocator import CachingAllocator, PhysicalMemory, Extent, NoRoomError
+from kernbench.memory.caching_allocator import CachingAllocator, Extent, NoRoomError, PhysicalMemory
 from kernbench.memory.settings import AllocatorSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernbench.memory.history import Frames, AllocationHistory, segments_of
+from kernbench.memory.history import AllocationHistory, Frames, segments_of
 from kernbench.memory.ledger import Entry
 from kernbench.memory.settings import AllocatorSettings
 from kernbench.simulation.locations import is_simulators
