@@ -167,6 +167,8 @@ class ProcessMemory:
         """The simulation has ended. What dies later is not noted: it may die in the middle of a garbage collection, which would
         take the notes for a sign of life."""
         self._closed = True
+        self._now = None
+        self.host = Host(self.host.rank, self.ledger.sip, 0)  # a block leads here; it is to lead to no operation
 
     # -- limits ------------------------------------------------------------------------------------------------------
 
@@ -272,6 +274,7 @@ class ProcessMemories:
         self._arch = spec.target.arch
         self._devices: dict[int, PhysicalMemory] = {}
         self._settings: dict[Host, AllocatorSettings] = {}
+        self._of_last_world: list[ProcessMemory] | None = None
         self.main_clock = functools.partial(_main_time, engine, hosts.main)
 
     def device(self, sip: int) -> PhysicalMemory:
@@ -303,8 +306,16 @@ class ProcessMemories:
 
     def close(self) -> None:
         """The simulation has ended."""
+        self._of_last_world = self.of_last_world()
         for each in self.opened:
             each.close()
+
+    def of_last_world(self) -> list[ProcessMemory]:
+        """What the ranks have that were spawned last."""
+        if self._of_last_world is not None:
+            return self._of_last_world
+        ranks = set(self.hosts.of_rank.values())
+        return [each for each in self.opened if each.host in ranks]
 
     @property
     def alive(self) -> set[Host]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernbench.errors import KernbenchError
 from kernbench.memory.ledger import EXTENT, Entry
 from kernbench.sim_engine.memory_store import Allocation, MemoryStore
 from kernbench.sim_engine.op_log import MemoryRange
@@ -47,8 +48,8 @@ class DeviceMemory:
         self.table = table
         self.sip = sip
         self.index = index
-        self._processes = processes
-        self._current = processes.hosts.current
+        self._processes: ProcessMemories | None = processes
+        self._current: Callable[[], Host] = processes.hosts.current
         self._by_host: dict[Host, ProcessMemory] = {}
 
     @property
@@ -57,10 +58,17 @@ class DeviceMemory:
         host = self._current()
         found = self._by_host.get(host)
         if found is None:
+            assert self._processes is not None
             alive = self._processes.alive
             self._by_host = {each: memory for each, memory in self._by_host.items() if each in alive}
             found = self._by_host[host] = self._processes.open(host, self.sip, self.index)
         return found
+
+    def close(self) -> None:
+        """The simulation has ended: blocks that are left lead to nothing."""
+        self._processes = None
+        self._current = _nobody
+        self._by_host = {}
 
     def hold(self, nbytes: int, *, shared: bool = False) -> Block:
         """A block of ``nbytes`` of the process that runs, which are counted until it is gone.
@@ -69,6 +77,10 @@ class DeviceMemory:
         """
         owner = self._by_host.get(self._current()) or self.mine
         return Block(self, nbytes, shared, owner, owner.take(nbytes))
+
+
+def _nobody() -> Host:
+    raise KernbenchError("memory of a simulated device was asked for, and its simulation has ended")
 
 
 class Stored:
@@ -189,20 +201,25 @@ class StorageTable:
         self.memory_store = memory_store
         self.has_data = has_data
         self.most_bytes: float = math.inf if has_data else SMALL_BYTES
-        self.processes = processes
+        self._processes: ProcessMemories | None = processes
         self._sips = sips
         self._memories: dict[int, DeviceMemory] = {}
 
     def close(self) -> None:
         """Nothing is held in a circle: what tensors are left keep alive what they need."""
+        for memory in self._memories.values():
+            memory.close()
         self._memories.clear()
-        self.processes.close()
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def memory(self, sip: int) -> DeviceMemory:
         """Memory of a SIP."""
         found = self._memories.get(sip)
         if found is None:
-            found = self._memories[sip] = DeviceMemory(self, sip, self._sips.index(sip), self.processes)
+            assert self._processes is not None
+            found = self._memories[sip] = DeviceMemory(self, sip, self._sips.index(sip), self._processes)
         return found
 
     def of(self, tensor: torch.Tensor) -> Stored | None:

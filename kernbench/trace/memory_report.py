@@ -60,9 +60,7 @@ class RankMemory:
 
 def memory_of_ranks(source: MemorySource) -> list[RankMemory]:
     """The memory of the ranks of the last world, by rank; those that allocated nothing are left out."""
-    simulation = source.simulation
-    hosts = set(simulation.hosts.of_rank.values())
-    used = [each for each in simulation.memories.opened if each.host in hosts and each.ledger.peak]
+    used = [each for each in source.simulation.memories.of_last_world() if each.ledger.peak]
     return [_of_process(each) for each in sorted(used, key=lambda each: (each.host.rank or 0, each.index))]
 
 
