@@ -50,9 +50,11 @@ def category_of(entry: Entry) -> str:
 
 def claim(entry: Entry | None, category: str, owner: str | None = None) -> None:
     """Note what an allocation is for. The first to know is believed, but for communication: anything may take part in that."""
-    if entry is not None and entry[CATEGORY] in (None, COMMUNICATION):
-        entry[CATEGORY] = category
-        entry[OWNER] = owner
+    if entry is not None:
+        if entry[CATEGORY] in (None, COMMUNICATION):
+            entry[CATEGORY] = category
+        if owner is not None and entry[CATEGORY] == category:
+            entry[OWNER] = owner
 
 
 @dataclass(frozen=True)

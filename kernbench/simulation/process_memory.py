@@ -64,6 +64,9 @@ class MemoryOwners(Protocol):
     def claim_all(self, host: Host) -> None:
         """Note in the ledger whose all is that is alive."""
 
+    def before_backward(self, host: Host) -> None:
+        """A backward pass of a process begins."""
+
     def operation(self, frame: FrameType | None) -> str:
         """The operation of torch that is under way in a frame or its callers; empty if none is."""
 

@@ -131,6 +131,7 @@ def record_memory_history(
         if before is not None:
             before.close()
         if enabled is None:
+            memory.history = None
             continue
         memory.history = AllocationHistory(
             memory.allocator, memory.index, _frames, lambda: host.clock,

@@ -48,6 +48,9 @@ RELIES_ON = (
     Reliance("torch.autograd.graph._engine_run_backward", "the same, by its own name"),
     Reliance("torch._ops.OpOverload", "an operation that is under way says its name", has=("name",)),
     Reliance("torch.UntypedStorage.resize_", "FSDP gives parameters that it has gathered memory, and takes it away, with it"),
+    Reliance("torch.nn.Module._apply", "`to`, `cuda` and `to_empty` are calls of it", parameters=("self", "fn"), looked_up_by=(
+        "torch.nn.Module.to", "torch.nn.Module.cuda", "torch.nn.Module.to_empty",
+    )),
     Reliance("torch.nn.modules.module", "hooks for all modules, public", has=(
         "register_module_parameter_registration_hook", "register_module_module_registration_hook",
     )),
@@ -61,6 +64,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 _stock_run_backward: Callable[..., Any] = torch.autograd._engine_run_backward
+_stock_apply: Callable[..., Any] = torch.nn.Module._apply
 _stock_resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
 
@@ -82,15 +86,24 @@ def claim_communication(tensors: Iterable[torch.Tensor]) -> None:
 
 
 class _OfRank:
-    """The modules and optimizers of one rank."""
+    """The modules and optimizers of one rank.
+
+    Attributes:
+        modules: those that have parts.
+        optimizers: that have made steps, and how many.
+        names: of the module that a parameter belongs to, by the parameter's identity.
+        named: whether no module has been made since all were looked through.
+    """
 
     def __init__(self) -> None:
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.names: dict[int, str] = {}
+        self.named = True
 
     def claim_all(self) -> None:
         """Whose all is that is alive."""
+        self.named = True
         modules = list(self.modules)
         inner = {id(child) for module in modules for child in module.children()}
         for root in modules:
@@ -171,6 +184,12 @@ class MemoryOwnersOfTorch:
         if known is not None:
             known.claim_all()
 
+    def before_backward(self, host: Host) -> None:
+        """A backward pass begins: the modules that it goes through are alive now."""
+        known = self._known.get(host)
+        if known is not None and not known.named:
+            known.claim_all()
+
     def operation(self, frame: FrameType | None) -> str:
         """The operation of torch that is under way in a frame or its callers; empty if none is."""
         while frame is not None:
@@ -194,14 +213,17 @@ class MemoryOwnersOfTorch:
         found = self._of_current()
         if found is not None:
             found[1].modules.add(module)
+            found[1].named = False
+            if isinstance(part, torch.nn.Parameter):
+                _claim(part, PARAMETERS, None)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         found = self._of_current()
         if found is None:
             return
         host, known = found
-        if optimizer not in known.optimizers:
-            known.optimizers[optimizer] = 0
+        if optimizer not in known.optimizers or not known.named:
+            known.optimizers.setdefault(optimizer, 0)
             known.claim_all()
         else:
             known.claim_gradients(optimizer)
@@ -226,10 +248,23 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
         return _stock_run_backward(*args, **kwargs)
     host = device.host
     before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
+    memories = device.simulation.memories
+    if memories.owners is not None:
+        memories.owners.before_backward(host)
     try:
         return _stock_run_backward(*args, **kwargs)
     finally:
         host.phase = next_phase(host.phase, before % PHASES)
+
+
+def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """``Module._apply``: what ``to``, ``cuda`` and ``to_empty`` put elsewhere."""
+    result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
+    for parameter in module._parameters.values():
+        _claim(parameter, PARAMETERS, None)
+    for buffer in module._buffers.values():
+        _claim(buffer, BUFFERS, None)
+    return result
 
 
 def _resize(storage: Any, nbytes: int) -> Any:
@@ -251,3 +286,4 @@ def install(patches: Patches) -> None:
     patches.set(torch.autograd, "_engine_run_backward", wrapped)
     patches.set(torch.autograd.graph, "_engine_run_backward", wrapped)
     patches.set(torch.UntypedStorage, "resize_", _resize)
+    patches.set(torch.nn.Module, "_apply", functools.wraps(_stock_apply)(_apply))
