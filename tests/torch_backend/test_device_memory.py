@@ -79,7 +79,8 @@ def test_use_of_memory_to_the_byte(enable_data: bool) -> None:
             f"DistributedDataParallel.module.{layer}": 4 * PARAMETERS // 2 for layer in (0, 2)
         }
         assert each.peak_reserved == 4 * MIB  # two small segments of 2 MiB
-    assert len(lines) == 5 and "NCCL buffers 224.00 MiB" in lines[-1]
+    assert len(lines) == 5
+    assert "NCCL buffers 224.00 MiB" in lines[-1]
 
 
 def test_what_a_forward_pass_leaves_are_activations() -> None:
@@ -151,7 +152,8 @@ def test_an_allocation_that_fails_leaves_all_as_it_was() -> None:
 
     (found,), (only,), _ = run(body, limit="100MB")
     assert found == ([1 << 16, 1 << 15, 1 << 14], 1 << 13, 3)
-    assert only.peak_reserved <= 100e6 and only.failures == 3
+    assert only.peak_reserved <= 100e6
+    assert only.failures == 3
 
 
 def test_the_device_is_full_when_cuda_has_had_its_part() -> None:
@@ -189,7 +191,8 @@ def test_two_processes_share_a_device() -> None:
         return message
 
     (_, message), _, _ = run(body, 2, enable_data=False)
-    assert "Process -1 has 45" in message and "Including non-PyTorch memory" in message
+    assert "Process -1 has 45" in message
+    assert "Including non-PyTorch memory" in message
 
 
 def test_no_limit() -> None:
@@ -198,7 +201,9 @@ def test_no_limit() -> None:
         return torch.cuda.memory_allocated() + 0 * x.numel()
 
     found, (only,), lines = run(body, limit="off", enable_data=False)
-    assert found == [200 << 30] and only.limit is None and "no limit" in lines[0]
+    assert found == [200 << 30]
+    assert only.limit is None
+    assert "no limit" in lines[0]
     assert run(body, limit="300GB", enable_data=False)[0] == [200 << 30]
 
 
@@ -222,7 +227,8 @@ def test_the_contexts_tensors_have_the_same_memory() -> None:
         with kernbench.simulate(memory_limit=30 * MIB) as torch_:
             torch_.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
         (message, total), figures = found[:2]
-        assert "Tried to allocate 40.00 MiB" in message and "30.00 MiB allowed; " in message
+        assert "Tried to allocate 40.00 MiB" in message
+        assert "30.00 MiB allowed; " in message
         assert (total, figures[0], figures[1]) == (4 * MIB, 4 * MIB, 20 * MIB)
 
 
@@ -254,7 +260,8 @@ def test_the_report_of_a_failure() -> None:
     text = str(report)
     assert text.splitlines()[0].startswith("out of memory on rank 0 in step 2: aten::mm at ")
     assert f"asked for 64.00 MiB, which takes 64.00 MiB; {report.room / MIB:.2f} MiB left of 190.73 MiB allowed" in text
-    assert "a batch (or a sequence) of at most" in text and f"{report.missing / MIB:.2f} MiB more memory" in text
+    assert "a batch (or a sequence) of at most" in text
+    assert f"{report.missing / MIB:.2f} MiB more memory" in text
     assert error.__notes__ == [text]
 
 
@@ -297,7 +304,8 @@ def test_statistics_have_torchs_names_and_its_figures() -> None:
     assert (stats["segment.all.current"], stats["inactive_split.all.current"], stats["num_device_alloc"]) == (3, 2, 3)
     assert (later["reserved_bytes.all.current"], later["allocated_bytes.all.peak"]) == (22 * MIB, 3 * MIB + 1024)
     assert (later["num_device_alloc"], later["num_device_free"]) == (0, 1)
-    assert "PyTorch CUDA memory summary, device ID 0" in summary and "GPU reserved memory" in summary
+    assert "PyTorch CUDA memory summary, device ID 0" in summary
+    assert "GPU reserved memory" in summary
 
 
 def test_settings_of_the_process() -> None:
@@ -306,7 +314,8 @@ def test_settings_of_the_process() -> None:
         kept = torch.empty(3 * MIB, dtype=torch.int8, device="cuda")
         first = torch.cuda.memory_reserved()
         more = torch.empty(18 * MIB, dtype=torch.int8, device="cuda")
-        assert len(torch.cuda.memory_snapshot()) == 1 and kept.numel() + more.numel() == 21 * MIB
+        assert len(torch.cuda.memory_snapshot()) == 1
+        assert kept.numel() + more.numel() == 21 * MIB
         return first, torch.cuda.memory_reserved()
 
     assert run(body)[0] == [(20 * MIB, 40 * MIB)]
