@@ -114,9 +114,9 @@ def command(
         except SpawnException as error:
             click.echo(str(error).strip(), err=True)
             failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
-            click.echo(f"kernbench: failed: {failed}", err=True)
             for line in notes_that_python_hides(error.errors.values()):
                 click.echo(line, err=True)
+            click.echo(f"kernbench: failed: {failed}", err=True)
             code = 1
         if trace is not None:
             write_trace(ctx, trace)

@@ -24,7 +24,6 @@ class AllocationHistory:
 
     Args:
         allocator: whose actions.
-        device: number of its device.
         frames: the Python stack of whoever asks for memory now, innermost first.
         clock: virtual time, s.
         entries: the last so many are kept; None: none, only who has what.
@@ -33,7 +32,7 @@ class AllocationHistory:
     """
 
     def __init__(
-        self, allocator: CachingAllocator, device: int, frames: Callable[[], Frames], clock: Callable[[], float], *,
+        self, allocator: CachingAllocator, frames: Callable[[], Frames], clock: Callable[[], float], *,
         entries: int | None, context: str | None, skip: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.entries: deque[dict[str, Any]] = deque(maxlen=entries if entries is None or entries > 0 else 0)
@@ -41,7 +40,6 @@ class AllocationHistory:
         self._keeps = entries is not None
         self._context = context
         self._allocator = allocator
-        self._device = device
         self._frames = frames
         self._clock = clock
         self._skip = frozenset(skip)

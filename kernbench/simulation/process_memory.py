@@ -67,6 +67,9 @@ class MemoryOwners(Protocol):
     def before_backward(self, host: Host) -> None:
         """A backward pass of a process begins."""
 
+    def number(self, sip: int) -> int:
+        """The number of a SIP to the rank that runs."""
+
     def operation(self, frame: FrameType | None) -> str:
         """The operation of torch that is under way in a frame or its callers; empty if none is."""
 
@@ -220,7 +223,7 @@ class ProcessMemory:
         others = [each for each in memories.opened if each.device is self.device and each is not self]
         error = torch.OutOfMemoryError(
             out_of_memory_message(
-                wanted=wanted, device=self.index, capacity=self.total, free=self.free,
+                wanted=wanted, device=self.index if owners is None else owners.number(self.ledger.sip), capacity=self.total, free=self.free,
                 mine=allocator.reserved + self.overhead.total,
                 others={
                     pid_of(-1 if each.host.rank is None else each.host.rank): each.allocator.reserved + each.overhead.total

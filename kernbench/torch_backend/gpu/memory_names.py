@@ -134,7 +134,7 @@ def record_memory_history(
             memory.history = None
             continue
         memory.history = AllocationHistory(
-            memory.allocator, memory.index, _frames, lambda: host.clock,
+            memory.allocator, _frames, lambda: host.clock,
             entries=min(max_entries, sys.maxsize) if enabled == "all" else None, context=context,
             skip=skip_actions or (),
         )  # fmt: skip
@@ -149,13 +149,15 @@ def record_memory_history_legacy(enabled: bool, record_context: bool = True, ent
 
 def memory_snapshot(pool: Any = None) -> dict[str, Any]:
     """``torch.cuda.memory._snapshot``."""
-    count = bound_devices().count
+    devices = bound_devices()
+    mine, count = devices.mine(), devices.count
     segments: list[dict[str, Any]] = []
     traces: list[list[dict[str, Any]]] = [[] for _ in range(count)]
     for memory in _all():
-        segments += segments_of(memory.allocator, memory.index)
-        if memory.history is not None:
-            traces[memory.index] = list(memory.history.entries)
+        number = mine.index_of(memory.ledger.sip)
+        segments += segments_of(memory.allocator, number)
+        if memory.history is not None and number < count:
+            traces[number] = list(memory.history.entries)
     settings = _mine().allocator.settings
     return {
         "segments": segments, "device_traces": traces, "external_annotations": [],

@@ -190,6 +190,11 @@ class MemoryOwnersOfTorch:
         if known is not None and not known.named:
             known.claim_all()
 
+    def number(self, sip: int) -> int:
+        """The number of a SIP to the rank that runs."""
+        device = current_device()
+        return sip if device is None else device.index_of(sip)
+
     def operation(self, frame: FrameType | None) -> str:
         """The operation of torch that is under way in a frame or its callers; empty if none is."""
         while frame is not None:
