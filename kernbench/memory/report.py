@@ -61,7 +61,7 @@ class OutOfMemoryReport:
         """Changes after which this allocation would have had room, smallest first. Nothing is known of what comes after it."""
         categories, missing = self.composition.categories, self.missing
         cached = self.reserved - self.allocated
-        if cached >= self.requested - self.room and "expandable_segments:True" not in self.settings:
+        if 0 < cached >= self.requested - self.room and "expandable_segments:True" not in self.settings:
             yield (
                 f"PYTORCH_ALLOC_CONF=expandable_segments:True: {format_size(cached)} are reserved and free, in pieces "
                 "(taken as usable whole)"

@@ -223,7 +223,8 @@ class ProcessMemory:
         others = [each for each in memories.opened if each.device is self.device and each is not self]
         error = torch.OutOfMemoryError(
             out_of_memory_message(
-                wanted=wanted, device=self.index if owners is None else owners.number(self.ledger.sip), capacity=self.total, free=self.free,
+                wanted=wanted, capacity=self.total, free=self.free,
+                device=self.index if owners is None else owners.number(self.ledger.sip),
                 mine=allocator.reserved + self.overhead.total,
                 others={
                     pid_of(-1 if each.host.rank is None else each.host.rank): each.allocator.reserved + each.overhead.total
@@ -238,7 +239,7 @@ class ProcessMemory:
             rank=host.rank, step=host.step, operation="" if owners is None else owners.operation(frame),
             place=location_of(frame), requested=nbytes, wanted=wanted, room=max(room, 0), allocated=allocator.allocated,
             reserved=allocator.reserved, limit=allocator.limit, capacity=self.total, overhead=dict(self.overhead.parts),
-            world=len(memories.hosts.of_rank) or 1, scales=host.phase % PHASES != STEP, settings=allocator.settings.text,
+            world=memories.world_size, scales=host.phase % PHASES != STEP, settings=allocator.settings.text,
             composition=Composition.of(self.ledger.alive()),
         )  # fmt: skip
         error.memory_report = report  # type: ignore[attr-defined]
@@ -322,6 +323,12 @@ class ProcessMemories:
             return self._of_last_world
         ranks = set(self.hosts.of_rank.values())
         return [each for each in self.opened if each.host in ranks]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, those too that others stand in for."""
+        hosts = self.hosts
+        return len(hosts.of_rank) or 1 if hosts.folding is None else hosts.folding.world
 
     @property
     def alive(self) -> set[Host]:

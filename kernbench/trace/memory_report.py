@@ -84,7 +84,9 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     unit, name = next((unit, name) for unit, name in _UNITS if most >= 10 * unit or unit == 1)
     shown = [name for name in CATEGORIES if any(each.composition.categories.get(name) for each in ranks)]
     limits = {each.limit for each in ranks}
-    capacity = ", ".join(sorted("no limit" if limit is None else f"at most {format_size(limit)} each" for limit in limits))
+    capacity = ", ".join(
+        sorted("no limit" if limit is None else f"at most {format_size(limit)} each" for limit in limits)
+    )
     yield f"memory at each rank's peak, {name}; {capacity}"
     heads = ("peak", "reserved", *(_SHORT.get(each, each) for each in shown))
     yield f"{'rank':>6} " + " ".join(f"{head:>10}" for head in heads) + "  step  reached at"
