@@ -47,10 +47,17 @@ class Overhead:
 
 def process_overhead(arch: int | str) -> Overhead:
     """What a process takes as soon as it uses a device of an architecture (90, ``"gfx942"``)."""
+    if platform_of(arch) == "HIP":
+        return Overhead({"HIP context": CUDA_CONTEXT, "hipBLAS workspace": OTHER_CUBLAS_WORKSPACE})
     major = arch // 10 if isinstance(arch, int) else 0
     return Overhead({
         "CUDA context": CUDA_CONTEXT, "cuBLAS workspace": CUBLAS_WORKSPACE.get(major, OTHER_CUBLAS_WORKSPACE),
     })  # fmt: skip
+
+
+def platform_of(arch: int | str) -> str:
+    """What torch calls the platform of an architecture: NVIDIA's are numbers, AMD's are names."""
+    return "CUDA" if isinstance(arch, int) else "HIP"
 
 
 def format_size(nbytes: int) -> str:
@@ -63,7 +70,7 @@ def format_size(nbytes: int) -> str:
 
 def out_of_memory_message(
     *, wanted: int, device: int, capacity: int, free: int, mine: int, others: dict[int, int], allowed: int | None,
-    allocated: int, reserved: int,
+    allocated: int, reserved: int, platform: str = "CUDA",
 ) -> str:  # fmt: skip
     """The message of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp).
 
@@ -74,10 +81,11 @@ def out_of_memory_message(
         mine, others: bytes that this process has there, tensors and all else, and others, by their number.
         allowed: what this process may reserve, None: all.
         allocated, reserved: by this process's allocator, bytes.
+        platform: ``"CUDA"`` or ``"HIP"``.
     """
     processes = "".join(f"Process {pid} has {format_size(used)} memory in use. " for pid, used in others.items())
     return (
-        f"CUDA out of memory. Tried to allocate {format_size(wanted)}. GPU {device} has a total capacity of "
+        f"{platform} out of memory. Tried to allocate {format_size(wanted)}. GPU {device} has a total capacity of "
         f"{format_size(capacity)} of which {format_size(free)} is free. {processes}Including non-PyTorch memory, this "
         f"process has {format_size(mine)} memory in use. "
         f"{'' if allowed is None else f'{format_size(allowed)} allowed; '}Of the allocated memory {format_size(allocated)} "

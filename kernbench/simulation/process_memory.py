@@ -20,7 +20,14 @@ from kernbench.errors import ConfigError
 from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError, PhysicalMemory
 from kernbench.memory.history import AllocationHistory
 from kernbench.memory.ledger import DEATH_PHASE, DIED, EXTENT, KEPT, PHASES, STEP, Composition, Entry, Ledger
-from kernbench.memory.limits import Overhead, out_of_memory_message, process_overhead
+from kernbench.memory.limits import (
+    NCCL_CONNECTION,
+    NCCL_RING_CHANNELS,
+    Overhead,
+    out_of_memory_message,
+    platform_of,
+    process_overhead,
+)
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
 from kernbench.sim_engine import GraphEngine
@@ -120,6 +127,7 @@ class ProcessMemory:
         self.ledger = Ledger(host.rank, sip)
         self.total = memories.capacity
         self._memories = weakref.ref(memories)  # which has this: what tensors are left must not be held in a circle
+        self._platform = memories.platform
         self._counts_overhead = memories.counts_overhead
         self._most = memories.process_limit
         self.history: AllocationHistory | None = None
@@ -201,8 +209,12 @@ class ProcessMemory:
         limits = [each for each in (own, self._most) if each is not None]
         self.allocator.limit = min(limits) if limits else None
 
-    def add_overhead(self, name: str, nbytes: int) -> None:
-        """Count what a library takes."""
+    def connect(self) -> None:
+        """A communicator makes its buffers."""
+        name, nbytes = (
+            "NCCL buffers" if self._platform == "CUDA" else "RCCL buffers",
+            NCCL_CONNECTION * NCCL_RING_CHANNELS,
+        )
         if self._counts_overhead:
             self.overhead.add(name, nbytes)
             self.device.capacity -= nbytes
@@ -230,7 +242,7 @@ class ProcessMemory:
                     pid_of(-1 if each.host.rank is None else each.host.rank): each.allocator.reserved + each.overhead.total
                     for each in others if each.allocator.reserved
                 },
-                allowed=allocator.limit, allocated=allocator.allocated, reserved=allocator.reserved,
+                platform=self._platform, allowed=allocator.limit, allocated=allocator.allocated, reserved=allocator.reserved,
             )
         )  # fmt: skip
         self.claim_all()
@@ -260,6 +272,7 @@ class ProcessMemories:
         owners: knows what they use it for; None: nobody does.
         capacity: bytes of a SIP.
         process_limit: bytes that each process may reserve on a SIP; None: no limit besides the SIP's size.
+        platform: what torch calls it, ``"CUDA"`` or ``"HIP"``.
         counts_overhead: whether what CUDA and its libraries take is counted.
         main_clock: virtual time of main, s.
     """
@@ -279,6 +292,7 @@ class ProcessMemories:
         if self._enforced > self.capacity:
             engine.memory.enlarge("hbm", 1 << 48)
         self._arch = spec.target.arch
+        self.platform = platform_of(self._arch)
         self._devices: dict[int, PhysicalMemory] = {}
         self._settings: dict[Host, AllocatorSettings] = {}
         self._of_last_world: list[ProcessMemory] | None = None

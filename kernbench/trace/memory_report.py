@@ -81,7 +81,7 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     if not ranks:
         return
     most = max(each.peak_reserved for each in ranks)
-    unit, name = next((unit, name) for unit, name in _UNITS if most >= 10 * unit or unit == 1)
+    unit, name = next((unit, name) for unit, name in _UNITS if most >= 10 * unit or unit == 1 << 10)
     shown = [name for name in CATEGORIES if any(each.composition.categories.get(name) for each in ranks)]
     limits = {each.limit for each in ranks}
     capacity = ", ".join(
@@ -111,7 +111,7 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
         yield f"besides, stated per rank (docs/memory.md): {parts}"
 
 
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def _some(ranks: Sequence[RankMemory]) -> Sequence[RankMemory | None]:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.memory.limits import NCCL_CONNECTION, NCCL_RING_CHANNELS
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.simulation import Simulation
@@ -240,7 +239,7 @@ class PostingGroup(_ProcessGroup):
             block = next(filter(None, map(block_of, (*inputs, *outputs))), None)
             if block is not None:
                 self._connected = True
-                block.owner.add_overhead("NCCL buffers", NCCL_CONNECTION * NCCL_RING_CHANNELS)
+                block.owner.connect()
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
