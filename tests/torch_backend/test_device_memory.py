@@ -20,7 +20,7 @@ from kernbench.memory.report import OutOfMemoryReport
 from kernbench.trace import Timeline
 from kernbench.trace.memory_report import RankMemory, memory_lines, memory_of_ranks
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 WIDTH = 256
 
 
@@ -46,6 +46,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) ->
         model(torch.randn(8, WIDTH, device="cuda")).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def fill(nbytes: int) -> list[torch.Tensor]:
+    """Tensors of so many bytes, none of them larger than a host may have room for."""
+    return [torch.empty(min(GIB, nbytes - at), dtype=torch.int8, device="cuda") for at in range(0, nbytes, GIB)]
 
 
 def two_layers() -> nn.Module:
@@ -159,19 +164,22 @@ def test_an_allocation_that_fails_leaves_all_as_it_was() -> None:
 def test_the_device_is_full_when_cuda_has_had_its_part() -> None:
     def body() -> tuple[int, int, str]:
         free, total = torch.cuda.mem_get_info()
-        torch.empty(free - 2 * MIB, dtype=torch.int8, device="cuda")
+        kept = fill(free // GIB * GIB)
         with pytest.raises(torch.OutOfMemoryError) as caught:
-            torch.empty(free + 2 * MIB, dtype=torch.int8, device="cuda")
+            torch.empty(GIB, dtype=torch.int8, device="cuda")
+        assert torch.cuda.memory_allocated() == sum(each.nbytes for each in kept)
         return free, total, str(caught.value)
 
     ((free, total, message),), (only,), _ = run(body, enable_data=False)
     assert total == 80_000_000_000
     assert total - free == sum(only.overhead.values()) > 500 * MIB
     assert message.startswith(
-        f"CUDA out of memory. Tried to allocate {(free + 2 * MIB) / 2**30:.2f} GiB. GPU 0 has a total "
+        "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 74.51 GiB of "
     )
-    assert "Including non-PyTorch memory, this process has 787.00 MiB memory in use." in message
-    assert "Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by PyTorch but " in message
+    assert f"Including non-PyTorch memory, this process has {73 + 787 / 1024:.2f} GiB memory in use." in message
+    assert (
+        "Of the allocated memory 73.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but " in message
+    )
     assert "try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation." in message
 
 
@@ -179,12 +187,12 @@ def test_two_processes_share_a_device() -> None:
     def body() -> str:
         rank = dist.get_rank()
         torch.cuda.set_device(0)
-        kept = torch.empty(45 << 30, dtype=torch.int8, device="cuda") if rank == 0 else None
+        kept = fill(45 * GIB) if rank == 0 else None
         dist.barrier()
         message = ""
         if rank == 1:
             with pytest.raises(torch.OutOfMemoryError) as caught:
-                torch.empty(45 << 30, dtype=torch.int8, device="cuda")
+                fill(45 * GIB)
             message = str(caught.value)
         dist.barrier()
         del kept
@@ -197,8 +205,9 @@ def test_two_processes_share_a_device() -> None:
 
 def test_no_limit() -> None:
     def body() -> int:
-        x = torch.empty(200 << 30, dtype=torch.int8, device="cuda")
-        return torch.cuda.memory_allocated() + 0 * x.numel()
+        kept = fill(200 * GIB)
+        assert len(kept) == 200
+        return torch.cuda.memory_allocated()
 
     found, (only,), lines = run(body, limit="off", enable_data=False)
     assert found == [200 << 30]
