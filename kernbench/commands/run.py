@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @click.option("--nnodes", type=Nodes(), default=1, show_default=True, help="Nodes.")
 @click.option("--system", metavar="NAME|FILE", help="System to run on (see `kernbench systems`).")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the ranks' random generators.")
+@click.option("--memory-limit", metavar="SIZE|off", default="device", help="Bytes that each rank may reserve for tensors on "
+              "its GPU, such as 80GB; by default what the device has, less what CUDA takes.")  # fmt: skip
 @click.option("--trace", metavar="FILE", help="Write the timeline here: .json or .json.gz for ui.perfetto.dev, .svg for a "
               "picture.")  # fmt: skip
 @click.option("--flight-recorder", metavar="DIR", help="Write what each rank called last here, for "
@@ -52,6 +54,7 @@ def command(
     nnodes: int,
     system: str | None,
     seed: int,
+    memory_limit: str,
     trace: str | None,
     flight_recorder: str | None,
     autotune_report: str | None,
@@ -77,6 +80,7 @@ def command(
     from kernbench.runtime_api.multiprocessing import SpawnException
     from kernbench.topology import resolve_topology
     from kernbench.trace import check_trace_path, write_trace
+    from kernbench.trace.memory_report import notes_that_python_hides
 
     if trace is not None:
         check_trace_path(trace)
@@ -95,7 +99,14 @@ def command(
         per_node = handle.topology_obj.sips_per_node if isinstance(nproc_per_node, str) else nproc_per_node or 0
         ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
     with simulate(
-        handle, seed=seed, plugins=plugins, devices=devices, enable_data=data, unknown=unknown, ranks=ranks
+        handle,
+        seed=seed,
+        plugins=plugins,
+        devices=devices,
+        enable_data=data,
+        unknown=unknown,
+        ranks=ranks,
+        memory_limit=memory_limit,
     ) as ctx:
         try:
             if nproc_per_node is None:
@@ -109,6 +120,8 @@ def command(
         except SpawnException as error:
             click.echo(str(error).strip(), err=True)
             failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
+            for line in notes_that_python_hides(error.errors.values()):
+                click.echo(line, err=True)
             click.echo(f"kernbench: failed: {failed}", err=True)
             code = 1
         if trace is not None:
@@ -152,6 +165,7 @@ def _write_autotune_report(report: AutotuneReport) -> None:
 
 def print_summary(ctx: RuntimeContext) -> None:
     """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept."""
+    from kernbench.trace.memory_report import memory_lines
     from kernbench.trace.rank_times import rank_times, traffic
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
@@ -177,6 +191,8 @@ def print_summary(ctx: RuntimeContext) -> None:
         f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
         f"critical path: {path or 'empty'}"
     )
+    for text in memory_lines(ctx):
+        click.echo(text)
     for item in traffic(ctx.simulation):
         click.echo(
             f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks{(folding and ' that ran') or ''}"

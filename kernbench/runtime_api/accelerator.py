@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from kernbench.errors import ConfigError
+from kernbench.simulation.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import DeviceMemory
 
 
 class Accelerator:
@@ -46,14 +46,24 @@ class Accelerator:
 
     def memory_allocated(self, device: Any = None) -> int:
         """Bytes allocated in the HBM of this rank's SIP."""
-        return self._memory().used
+        return self._memory().allocator.allocated
 
     def max_memory_allocated(self, device: Any = None) -> int:
         """Most bytes that were ever allocated there at one time."""
-        return self._memory().peak
+        statistics = self._memory().allocator.statistics
+        statistics.fold()
+        return statistics.groups["allocated_bytes"].stats["all"].peak
 
-    def _memory(self) -> DeviceMemory:
-        return self._simulation.storages.memory(self._simulation.hosts.current().sip)
+    def memory_reserved(self, device: Any = None) -> int:
+        """Bytes that its caching allocator holds there."""
+        return self._memory().allocator.reserved
+
+    def empty_cache(self) -> None:
+        """Give back what the caching allocator holds and nothing uses."""
+        self._memory().allocator.empty_cache()
+
+    def _memory(self) -> ProcessMemory:
+        return self._simulation.storages.memory(self._simulation.hosts.current().sip).mine
 
     @staticmethod
     def _index(device: int | torch.device | str) -> int:

@@ -32,6 +32,7 @@ from kernbench.simulation.current import activate, deactivate
 from kernbench.simulation.groups import Collective
 from kernbench.simulation.kernel_launch import is_kernel
 from kernbench.simulation.polling import POLL_SECONDS as POLL_SECONDS
+from kernbench.simulation.process_memory import parse_limit
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.simulation.waits import Awaited
@@ -52,6 +53,7 @@ class RuntimeContext:
         seed: seeds the random generators of the ranks, and the ``"random"`` policy.
         policy: which runnable rank goes first: ``"round_robin"`` or ``"random"``.
         ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
+        memory_limit: of each process's memory on a SIP: ``"device"``, ``"off"``, or a size (:func:`simulate`).
         plugins: whose hooks are called; by default those that are installed.
         options: values of the plugins' options; those that are not given have their defaults.
         host_effects: what a run does to its process; by default what ``KERNBENCH_HOST_EFFECTS`` says.
@@ -67,6 +69,7 @@ class RuntimeContext:
     seed: int = 0
     policy: str = "round_robin"
     ccl: CclConfig | None = None
+    memory_limit: int | str = "device"
     plugins: PluginManager = field(default_factory=default_manager, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     host_effects: HostEffects | None = field(default=None, repr=False)
@@ -89,6 +92,7 @@ class RuntimeContext:
             self.engine, RankScheduler(make_policy(self.policy, self.seed), self.host_effects),
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
+            memory_limit=parse_limit(self.memory_limit),
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -254,6 +258,7 @@ def simulate(
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
     log_limit: int | None = DEFAULT_LIMIT,
+    memory_limit: int | str = "device",
     host_effects: HostEffects | None = None,
     unknown: str = "assume",
     ranks: str = "all",
@@ -275,6 +280,8 @@ def simulate(
             those that are installed (:mod:`kernbench.plugins`).
         options: values of the plugins' options.
         log_limit: operations that the op log keeps, the last ones; None: all.
+        memory_limit: bytes (also ``"80GB"``) that each process may reserve for tensors on a SIP; ``"device"``: what the SIP
+            has, less what CUDA and its libraries take (:mod:`kernbench.memory.limits`); ``"off"``: any number.
         host_effects: what the simulation may do to the process while ranks run (:class:`~kernbench.scheduler.HostEffects`);
             default: what ``KERNBENCH_HOST_EFFECTS`` says, all of it if that is not set.
         unknown: without data, what to do when the program looks at a value that was not computed: ``"assume"`` a neutral one
@@ -311,6 +318,7 @@ def simulate(
             ccl=collectives,
             plugins=manager,
             options=options or {},
+            memory_limit=memory_limit,
             host_effects=host_effects,
             unknown=unknown,
             fold=fold,

@@ -147,6 +147,10 @@ class MemoryStore:
         self._host_starts: list[int] = []
         self._by_host: dict[int, Allocation] = {}
 
+    def enlarge(self, name: str, size: int) -> None:
+        """Let memories called ``name`` that have not been used yet have ``size`` bytes."""
+        self._sizes[name] = size
+
     def space(self, name: str, sip: int) -> AddressSpace:
         """The memory called ``name`` of a SIP, created on first use."""
         key = (name, sip)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kernbench.errors import ConfigError
+from kernbench.memory.ledger import Ledger
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Operation
 from kernbench.sim_engine.plan_run import PlanRun
@@ -84,9 +85,6 @@ class CollectiveTrace:
     detail: dict[str, Any]
 
 
-MemoryChange = tuple[int, float, int]
-"""SIP, when (s), and bytes that are allocated in its HBM from then on."""
-
 HostWait = tuple[int | None, float, float, "Operation | Condition", int]
 """A host that waited: rank (None: main), from and until when (s), for what, and its SIP. A plain tuple: waits are many."""
 
@@ -109,7 +107,7 @@ class OpLog:
         waits: the times that a rank's host spent waiting.
         dropped: how many operations are not kept any more.
         begin: virtual seconds from which on the log is complete.
-        memory: what programs allocated on SIPs, and gave back.
+        ledgers: what each process allocated on each SIP.
     """
 
     def __init__(self, limit: int | None = DEFAULT_LIMIT) -> None:
@@ -120,8 +118,7 @@ class OpLog:
         self.operations: list[Operation] = []
         self.collectives: list[CollectiveTrace] = []
         self.waits: list[HostWait] = []
-        self.memory: list[MemoryChange] = []
-        self._allocated: dict[int, int] = {}
+        self.ledgers: list[Ledger] = []
         self.dropped = 0
         self.begin = 0.0
         self._limit = limit or 0
@@ -142,18 +139,12 @@ class OpLog:
             del waits[: len(waits) - self._limit]
             self.begin = max(self.begin, waits[0][2])
 
-    def note_memory(self, sip: int, at: float, change: int) -> None:
-        """``change`` bytes more (less) are allocated on ``sip`` from ``at`` on."""
-        allocated = self._allocated[sip] = self._allocated.get(sip, 0) + change
-        self.memory.append((sip, at, allocated))
-
     def _drop(self, count: int) -> None:
         operations = self.operations
         self.begin = max([self.begin, *(op.enqueue if op.end is None else op.end for op in operations[:count])])
         del operations[:count]
         self.dropped += count
         self.waits = [wait for wait in self.waits if wait[2] >= self.begin]
-        self.memory = [change for change in self.memory if change[1] >= self.begin]
         self.collectives = [
             trace for trace in self.collectives if not trace.run.finished or trace.run.last_start >= self.begin
         ]

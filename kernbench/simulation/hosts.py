@@ -36,6 +36,8 @@ class Host:
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
+        phase: what its program does (:mod:`kernbench.memory.ledger`).
+        step: optimizer steps that it has finished.
         generator: its random generator.
     """
 
@@ -46,9 +48,11 @@ class Host:
         "awaited",
         "clock",
         "idle_polls",
+        "phase",
         "progress_seen",
         "rank",
         "sip",
+        "step",
         "stream",
         "tails",
         "unrecorded",
@@ -65,6 +69,8 @@ class Host:
         self.awaited: dict[str, list[Operation]] = {}
         self.unsettled: dict[str, list[Operation]] = {}
         self.idle_polls = 0
+        self.phase = 0
+        self.step = 0
         self.unrecorded = False
         self.uses_gpu = False
         self.progress_seen = -1

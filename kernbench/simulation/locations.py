@@ -42,6 +42,11 @@ class _UsersFiles(dict[str, bool]):
 _is_users = _UsersFiles()
 
 
+def is_simulators(filename: str) -> bool:
+    """Whether a file is kernbench's own."""
+    return filename.startswith(_PACKAGE)
+
+
 _MOST_PLACES = 10_000
 _places: dict[tuple[int, int], tuple[CodeType, Location]] = {}
 """By code (its identity; the entry keeps it alive) and instruction: a program calls from few places, again and again, and

@@ -25,6 +25,7 @@ from kernbench.simulation.kernel_launch import KernelLauncher
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.polling import Polls
+from kernbench.simulation.process_memory import Limit, ProcessMemories
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.streams import Streams
@@ -64,10 +65,12 @@ class Simulation:
         context: what they are given as the context.
         describe: says what the context is.
         unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
+        memory_limit: of each process's memory on a SIP.
 
     Attributes:
         topology: the system.
         op_costs: what torch's operations cost.
+        memories: what each process has of each SIP's memory.
         hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
@@ -92,6 +95,7 @@ class Simulation:
         context: Any,
         describe: Callable[[], ContextEvent],
         unknown: str = "assume",
+        memory_limit: Limit = "device",
     ) -> None:
         self.engine = engine
         self.topology = engine.topology
@@ -105,9 +109,8 @@ class Simulation:
         self.assumptions = Assumptions(unknown)
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
-        self.storages = StorageTable(
-            engine.memory, sips, device.hbm.size, self._note_memory, has_data=engine.enable_data
-        )
+        self.memories = ProcessMemories(engine, self.hosts, memory_limit)
+        self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         self.streams = Streams(engine, self.hosts, self.storages, self.hooks)
@@ -143,10 +146,6 @@ class Simulation:
         """Virtual time of whoever asks, seconds: the rank's host clock; in main, the time when all is done."""
         host = self.hosts.current()
         return max(host.clock, self.engine.now) if host is self.hosts.main else host.clock
-
-    def _note_memory(self, sip: int, change: int) -> None:
-        host = self.hosts.current()
-        self.engine.op_log.note_memory(sip, self.now() if host.rank is None else host.clock, change)
 
     def wait_on_stream(self, op: Operation) -> None:
         """Let this rank's current stream wait for ``op``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).

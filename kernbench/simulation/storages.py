@@ -18,10 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernbench.errors import KernbenchError
+from kernbench.memory.ledger import EXTENT, Entry
 from kernbench.sim_engine.memory_store import Allocation, MemoryStore
 from kernbench.sim_engine.op_log import MemoryRange
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.hosts import Host
+from kernbench.simulation.process_memory import ProcessMemories, ProcessMemory
 from kernbench.simulation.tensors import plain, storage_of
 
 SMALL_BYTES = 8192
@@ -38,43 +41,46 @@ class DeviceMemory:
         table: of the simulation.
         sip: whose memory it is.
         index: of the SIP, as torch counts devices.
-        capacity: bytes.
+        processes: what each process has of it.
     """
 
-    def __init__(self, table: StorageTable, sip: int, index: int, capacity: int) -> None:
+    def __init__(self, table: StorageTable, sip: int, index: int, processes: ProcessMemories) -> None:
         self.table = table
         self.sip = sip
         self.index = index
-        self.capacity = capacity
-        self.used = 0
-        self.peak = 0
-        self.fraction = 1.0
-        self.limited = False
+        self._processes: ProcessMemories | None = processes
+        self._current: Callable[[], Host] = processes.hosts.current
+        self._by_host: dict[Host, ProcessMemory] = {}
+
+    @property
+    def mine(self) -> ProcessMemory:
+        """What the process that runs has of it."""
+        host = self._current()
+        found = self._by_host.get(host)
+        if found is None:
+            assert self._processes is not None
+            alive = self._processes.alive
+            self._by_host = {each: memory for each, memory in self._by_host.items() if each in alive}
+            found = self._by_host[host] = self._processes.open(host, self.sip, self.index)
+        return found
+
+    def close(self) -> None:
+        """The simulation has ended: blocks that are left lead to nothing."""
+        self._processes = None
+        self._current = _nobody
+        self._by_host = {}
 
     def hold(self, nbytes: int, *, shared: bool = False) -> Block:
-        """A block of ``nbytes``, which are counted until it is gone.
+        """A block of ``nbytes`` of the process that runs, which are counted until it is gone.
 
-        Raises ``torch.OutOfMemoryError`` if the SIP is full and the program asked for limits.
+        Raises ``torch.OutOfMemoryError`` if neither the SIP nor what the process has cached has room.
         """
-        used = self.used + nbytes
-        if self.limited and used > self.capacity * self.fraction:
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {nbytes / 2**20:.2f} MiB. GPU {self.index} has a total capacity "
-                f"of {self.capacity / 2**30:.2f} GiB of which {(self.capacity - self.used) / 2**30:.2f} GiB is free "
-                f"(simulated; {self.used / 2**30:.2f} GiB is allocated by PyTorch)."
-            )
-        self.used = used
-        if used > self.peak:
-            self.peak = used
-        if self.table.noted is not None:
-            self.table.noted(self.sip, nbytes)
-        return Block(self, nbytes, shared)
+        owner = self._by_host.get(self._current()) or self.mine
+        return Block(self, nbytes, shared, owner, owner.take(nbytes))
 
-    def release(self, nbytes: int) -> None:
-        """Count ``nbytes`` less."""
-        self.used -= nbytes
-        if self.table.noted is not None:
-            self.table.noted(self.sip, -nbytes)
+
+def _nobody() -> Host:
+    raise KernbenchError("memory of a simulated device was asked for, and its simulation has ended")
 
 
 class Stored:
@@ -136,11 +142,15 @@ class Block(Stored):
         memory: where it is.
         nbytes: that it takes there.
         shared: whether other ranks address it too, each as memory of its own device (symmetric memory).
+        owner: the process that counts it.
+        entry: what is noted of it there; None: it has no bytes.
     """
 
-    __slots__ = ("memory", "nbytes", "shared")
+    __slots__ = ("entry", "memory", "nbytes", "owner", "shared")
 
-    def __init__(self, memory: DeviceMemory, nbytes: int, shared: bool) -> None:
+    def __init__(
+        self, memory: DeviceMemory, nbytes: int, shared: bool, owner: ProcessMemory, entry: Entry | None
+    ) -> None:
         self.table = memory.table  # and what a Stored has: each operation's result gets one
         self.hollow = nbytes > self.table.most_bytes
         self.stand_in = None
@@ -150,11 +160,29 @@ class Block(Stored):
         self.memory = memory
         self.nbytes = nbytes
         self.shared = shared
+        self.owner = owner
+        self.entry = entry
 
     def __del__(self) -> None:
         if self.allocation is not None:
             self.table.memory_store.free(self.allocation)
-        self.memory.release(self.nbytes)
+        if self.entry is not None:
+            self.owner.give_back(self.entry)
+
+    def resize(self, nbytes: int) -> None:
+        """The storage has another size now. Raises ``torch.OutOfMemoryError``, and has none then."""
+        if self.entry is not None:
+            self.owner.give_back(self.entry)
+            self.entry = None
+        self.nbytes = 0
+        self.entry = self.owner.take(nbytes)
+        self.nbytes = nbytes
+
+    def record_stream(self, name: str) -> None:
+        """Work on another stream uses it."""
+        extent = None if self.entry is None else self.entry[EXTENT]
+        if extent is not None and extent.pool.stream != name:
+            extent.streams = {*(extent.streams or ()), name}
 
 
 class StorageTable:
@@ -163,38 +191,35 @@ class StorageTable:
     Args:
         memory_store: addresses, by SIP.
         sips: of the simulation, in torch's order.
-        capacity: of a SIP's memory, bytes.
-        noted: told, as ``noted(sip, bytes)``, of what programs allocate and give back, until :meth:`close`.
+        processes: what each process has of a SIP's memory.
         has_data: whether values are computed; else storages of more than :data:`SMALL_BYTES` on SIPs are hollow.
     """
 
     def __init__(
-        self,
-        memory_store: MemoryStore,
-        sips: Sequence[int],
-        capacity: int,
-        noted: Callable[[int, int], None],
-        *,
-        has_data: bool = True,
+        self, memory_store: MemoryStore, sips: Sequence[int], processes: ProcessMemories, *, has_data: bool = True
     ) -> None:
         self.memory_store = memory_store
         self.has_data = has_data
         self.most_bytes: float = math.inf if has_data else SMALL_BYTES
-        self.noted: Callable[[int, int], None] | None = noted
-        self._capacity = capacity
+        self._processes: ProcessMemories | None = processes
         self._sips = sips
         self._memories: dict[int, DeviceMemory] = {}
 
     def close(self) -> None:
-        """Nobody is told any more, and nothing is held in a circle: what tensors are left keep alive what they need."""
-        self.noted = None
+        """Nothing is held in a circle: what tensors are left keep alive what they need."""
+        for memory in self._memories.values():
+            memory.close()
         self._memories.clear()
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def memory(self, sip: int) -> DeviceMemory:
         """Memory of a SIP."""
         found = self._memories.get(sip)
         if found is None:
-            found = self._memories[sip] = DeviceMemory(self, sip, self._sips.index(sip), self._capacity)
+            assert self._processes is not None
+            found = self._memories[sip] = DeviceMemory(self, sip, self._sips.index(sip), self._processes)
         return found
 
     def of(self, tensor: torch.Tensor) -> Stored | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.features import compiling, profiling
-from kernbench.torch_backend.gpu import classes, cuda_names, functions, tensor_methods
+from kernbench.torch_backend.gpu import classes, cuda_names, functions, memory_names, memory_owners, tensor_methods
 from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
@@ -81,6 +81,7 @@ class ReplacedNames:
         self.stores = stores.StoreHost()
         self.names: Patches | None = None
         self._forward_works: dict[int, Any] = {}
+        self._owners = memory_owners.MemoryOwnersOfTorch()
 
     @classmethod
     def take(cls) -> ReplacedNames:
@@ -95,6 +96,8 @@ class ReplacedNames:
         self.futures.open(simulation)
         self.clock.open(simulation)
         self.stores.open(simulation)
+        self._owners.open()
+        simulation.memories.owners = self._owners
         if self.names is None or not self.names.redo():
             self.names = None
             names = Patches()
@@ -117,6 +120,7 @@ class ReplacedNames:
         self.clock.close()
         self.stores.close()
         self._forward_works.clear()
+        self._owners.close()
         self.groups = self.modules = None
         _idle.append(self)
 
@@ -134,7 +138,7 @@ class ReplacedNames:
         self._replace_distributed(names)
         clocks.install(names, self.clock)
         self.futures.install(names)
-        for module in (cuda_names, classes, functions, tensor_methods, profiling):
+        for module in (cuda_names, memory_names, memory_owners, classes, functions, tensor_methods, profiling):
             module.install(names)
         symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)

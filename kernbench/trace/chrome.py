@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kernbench.memory.ledger import CATEGORIES
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
 from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, HasEngine, Span, Timeline, pack
@@ -254,17 +255,25 @@ def _link_events(timeline: Timeline, tracks: _Tracks, link_names: dict[int, str]
 
 
 def _memory_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
-    """For each rank, the bytes allocated on its SIP and the most so far, wherever they change."""
+    """For each rank, the bytes allocated on its SIP, by what they are for, and the most so far, wherever they change."""
+    allocated: dict[int, int] = {}
     peaks: dict[int, int] = {}
-    latest: dict[tuple[int, int], tuple[int, int]] = {}
-    for sip, at, allocated in timeline.memory:
-        peaks[sip] = max(peaks.get(sip, 0), allocated)
-        latest[sip, _ns(at)] = allocated, peaks[sip]  # of several changes at one moment, what they come to
-    for (sip, at), (allocated, peak) in latest.items():
+    parts: dict[int, dict[str, int]] = {}
+    latest: dict[tuple[int, int], tuple[int, int, dict[str, int]]] = {}
+    for change in timeline.memory():
+        sip = change.sip
+        now = allocated[sip] = allocated.get(sip, 0) + change.change
+        peaks[sip] = max(peaks.get(sip, 0), now)
+        of_sip = parts.setdefault(sip, {})
+        of_sip[change.category] = of_sip.get(change.category, 0) + change.change
+        latest[sip, _ns(change.at)] = now, peaks[sip], dict(of_sip)  # of several at one moment, what they come to
+    for (sip, at), (now, peak, by_category) in latest.items():
         pid = tracks.pid_of_sip(sip)
         if pid is not None:
-            args = f'{{"allocated":{allocated},"peak":{peak}}}'
-            yield at, 1, f'{{"ph":"C","name":"memory (bytes)","pid":{pid},"ts":{at / 1000},"args":{args}}}'
+            counter = f'"pid":{pid},"ts":{at / 1000},"args"'
+            yield at, 1, f'{{"ph":"C","name":"memory (bytes)",{counter}:{{"allocated":{now},"peak":{peak}}}}}'
+            args = _encode({name: by_category.get(name, 0) for name in CATEGORIES if name in parts[sip]})
+            yield at, 1, f'{{"ph":"C","name":"memory by use (bytes)",{counter}:{args}}}'
 
 
 def _path_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from kernbench.cost.op_estimates import OpCosts
+from kernbench.memory.ledger import Ledger, category_of
 from kernbench.sim_engine.engine import GraphEngine
-from kernbench.sim_engine.op_log import CollectiveTrace, MemoryChange
+from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology
 
@@ -82,6 +83,16 @@ class ChunkStep:
     links: tuple[int, ...]
 
 
+class MemoryChange(NamedTuple):
+    """Bytes that a rank (None: main) allocated on a SIP, or gave back (negative), at a moment (s), and what they were for."""
+
+    rank: int | None
+    sip: int
+    at: float
+    category: str
+    change: int
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What happened, in the order of the log.
@@ -95,7 +106,7 @@ class Timeline:
         collectives_left_out: number of the latter.
         unfinished: operations that have not ended.
         dropped: what the log has not kept, in a sentence.
-        memory: SIP, moment, and bytes allocated on it from then on.
+        ledgers: what each process allocated on each SIP.
         unmodelled: operators that no model knows, each in a sentence.
     """
 
@@ -107,7 +118,7 @@ class Timeline:
     collectives_left_out: int
     unfinished: int
     dropped: str = ""
-    memory: tuple[MemoryChange, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
     unmodelled: tuple[str, ...] = ()
 
     @classmethod
@@ -137,9 +148,18 @@ class Timeline:
             collectives_left_out=collectives_left_out,
             unfinished=sum(op.end is None for op in log.operations),
             dropped=log.note,
-            memory=tuple(log.memory),
+            ledgers=tuple(log.ledgers),
             unmodelled=() if isinstance(source, GraphEngine) else tuple(map(str, source.op_costs.unmodelled.operators)),
         )
+
+    def memory(self) -> list[MemoryChange]:
+        """What was allocated and given back, by moment."""
+        changes = [
+            MemoryChange(ledger.rank, ledger.sip, at, category_of(entry), change)
+            for ledger in self.ledgers
+            for at, entry, change in ledger.changes()
+        ]
+        return sorted(changes, key=lambda change: change.at)
 
     @property
     def ranks(self) -> list[int]:

@@ -16,7 +16,7 @@ from tests.house.source import Package
 LAYERS = (
     ("errors", "version"),
     ("callable_module", "collective_kinds", "grid", "plugins", "scheduler"),
-    ("topology",),
+    ("memory", "topology"),
     ("cost", "sim_engine", "spec_files"),
     ("ccl", "triton_engine"),
     ("precompile", "simulation"),

@@ -84,7 +84,7 @@ def test_many_spawns_in_one_context_do_not_pile_up():
         for _ in range(2):
             ctx.multiprocessing.spawn(train, nprocs=3)
         per_spawn = {"Operation", "MemoryRange", "Call", "CollectiveTrace", "PlanRun", "Request", "Collective", "ProcessGroup",
-                     "Signature", "Location", "TransferPlan", "Arrival"}  # fmt: skip
+                     "Signature", "Location", "TransferPlan", "Arrival", "Ledger", "Extent"}  # fmt: skip
         before = ours()
         for _ in range(3):
             ctx.multiprocessing.spawn(train, nprocs=3)

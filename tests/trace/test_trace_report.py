@@ -97,7 +97,9 @@ def test_the_trace_shows_path_memory_and_intervals(path: Path) -> None:
     on_path = [event for event in events if event.get("cat") == "critical path"]
     assert all(first["ts"] + first["dur"] <= then["ts"] + 0.003 for first, then in pairwise(on_path))
     assert any(event["name"] == "rank 1: mm.default" for event in on_path)
-    memory = [event["args"] for event in events if event["ph"] == "C" and event["pid"] == 1]
+    memory = [event["args"] for event in events if event["name"] == "memory (bytes)" and event["pid"] == 1]
+    by_use = [event["args"] for event in events if event["name"] == "memory by use (bytes)" and event["pid"] == 1]
+    assert [sum(args.values()) for args in by_use] == [args["allocated"] for args in memory]
     assert max(args["allocated"] for args in memory) == memory[-1]["peak"] >= 4 * (1 << 22) + 4 * 2048**2
     assert memory[-1]["allocated"] == 0
     operations = [event for event in events if event.get("cat") in ("gemm", "collective")]
@@ -114,8 +116,8 @@ def test_memory_of_the_contexts_tensors(tmp_path: Path) -> None:
             del x, y
 
         ctx.multiprocessing.spawn(worker, nprocs=2, isolation="greenlet")
-    sizes = [nbytes for sip, _, nbytes in ctx.engine.op_log.memory if sip == 1]
-    assert sizes == [4096, 8192, 4096, 0]
+    changes = [change.change for change in Timeline.of(ctx).memory() if change.sip == 1]
+    assert changes == [4096, 4096, -4096, -4096]
 
 
 def test_a_profilers_trace(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from kernbench.topology import Topology
 from kernbench.torch_backend.gpu import streams
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
-from kernbench.torch_backend.gpu.placement import DeviceMemory
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -26,8 +25,7 @@ NCCL_VERSION = (2, 27, 7)
 """What programs, and torch's own error messages, are told of NCCL: what it offers torch 2.13 is there."""
 
 UNAVAILABLE = (
-    "CUDAGraph", "graph", "make_graphed_callables", "memory_snapshot", "MemPool", "use_mem_pool",
-    "caching_allocator_alloc", "cudart",
+    "CUDAGraph", "graph", "make_graphed_callables", "MemPool", "use_mem_pool", "cudart",
 )  # fmt: skip
 """Names that need a CUDA runtime."""
 
@@ -129,58 +127,6 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
-def _memory(device: Any) -> DeviceMemory:
-    return bound_devices().memory_at(device)
-
-
-class _Stats(dict[str, int]):
-    """Statistics of an allocator: those that do not exist here are zero."""
-
-    def __missing__(self, key: str) -> int:
-        return 0
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    memory = _memory(device)
-    return memory.capacity - memory.used, memory.capacity
-
-
-def memory_allocated(device: Any = None) -> int:
-    return _memory(device).used
-
-
-def max_memory_allocated(device: Any = None) -> int:
-    return _memory(device).peak
-
-
-def memory_stats(device: Any = None) -> dict[str, int]:
-    memory = _memory(device)
-    return _Stats(
-        {
-            f"{what}_bytes.all.{when}": value
-            for what in ("allocated", "reserved", "active")
-            for when, value in (("current", memory.used), ("peak", memory.peak))
-        }
-    )
-
-
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in memory_stats(device).items())
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    memory = _memory(device)
-    memory.peak = memory.used
-
-
-def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
-    memory = _memory(device)
-    memory.fraction, memory.limited = fraction, True
-
-
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +223,6 @@ CUDA: dict[str, Any] = each_its_own({
     "synchronize": synchronize,
     "ipc_collect": nothing,
     "is_current_stream_capturing": never,
-    "empty_cache": nothing,
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
@@ -290,17 +235,6 @@ CUDA: dict[str, Any] = each_its_own({
     "set_stream": streams.set_stream,
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
-    "mem_get_info": mem_get_info,
-    "memory_allocated": memory_allocated,
-    "max_memory_allocated": max_memory_allocated,
-    "memory_reserved": memory_allocated,
-    "max_memory_reserved": max_memory_allocated,
-    "memory_stats": memory_stats,
-    "memory_summary": memory_summary,
-    "reset_peak_memory_stats": reset_peak_memory_stats,
-    "reset_max_memory_allocated": reset_peak_memory_stats,
-    "reset_accumulated_memory_stats": nothing,
-    "set_per_process_memory_fraction": set_per_process_memory_fraction,
     "manual_seed": manual_seed,
     "manual_seed_all": manual_seed_all,
     "seed": seed,
@@ -326,14 +260,6 @@ ACCELERATOR: dict[str, Any] = each_its_own({
     "current_stream": streams.current_stream,
     "set_stream": streams.set_stream,
     "synchronize": synchronize,
-    "empty_cache": nothing,
-    "memory_allocated": memory_allocated,
-    "max_memory_allocated": max_memory_allocated,
-    "memory_reserved": memory_allocated,
-    "max_memory_reserved": max_memory_allocated,
-    "memory_stats": memory_stats,
-    "reset_peak_memory_stats": reset_peak_memory_stats,
-    "get_memory_info": mem_get_info,
     "get_device_capability": get_device_capability,
 }, CUDA)  # fmt: skip
 """``torch.accelerator``'s attributes."""
@@ -347,7 +273,6 @@ ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
     "_accelerator_synchronizeDevice": synchronize,
     "_accelerator_getStream": streams.current_stream,
     "_accelerator_setStream": streams.set_stream,
-    "_accelerator_emptyCache": nothing,
 }, CUDA, ACCELERATOR)  # fmt: skip
 """Attributes of ``torch._C`` that ``torch.accelerator`` calls."""
 

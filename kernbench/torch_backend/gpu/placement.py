@@ -100,15 +100,17 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
     if type(tensor) in PLAIN:
         try:
             storage = _untyped_storage(tensor)
+            nbytes = storage.nbytes()
+        except (NotImplementedError, RuntimeError):
+            pass
+        else:
             note = getattr(storage, NOTE, None)
             if type(note) is not Block:
-                block = memory.hold(storage.nbytes())
+                block = memory.hold(nbytes)
                 if note is not None:
                     block.stand_in = note.stand_in
                 setattr(storage, NOTE, block)
             return
-        except (NotImplementedError, RuntimeError):
-            pass
     if block_of(tensor) is None:
         place(tensor, memory)
 

@@ -110,7 +110,10 @@ def get_device(tensor: torch.Tensor) -> int:
 
 
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-    """Nothing to keep: memory is not given to others while a stream uses it."""
+    """``Tensor.record_stream``: its memory is not given to others before what is on ``stream`` then has ended."""
+    block = block_of(tensor)
+    if block is not None:
+        block.record_stream(stream.name)
 
 
 def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:

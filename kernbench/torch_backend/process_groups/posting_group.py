@@ -14,6 +14,7 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.process_groups.arguments import Tensors, premultiplied, timeout_of
@@ -73,6 +74,7 @@ class PostingGroup(_ProcessGroup):
         self._device = device
         self._futures = futures
         self.communicator = communicator
+        self._connected = False
         self._rank = rank
         self.backend_name = backend
         self.timeout = timeout
@@ -222,12 +224,22 @@ class PostingGroup(_ProcessGroup):
             simulation.values.settle_stream()
         if reduction is not None and opts is not None:
             inputs = premultiplied(opts, inputs)
+        self._count_memory(inputs, outputs)
         operation = self.matcher.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, None if opts is None else timeout_of(opts))
         work = self._work(operation, outputs)
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work
+
+    def _count_memory(self, inputs: Tensors, outputs: Tensors) -> None:
+        """Note what takes part, and (once) the buffers that the library makes when a group first communicates on GPUs."""
+        claim_communication((*inputs, *outputs))
+        if not self._connected and self.communicator.size > 1:
+            block = next(filter(None, map(block_of, (*inputs, *outputs))), None)
+            if block is not None:
+                self._connected = True
+                block.owner.connect()
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""

@@ -1,0 +1,294 @@
+"""What programs use the memory of simulated GPUs for: parameters, gradients, state of optimizers, buffers of communication.
+
+Modules and optimizers say so through torch's public hooks, and are asked again when somebody wants a report. What nobody claims
+is told by when it was allocated (:mod:`kernbench.memory.ledger`): hooks also say whether the program is in a backward pass, in
+a step of an optimizer, or elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from kernbench.memory.ledger import (
+    BACKWARD,
+    BUFFERS,
+    COMMUNICATION,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    PHASES,
+    STEP,
+    UNSHARDED,
+    Entry,
+    claim,
+    next_phase,
+)  # fmt: skip
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.storages import NOTE, Block
+from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.placement import block_of, stored_in
+from kernbench.torch_backend.gpu.recording import Recorder
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance("torch.autograd._engine_run_backward", "every backward pass is a call of it", looked_up_by=(
+        "torch.autograd.backward", "torch.autograd.grad",
+    )),
+    Reliance("torch.autograd.graph._engine_run_backward", "the same, by its own name"),
+    Reliance("torch._ops.OpOverload", "an operation that is under way says its name", has=("name",)),
+    Reliance("torch.UntypedStorage.resize_", "FSDP gives parameters that it has gathered memory, and takes it away, with it"),
+    Reliance("torch.nn.Module._apply", "`to`, `cuda` and `to_empty` are calls of it", parameters=("self", "fn"), looked_up_by=(
+        "torch.nn.Module.to", "torch.nn.Module.cuda", "torch.nn.Module.to_empty",
+    )),
+    Reliance("torch.nn.modules.module", "hooks for all modules, public", has=(
+        "register_module_parameter_registration_hook", "register_module_module_registration_hook",
+    )),
+    Reliance("torch.optim.optimizer", "hooks for all optimizers, public", has=(
+        "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook",
+    )),
+    Reliance(
+        "torch.distributed.fsdp.FSDPModule._get_fsdp_state", "its parameter group knows gathered parameters",
+        parameters=("self",),
+    ),
+)  # fmt: skip
+
+_stock_run_backward: Callable[..., Any] = torch.autograd._engine_run_backward
+_stock_apply: Callable[..., Any] = torch.nn.Module._apply
+_stock_resize: Callable[..., Any] = torch.UntypedStorage.resize_
+
+
+def entries_of(value: Any) -> Iterator[Entry]:
+    """The ledger's entries of a tensor's memory on a simulated GPU; none for what is no tensor or elsewhere."""
+    if isinstance(value, torch.Tensor):
+        for tensor in stored_in(value):
+            block = block_of(tensor)
+            if block is not None and block.entry is not None:
+                yield block.entry
+
+
+def claim_communication(tensors: Iterable[torch.Tensor]) -> None:
+    """Note that tensors took part in a collective. Flat ones are buffers (DDP's, FSDP's); results of layers are not."""
+    for tensor in tensors:
+        if tensor.dim() == 1:
+            for entry in entries_of(tensor):
+                claim(entry, COMMUNICATION)
+
+
+class _OfRank:
+    """The modules and optimizers of one rank.
+
+    Attributes:
+        modules: those that have parts.
+        optimizers: that have made steps, and how many.
+        names: of the module that a parameter belongs to, by the parameter's identity.
+        named: whether no module has been made since all were looked through.
+    """
+
+    def __init__(self) -> None:
+        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.names: dict[int, str] = {}
+        self.named = True
+
+    def claim_all(self) -> None:
+        """Whose all is that is alive."""
+        self.named = True
+        modules = list(self.modules)
+        inner = {id(child) for module in modules for child in module.children()}
+        for root in modules:
+            if id(root) not in inner:
+                for path, module in root.named_modules(prefix=type(root).__name__):
+                    self._claim_module(path, module)
+        for optimizer in list(self.optimizers):
+            self.claim_gradients(optimizer)
+            self.claim_state(optimizer)
+
+    def _claim_module(self, path: str, module: torch.nn.Module) -> None:
+        for tensor in _gathered(module):
+            _claim(tensor, UNSHARDED, path)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                self.names[id(parameter)] = path
+                _claim(parameter, PARAMETERS, path)
+                _claim(parameter.grad, GRADIENTS, path)
+        for buffer in module._buffers.values():
+            _claim(buffer, BUFFERS, path)
+
+    def claim_gradients(self, optimizer: Any) -> None:
+        """Parameters of an optimizer and their gradients."""
+        names = self.names
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names.get(id(parameter))
+                _claim(parameter, PARAMETERS, name)
+                _claim(parameter.grad, GRADIENTS, name)
+
+    def claim_state(self, optimizer: Any) -> None:
+        """What an optimizer keeps."""
+        for parameter, state in optimizer.state.items():
+            name = self.names.get(id(parameter))
+            for value in state.values() if isinstance(state, dict) else ():
+                _claim(value, OPTIMIZER, name)
+
+
+def _claim(value: Any, category: str, owner: str | None) -> None:
+    for entry in entries_of(value):
+        claim(entry, category, owner)
+
+
+def _gathered(module: torch.nn.Module) -> Iterator[Any]:
+    """What FSDP2 has gathered of the parameters that a module manages."""
+    if isinstance(module, FSDPModule):
+        group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
+        for parameter in getattr(group, "fsdp_params", ()):
+            yield getattr(parameter, "_unsharded_param", None)
+            yield from getattr(parameter, "all_gather_outputs", ())
+
+
+class MemoryOwnersOfTorch:
+    """Knows it for the ranks of one spawn, from :meth:`open` to :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Host, _OfRank] = weakref.WeakKeyDictionary()
+        self._handles: list[Any] = []
+
+    def open(self) -> None:
+        """Listen to torch's hooks."""
+        self._handles = [
+            module_hooks.register_module_parameter_registration_hook(self._made_part),
+            module_hooks.register_module_module_registration_hook(self._made_part),
+            optimizer_hooks.register_optimizer_step_pre_hook(self._before_step),
+            optimizer_hooks.register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def claim_all(self, host: Host) -> None:
+        """Note in the ledger whose all is that is alive."""
+        known = self._known.get(host)
+        if known is not None:
+            known.claim_all()
+
+    def before_backward(self, host: Host) -> None:
+        """A backward pass begins: the modules that it goes through are alive now."""
+        known = self._known.get(host)
+        if known is not None and not known.named:
+            known.claim_all()
+
+    def number(self, sip: int) -> int:
+        """The number of a SIP to the rank that runs."""
+        device = current_device()
+        return sip if device is None else device.index_of(sip)
+
+    def operation(self, frame: FrameType | None) -> str:
+        """The operation of torch that is under way in a frame or its callers; empty if none is."""
+        while frame is not None:
+            if frame.f_code is Recorder.__torch_dispatch__.__code__:
+                func = frame.f_locals["func"]
+                return str(func.name() if isinstance(func, torch._ops.OpOverload) else func)
+            frame = frame.f_back
+        return ""
+
+    def _of_current(self) -> tuple[Host, _OfRank] | None:
+        device = current_device()
+        if device is None:
+            return None
+        host = device.host
+        known = self._known.get(host)
+        if known is None:
+            known = self._known[host] = _OfRank()
+        return host, known
+
+    def _made_part(self, module: torch.nn.Module, name: str, part: Any) -> None:
+        found = self._of_current()
+        if found is not None:
+            found[1].modules.add(module)
+            found[1].named = False
+            if isinstance(part, torch.nn.Parameter):
+                _claim(part, PARAMETERS, None)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        found = self._of_current()
+        if found is None:
+            return
+        host, known = found
+        if optimizer not in known.optimizers or not known.named:
+            known.optimizers.setdefault(optimizer, 0)
+            known.claim_all()
+        else:
+            known.claim_gradients(optimizer)
+        host.phase = next_phase(host.phase, STEP)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        found = self._of_current()
+        if found is None:
+            return
+        host, known = found
+        host.phase = next_phase(host.phase, FORWARD)
+        count = known.optimizers[optimizer] = known.optimizers.get(optimizer, 0) + 1
+        host.step = max(host.step, count)
+        if count <= 2:  # it is made in the first step, and of parameters without gradients later
+            known.claim_state(optimizer)
+
+
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd``'s entry to a backward pass."""
+    device = current_device()
+    if device is None:
+        return _stock_run_backward(*args, **kwargs)
+    host = device.host
+    before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
+    memories = device.simulation.memories
+    if memories.owners is not None:
+        memories.owners.before_backward(host)
+    try:
+        return _stock_run_backward(*args, **kwargs)
+    finally:
+        host.phase = next_phase(host.phase, before % PHASES)
+
+
+def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """``Module._apply``: what ``to``, ``cuda`` and ``to_empty`` put elsewhere."""
+    result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
+    for parameter in module._parameters.values():
+        _claim(parameter, PARAMETERS, None)
+    for buffer in module._buffers.values():
+        _claim(buffer, BUFFERS, None)
+    return result
+
+
+def _resize(storage: Any, nbytes: int) -> Any:
+    """``UntypedStorage.resize_``: FSDP takes the memory of gathered parameters away by it, and gives it back."""
+    block = getattr(storage, NOTE, None)
+    if type(block) is not Block or block.nbytes == nbytes:
+        return _stock_resize(storage, nbytes)
+    if not nbytes:
+        claim(block.entry, UNSHARDED)
+    block.resize(nbytes)
+    if nbytes:
+        claim(block.entry, UNSHARDED)
+    return _stock_resize(storage, nbytes)
+
+
+def install(patches: Patches) -> None:
+    """Let torch tell of backward passes and of storages that change their size."""
+    wrapped = functools.wraps(_stock_run_backward)(_run_backward)
+    patches.set(torch.autograd, "_engine_run_backward", wrapped)
+    patches.set(torch.autograd.graph, "_engine_run_backward", wrapped)
+    patches.set(torch.UntypedStorage, "resize_", _resize)
+    patches.set(torch.nn.Module, "_apply", functools.wraps(_stock_apply)(_apply))
