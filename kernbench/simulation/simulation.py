@@ -64,6 +64,7 @@ class Simulation:
         context: what they are given as the context.
         describe: says what the context is.
         unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
+        exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
 
     Attributes:
         topology: the system.
@@ -92,8 +93,10 @@ class Simulation:
         context: Any,
         describe: Callable[[], ContextEvent],
         unknown: str = "assume",
+        exact_dtype: bool = False,
     ) -> None:
         self.engine = engine
+        self.exact_dtype = exact_dtype
         self.topology = engine.topology
         self.scheduler = scheduler
         self.sips = sips

@@ -27,6 +27,7 @@ from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.wide_products import widened
 from kernbench.torch_backend.relies_on import Reliance
 
 
@@ -114,6 +115,7 @@ class Recorded:
         host_reads: its result is a value of the host's.
         causal: where the argument of an attention is that says whether it is causal, None if it has none.
         draws: it draws random numbers.
+        wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
         writes: arguments that it writes and does not return, by place and name.
     """
 
@@ -128,6 +130,7 @@ class Recorded:
         "kind",
         "name",
         "title",
+        "wide",
         "writes",
     )
 
@@ -136,6 +139,7 @@ class Recorded:
         self.kind = classify(func)
         self.title = str(getattr(func, "__name__", "op"))
         self.draws = draws(func)
+        self.wide = widened(func)
         self.causal: int | None = None
         self.causal_name = ""
         self.writes: list[tuple[int, str]] = []
@@ -237,6 +241,7 @@ class Recorder(TorchDispatchMode):
         self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
         self._values = simulation.values
         self._costs = simulation.op_costs
+        self._widens = not simulation.exact_dtype
         self._enqueue = simulation.streams.enqueue
 
     supports_higher_order_operators = True
@@ -275,6 +280,8 @@ class Recorder(TorchDispatchMode):
         """The result of an operation."""
         if operation.draws and (kwargs or device.host.uses_gpu):
             return self._draw(device, operation, args, kwargs or {})
+        if operation.wide is not None and self._widens:
+            return operation.wide(*args, **(kwargs or {}))
         return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
 
     def _opened(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
