@@ -97,6 +97,7 @@ _BINARY = frozenset(
     {"add", "sub", "mul", "div"}
 )  # by name alone they are of two tensors, other pointwise operators of one
 _LAUNCHED = (Kind.COMPUTE, Kind.TRANSFER)
+_PACED = (Model.TRAFFIC, Model.ROWS)
 
 _LANE = 10.57  # bytes that one PE of an A100 moves per clock when all of them copy
 _SHARP = 6.0
@@ -111,7 +112,7 @@ def op_kind(op: str) -> OpKind:
     Raises ConfigError for one that is not known.
     """
     name = NAMES.get(op, op)
-    if name not in OPS and (row := find(op)) is not None and row.model is Model.TRAFFIC and row.kind in _LAUNCHED:
+    if name not in OPS and (row := find(op)) is not None and row.model in _PACED and row.kind in _LAUNCHED:
         name = row.pace if row.pace != "pointwise" else "binary" if op in _BINARY else "unary"
     if name not in OPS:
         raise ConfigError(

@@ -104,7 +104,8 @@ class Simulation:
         self._plugins = plugins
         self._ccl = ccl
         device = self.topology.device
-        self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()))
+        self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
+                                self.topology.system.host)  # fmt: skip
         self.assumptions = Assumptions(unknown)
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)

@@ -11,8 +11,9 @@ An operation that follows one whose end is known, which is nearly always, needs 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
+from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -215,6 +217,34 @@ def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds of the host around an operator, by who calls it.
+
+    Attributes:
+        view: it launches nothing.
+        autograd: the program, and a gradient of it is wanted.
+        backward: autograd.
+    """
+
+    view: float
+    autograd: float
+    backward: float
+
+    @classmethod
+    def of(cls, spec: HostSpec) -> HostCosts:
+        """Those of a system's host."""
+        return cls(*(spec.factor * seconds for seconds in (spec.view, spec.autograd, spec.backward)))
+
+    def around(self, inputs: Sequence[torch.Tensor]) -> float:
+        """What comes on top of a launch of an operator with these inputs, called now."""
+        if torch._C._current_graph_task_id() >= 0:
+            return self.backward
+        if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
+            return self.autograd
+        return 0.0
+
+
 class _RecordedByOperator(dict[Any, Recorded]):
     def __missing__(self, func: Any) -> Recorded:
         found = self[func] = Recorded(func)
@@ -242,6 +272,7 @@ class Recorder(TorchDispatchMode):
         self._values = simulation.values
         self._costs = simulation.op_costs
         self._widens = not simulation.exact_dtype
+        self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._enqueue = simulation.streams.enqueue
 
     supports_higher_order_operators = True
@@ -272,7 +303,12 @@ class Recorder(TorchDispatchMode):
             with self._while_waiting():
                 _before_host_read(device, operation.name, args[0])
         result = self._computed(device, operation, func, args, kwargs)
-        if operation.kind > VIEW and not (host.unrecorded or operation.host_reads or self._hosts.inside_kernel):
+        if host.unrecorded or self._hosts.inside_kernel:
+            return result
+        if operation.kind == VIEW:
+            if host.each is None and (not host.uses_gpu or block_of(args[0]) is not None):
+                host.prepare(self._host_costs.view)
+        elif operation.kind > VIEW and not operation.host_reads:
             self._record(device, operation, args, kwargs, result)
         return result
 
@@ -386,6 +422,8 @@ class Recorder(TorchDispatchMode):
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
         if shared:
             cost = device.over_links(cost, inputs)
+        if device.host.each is None:
+            device.host.prepare(self._host_costs.around(inputs))
         self._enqueue(device.host, operation.title, cost)
 
 

@@ -1,10 +1,10 @@
 """Products of 16-bit floats on a CPU that has no engine for them: computed in 32 bits, and rounded once.
 
-A CPU without matrix instructions for ``bfloat16`` (AMX) or vector ones for ``float16`` (AVX512-FP16) takes 4 to 100 times as long
-for a 16-bit product as for one of 32 bits. So values of products on simulated GPUs are computed from operands that are widened,
-which loses nothing, with sums in 32 bits as the GPU has them, and the result is rounded to the operands' format once. That is no
-less accurate than what the CPU does by itself: the same products in the same precision, in an order that differs. ``exact_dtype``
-keeps the CPU's own (ADR 0107).
+A CPU without matrix instructions for ``bfloat16`` (AMX) or vector ones for ``float16`` (AVX512-FP16) takes 4 to 100 times as
+long for a 16-bit product as for one of 32 bits. So values of products on simulated GPUs are computed from operands that are
+widened, which loses nothing, with sums in 32 bits as the GPU has them, and the result is rounded to the operands' format once.
+That is no less accurate than what the CPU does by itself: the same products in the same precision, in an order that differs.
+``exact_dtype`` keeps the CPU's own (ADR 0107).
 """
 
 from __future__ import annotations
