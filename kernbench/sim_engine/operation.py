@@ -100,12 +100,17 @@ class Operation:
         """Whether waiting for it would return, or raise, at once."""
         return (self.end is not None and self.executed) or self.error is not None
 
-    def when_resolved(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` once ``end`` is known; at once if it is."""
+    def when_resolved(self, callback: Callable[[], None], *, first: bool = False) -> None:
+        """Call ``callback()`` once ``end`` is known, at once if it is.
+
+        ``first``: before those that have been registered.
+        """
         if self.end is not None:
             callback()
         elif self._dependents is None:
             self._dependents = [callback]
+        elif first:
+            self._dependents.insert(0, callback)
         else:
             self._dependents.append(callback)
 
