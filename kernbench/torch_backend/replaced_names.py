@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.features import compiling, profiling
-from kernbench.torch_backend.gpu import classes, cuda_names, functions, tensor_methods
+from kernbench.torch_backend.gpu import classes, cuda_names, functions, fused, tensor_methods
 from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
@@ -134,7 +134,7 @@ class ReplacedNames:
         self._replace_distributed(names)
         clocks.install(names, self.clock)
         self.futures.install(names)
-        for module in (cuda_names, classes, functions, tensor_methods, profiling):
+        for module in (cuda_names, classes, functions, fused, tensor_methods, profiling):
             module.install(names)
         symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)

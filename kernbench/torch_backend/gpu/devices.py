@@ -19,6 +19,7 @@ from kernbench.simulation.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
+from kernbench.torch_backend.gpu import fused
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
 from kernbench.torch_backend.hollow.recorder import HollowRecorder
@@ -202,6 +203,7 @@ class Devices:
         self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
+        fused.register(self._kernels)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""

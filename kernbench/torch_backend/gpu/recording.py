@@ -78,9 +78,9 @@ def classify(func: Any) -> int:
     schema = func._schema
     if namespace in _RUN_ELSEWHERE:
         return SKIP
-    if namespace in _WRITTEN_IN_PYTHON or torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    ):
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    composed = has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+    if namespace in _WRITTEN_IN_PYTHON or composed:
         return COMPOSITE
     row = find(func.name())
     kind = None if row is None else row.kind

@@ -1,0 +1,94 @@
+"""Operators that are one kernel on a GPU: what is recorded, and that the values are those of what they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import kernbench
+
+
+def recorded(body):
+    """What ``body()`` gives in a rank, and the operations that it enqueues."""
+    found = []
+
+    def worker(rank):
+        found.extend(each.cpu() for each in body())
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        names = [op.name.partition(".")[0] for op in ctx.engine.op_log.operations]
+    return found, names
+
+
+@pytest.mark.parametrize("format", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("shape", "normalized"), [((4, 7, 32), (32,)), ((6, 5, 8), (5, 8)), ((16,), (16,))])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_an_rms_norm_is_one_kernel_and_its_gradient_another(format, shape, normalized, weighted):
+    generator = torch.Generator().manual_seed(1)
+    x, g = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    w = torch.randn(normalized, generator=generator, dtype=torch.float64)
+
+    def gradients(device, dtype):
+        leaf = x.to(dtype).to(device).requires_grad_()
+        weight = w.to(dtype).to(device).requires_grad_() if weighted else None
+        y = F.rms_norm(leaf, normalized, weight, 1e-5)
+        wanted = [leaf, weight] if weighted else [leaf]
+        return [y.detach(), *torch.autograd.grad(y, wanted, g.to(dtype).to(device))]
+
+    exact = gradients("cpu", torch.float64)
+    found, names = recorded(lambda: gradients("cuda", format))
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float64: 1e-12}[format]
+    for mine, true in zip(found, exact, strict=True):
+        assert mine.dtype == format
+        assert torch.allclose(mine.double(), true, rtol=tolerance, atol=tolerance)
+    assert names.count("_fused_rms_norm") == names.count("_fused_rms_norm_backward") == 1
+    assert not {"pow", "mean", "rsqrt", "mul"} & set(names)
+
+
+def test_formats_that_differ_are_composed_of_others_as_on_a_gpu():
+    x = torch.ones(4, 8, dtype=torch.bfloat16)
+    found, names = recorded(lambda: [F.rms_norm(x.cuda(), (8,), torch.ones(8, device="cuda"))])
+    assert "rsqrt" in names
+    assert "_fused_rms_norm" not in names
+    assert torch.equal(found[0].float(), torch.ones(4, 8))
+
+
+def test_a_host_tensor_is_the_hosts():
+    def body():
+        torch.ones(1, device="cuda")
+        return [F.rms_norm(torch.ones(4, 8), (8,)), F.dropout(torch.ones(4), 0.5).sign().abs()]
+
+    _, names = recorded(body)
+    assert not {"_fused_rms_norm", "native_dropout"} & set(names)
+
+
+def test_dropout_is_one_kernel_that_keeps_its_mask():
+    def body():
+        torch.manual_seed(0)
+        x = torch.ones(1000, device="cuda", requires_grad=True)
+        y = torch.nn.Dropout(0.25)(x)
+        y.sum().backward()
+        return [y.detach(), x.grad, F.dropout(x.detach(), 0.5, training=False)]
+
+    (dropped, gradient, kept), names = recorded(body)
+    assert sorted(set(dropped.tolist())) == [0.0, pytest.approx(4 / 3)]
+    assert 650 < int((dropped > 0).sum()) < 850
+    assert torch.equal(gradient, dropped)
+    assert torch.equal(kept, torch.ones(1000))
+    assert names.count("native_dropout") == names.count("native_dropout_backward") == 1
+    assert "bernoulli_" not in names
+
+
+def test_the_gradient_of_silu_is_one_kernel():
+    def body():
+        x = torch.linspace(-3, 3, 7, device="cuda").requires_grad_()
+        F.silu(x).sum().backward()
+        return [x.grad]
+
+    (gradient,), names = recorded(body)
+    s = torch.linspace(-3, 3, 7).sigmoid()
+    assert torch.allclose(gradient, s * (1 + torch.linspace(-3, 3, 7) * (1 - s)))
+    assert names.count("silu_backward") == 1
+    assert "mul" not in names
