@@ -248,20 +248,22 @@ class OpCosts:
         """What operators cost has changed."""
         self._known.clear()
 
-    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False) -> Cost:
+    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False, crossed: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
 
-        A dtype is whatever ``str`` names: torch's own, or a name.
+        A dtype is whatever ``str`` names: torch's own, or a name. ``crossed``: of a copy, rows become columns.
         """
-        flat = (name, causal, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
+        flat = (name, causal, crossed, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
         if cost is None:
-            cost = self._price(name, inputs, outputs, causal, flat)
+            cost = self._price(name, inputs, outputs, (causal, crossed), flat)
         return cost
 
-    def of_tensors(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False) -> Cost:
+    def of_tensors(
+        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False, crossed: bool = False
+    ) -> Cost:
         """As :meth:`of`, of what has a ``shape`` and a ``dtype``: for those who ask at every operation."""
-        key: list[Any] = [name, causal, len(inputs)]
+        key: list[Any] = [name, causal, crossed, len(inputs)]
         for tensor in inputs:
             key += (tensor.shape, tensor.dtype)
         for tensor in outputs:
@@ -270,7 +272,7 @@ class OpCosts:
         cost = self._known.get(flat)
         if cost is None:
             given, made = (tuple([(each.shape, each.dtype) for each in tensors]) for tensors in (inputs, outputs))
-            cost = self._price(name, given, made, causal, flat)
+            cost = self._price(name, given, made, (causal, crossed), flat)
         return cost
 
     def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
@@ -282,7 +284,10 @@ class OpCosts:
         tensors = len(given) if row.lists else 0
         return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping)
 
-    def _price(self, name: str, inputs: Tensors, outputs: Tensors, causal: bool, key: tuple[Any, ...]) -> Cost:
+    def _price(
+        self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, bool], key: tuple[Any, ...]
+    ) -> Cost:
+        causal, crossed = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
         known = qualified(name)
         stated = registered(known) or self._brought.get(known)
@@ -290,6 +295,8 @@ class OpCosts:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)
+        if crossed and row is not None and row.pace == "copy":
+            row = replace(row, pace="transpose")
         found = _estimate(row or _UNKNOWN, given, made, self._device, causal)
         kind = "gemm" if row is not None and row.uses_matrix_engines else "math"
         cost = Cost.on_stream(

@@ -92,3 +92,68 @@ def test_the_gradient_of_silu_is_one_kernel():
     assert torch.allclose(gradient, s * (1 + torch.linspace(-3, 3, 7) * (1 - s)))
     assert names.count("silu_backward") == 1
     assert "mul" not in names
+
+
+def test_autocast_computes_in_32_bits_what_a_gpu_does():
+    kinds = {}
+
+    def body():
+        x = torch.linspace(-1, 1, 64, device="cuda").reshape(4, 16).requires_grad_()
+        layer = torch.nn.Linear(16, 8, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = layer(x)
+            results = {
+                "linear": y,
+                "layer_norm": F.layer_norm(y, (8,)),
+                "softmax": y.softmax(-1),
+                "cross_entropy": F.cross_entropy(y, torch.zeros(4, dtype=torch.long, device="cuda")),
+                "pow": y**2,
+                "sum": y.sum(),
+                "gelu": F.gelu(y),
+            }
+        kinds.update({name: each.dtype for name, each in results.items()})
+        results["cross_entropy"].backward()
+        return [results["softmax"].detach(), torch.softmax(y.detach().float(), -1), x.grad]
+
+    (mine, true, gradient), names = recorded(body)
+    narrow = {name for name, dtype in kinds.items() if dtype is torch.bfloat16}
+    assert narrow == {"linear", "gelu"}
+    assert torch.equal(mine, true)
+    assert gradient.abs().sum() > 0
+    assert "_softmax" in names
+
+
+def test_the_hosts_autocast_is_the_hosts():
+    def body():
+        torch.ones(1, device="cuda")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = torch.ones(4, 8, dtype=torch.bfloat16)
+            return [F.layer_norm(y, (8,)), y.softmax(-1)]
+
+    found, _ = recorded(body)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.ones(4, 8, dtype=torch.bfloat16)
+        wanted = [F.layer_norm(y, (8,)), y.softmax(-1)]
+    assert [each.dtype for each in found] == [each.dtype for each in wanted]
+
+
+def test_a_copy_that_makes_columns_of_rows_is_slower_than_one_that_moves_rows():
+    def body():
+        x = torch.zeros(4096, 8, 1024, device="cuda")
+        x.clone()
+        x.transpose(0, 1).contiguous()  # rows of 1024 stay rows
+        x.transpose(1, 2).contiguous()
+        x.transpose(1, 2).clone()  # keeps the strides
+        x.transpose(1, 2).to(torch.bfloat16, memory_format=torch.contiguous_format)
+        x.mT.expand(4096, 1024, 8).to(torch.float64)
+        return []
+
+    def worker(rank):
+        body()
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        plain, rows, columns, kept, cast, _ = [op for op in ctx.engine.op_log.operations if op.nbytes][1:]
+    assert rows.duration == kept.duration == plain.duration
+    assert columns.duration / plain.duration == pytest.approx(1 / 0.41, rel=0.05)
+    assert cast.duration > 0.7 * columns.duration

@@ -116,6 +116,7 @@ class Recorded:
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         causal: where the argument of an attention is that says whether it is causal, None if it has none.
+        copies: it copies one tensor.
         draws: it draws random numbers.
         wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
         writes: arguments that it writes and does not return, by place and name.
@@ -127,6 +128,7 @@ class Recorded:
         "call",
         "causal",
         "causal_name",
+        "copies",
         "draws",
         "host_reads",
         "kind",
@@ -142,6 +144,7 @@ class Recorded:
         self.title = str(getattr(func, "__name__", "op"))
         self.draws = draws(func)
         self.wide = widened(func)
+        self.copies = self.title.partition(".")[0] in _COPIES
         self.causal: int | None = None
         self.causal_name = ""
         self.writes: list[tuple[int, str]] = []
@@ -203,6 +206,7 @@ class Recorded:
         return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
 
 
+_COPIES = ("clone", "copy_", "_to_copy")
 _CAUSAL = ("is_causal", "causal")
 
 
@@ -419,12 +423,21 @@ class Recorder(TorchDispatchMode):
         if operation.writes:
             outputs += operation.written(args, kwargs)
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
-        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
+        crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
+        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal, crossed)
         if shared:
             cost = device.over_links(cost, inputs)
         if device.host.each is None:
             device.host.prepare(self._host_costs.around(inputs))
         self._enqueue(device.host, operation.title, cost)
+
+
+def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether neighbours in the memory of a copy are none in that of the original: rows become columns."""
+    if source.shape != target.shape or source.layout is not torch.strided:
+        return False
+    beside = zip(source.shape, source.stride(), target.stride(), strict=True)
+    return any(there == 1 and size > 1 and here > 1 for size, here, there in beside)
 
 
 def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
