@@ -137,7 +137,7 @@ class Matcher:
     ) -> Load:
         """What a collective is expected to take from the kernels beside it; nothing where no library runs it as a kernel."""
         count = self._count(signature, inputs or outputs, len(group.ranks))
-        key = (group, signature.op, signature.algorithm, signature.root, signature.dtype, count)
+        key = (group.ranks, group.environ, signature.op, signature.algorithm, signature.root, signature.dtype, count)
         found = self._loads.get(key)
         if found is None:
             touched = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))

@@ -34,7 +34,9 @@ _NARROW = (torch.float16, torch.bfloat16)
 _KEY = "AutocastCPU"
 
 RELIES_ON = (
-    Reliance("torch._C._ExcludeDispatchKeyGuard", "a kernel of autocast goes on below it"),
+    Reliance("torch._C", "a kernel of autocast goes on below it, and is given where there is none", has=(
+        "_ExcludeDispatchKeyGuard", "DispatchKey", "DispatchKeySet", "_dispatch_has_kernel_for_dispatch_key",
+    )),
     Reliance("torch.ops.aten", "operators that a GPU's autocast computes in 32 bits",
              has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_CAST_INSIDE)}))),
 )  # fmt: skip

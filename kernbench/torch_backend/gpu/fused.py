@@ -35,7 +35,7 @@ def install(patches: Patches) -> None:
     """Let torch choose as on a GPU."""
     patches.set(torch, "rms_norm", _fused_norm(torch.rms_norm))
     patches.set(torch, "dropout", _fused_dropout(torch.dropout))
-    patches.set(torch._VF, "dropout", _fused_dropout(torch._VF.dropout))  # type: ignore[attr-defined]
+    patches.set(torch._VF, "dropout", _fused_dropout(torch._VF.dropout))
 
 
 def register(library: Any) -> None:
