@@ -244,8 +244,10 @@ class HostCosts:
         """What comes on top of a launch of an operator with these inputs, called now."""
         if torch._C._current_graph_task_id() >= 0:
             return self.backward
-        if torch.is_grad_enabled() and any(each.requires_grad for each in inputs):
-            return self.autograd
+        if torch.is_grad_enabled():
+            for each in inputs:
+                if each.requires_grad:
+                    return self.autograd
         return 0.0
 
 
