@@ -98,7 +98,13 @@ def command(
         per_node = handle.topology_obj.sips_per_node if isinstance(nproc_per_node, str) else nproc_per_node or 0
         ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
     with simulate(
-        handle, seed=seed, plugins=plugins, devices=devices, enable_data=data, unknown=unknown, ranks=ranks,
+        handle,
+        seed=seed,
+        plugins=plugins,
+        devices=devices,
+        enable_data=data,
+        unknown=unknown,
+        ranks=ranks,
         exact_dtype=exact_dtype,
     ) as ctx:
         try:

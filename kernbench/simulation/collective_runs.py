@@ -207,11 +207,11 @@ class CollectiveRuns:
 
     def expected(self, signature: Signature, count: int, group: Communicator) -> Request:
         """What a collective that has been posted will be once it is matched; ``count``: elements of the work buffer."""
-        sips = tuple(self.hosts.of_rank[rank].sip for rank in group.ranks)
+        sips = tuple(map(self.hosts.sip_of, group.ranks))
         root = None if signature.root is None else group.index[signature.root]
         return self._request(
             signature.op, signature.algorithm, sips, root, count, signature.dtype or torch.int32, None, group.environ or (),
-            signature.reduction,
+            signature.reduction, group.players is not None,
         )  # fmt: skip
 
     def values_of(self, op: Operation) -> Condition:
