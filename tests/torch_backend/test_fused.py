@@ -157,3 +157,23 @@ def test_a_copy_that_makes_columns_of_rows_is_slower_than_one_that_moves_rows():
     assert rows.duration == kept.duration == plain.duration
     assert columns.duration / plain.duration == pytest.approx(1 / 0.41, rel=0.05)
     assert cast.duration > 0.7 * columns.duration
+
+
+def test_without_data_the_same_kernels_take_the_same_time():
+    def worker(rank):
+        x = torch.ones(64, 512, device="cuda", requires_grad=True)
+        w = torch.ones(512, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = F.dropout(F.silu(F.rms_norm(x, (512,), w)), 0.5)
+            loss = F.cross_entropy(
+                F.linear(F.layer_norm(y, (512,)), x), torch.zeros(64, dtype=torch.long, device="cuda")
+            )
+        loss.backward()
+
+    logs = []
+    for data in (True, False):
+        with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+            ctx.multiprocessing.spawn(worker, nprocs=1)
+            logs.append([(op.name, op.nbytes, op.enqueue, op.end) for op in ctx.engine.op_log.operations])
+    assert logs[0] == logs[1]
+    assert {"_fused_rms_norm.default", "native_dropout.default", "silu_backward.default"} <= {op[0] for op in logs[0]}
