@@ -13,10 +13,12 @@ long as it would take alone. Waiting for other ranks is not foreseen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from kernbench.sim_engine.operation import Operation
 
+_AHEAD = 16  # collectives that are not over which a kernel may meet; a host may have posted thousands
 _MOST = 0.5  # a kernel is never taken to be slowed down by more than this
 
 
@@ -85,7 +87,7 @@ class Interference:
         if not all_posted:
             return seconds
         now, left, past = start, seconds, 0
-        for at, posted in enumerate(all_posted):
+        for at, posted in enumerate(islice(all_posted, _AHEAD)):
             begin = self._begin(posted)
             if begin is None:
                 continue
@@ -110,9 +112,8 @@ class Interference:
             begin = posted.op.enqueue
             for other in posted.after:
                 collective = self._by_operation.get(other)
-                if collective is not None:
-                    before = self._begin(collective)
-                    end = None if before is None else before + collective.load.seconds
+                if collective is not None:  # posted before, and looked at before
+                    end = None if collective.begin is None else collective.begin + collective.load.seconds
                 else:
                     end = other.end
                 if end is None:

@@ -65,6 +65,19 @@ def test_a_collective_begins_when_what_it_waits_for_has_ended():
     assert beside.stretched(kernel(), 8.0, 1.0) == 1.0
 
 
+def test_a_host_that_has_posted_thousands_ahead():
+    beside, before = Interference(), kernel()
+    posted = [collective() for _ in range(3000)]
+    for op, waited in zip(posted, [before, *posted], strict=False):
+        beside.expect(op, (waited,), Load(1.0, 0.25, 0.25))
+    assert beside.stretched(kernel(), 0.0, 1.0) == 1.0
+    before.resolve(0.0, 1.0)
+    for second in range(1, 3000):
+        assert beside.stretched(kernel(), float(second), 1.0) == pytest.approx(1.25)
+    assert beside.stretched(kernel(), 3000.0, 1.0) == pytest.approx(1.2)  # its last part is alone
+    assert beside.stretched(kernel(), 3001.0, 1.0) == 1.0
+
+
 def steps(beside: bool, ranks: int = 8):
     """Seconds of products beside, or after, an all-reduce of 128 MiB, of each rank."""
     found = {}
