@@ -23,7 +23,7 @@ from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
 from kernbench.ccl.selection import VARIABLES, Selection, select
 from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
-from kernbench.sim_engine.plan import TransferPlan
+from kernbench.sim_engine.plan import TransferPlan, member_ends
 from kernbench.topology import Topology
 
 Splits = tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -84,6 +84,16 @@ class Request:
         if self.note:
             detail["fallback"] = self.note
         return detail
+
+    @cached_property
+    def seconds(self) -> float:
+        """How long it takes if all members come at once and nothing else is on the links."""
+        return max(member_ends(self.plan, [0.0] * self.plan.members))
+
+    @property
+    def channels(self) -> int:
+        """Blocks that the library runs it as on each SIP; 0 where no library was asked."""
+        return 0 if self.selection is None else self.selection.choice.channels
 
 
 _KEPT_PLAN = 1 << 13

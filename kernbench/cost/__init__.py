@@ -13,7 +13,7 @@ from kernbench.cost.collectives import COLLECTIVES, collective_time
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import memory_bound_time
-from kernbench.cost.operators import Operand
+from kernbench.cost.operands import Operand
 from kernbench.cost.registry import register
 from kernbench.cost.work import StatedWork
 

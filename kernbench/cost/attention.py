@@ -13,6 +13,7 @@ from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
 _QUERIES = 128  # rows of one block
+_NARROW = 64  # head dimensions whose softmax takes longer beside so few products
 _START = 4.0 * US  # filling the pipeline of one block, and writing it back
 
 
@@ -27,15 +28,21 @@ def attention_time(
     kv_heads: int | None = None,
     causal: bool = False,
     dtype: str = "float16",
+    gradient: bool = False,
+    variant: str = "flash",
+    window: int | None = None,
 ) -> Estimate:
-    """How long ``softmax(Q K^T) V`` takes as one kernel, forward.
+    """How long ``softmax(Q K^T) V`` takes as one kernel, or its gradient, which is five products instead of two.
 
     Args:
         device: shipped name, YAML path or DeviceSpec.
         batch, heads, queries, keys, head_dim: Q is ``[batch, heads, queries, head_dim]``, K and V have ``keys`` rows.
         kv_heads: heads of K and V, when they are shared between heads of Q.
-        causal: the later half of the keys is skipped.
+        causal: the later half of the keys is skipped, but for the blocks on the diagonal.
         dtype: of the operands.
+        gradient: those of Q, K and V are asked for.
+        variant: whose kernel: ``"flash"`` (FlashAttention-2, torch's first choice), ``"efficient"`` or ``"cudnn"``.
+        window: keys that a query sees at most; None: all.
 
     Raises:
         ConfigError: unknown device or dtype, a dimension below one.
@@ -47,14 +54,20 @@ def attention_time(
         name = canonical_dtype(dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    rate = spec.matrix_rate(name) * generation_of(spec).attention_efficiency / spec.pes
+    generation = generation_of(spec)
+    if variant not in generation.attention:
+        raise ConfigError(f"attention: no variant {variant!r}; known: {', '.join(generation.attention)}")
+    share = generation.attention[variant][gradient] * (generation.attention_narrow if head_dim <= _NARROW else 1.0)
+    rate = spec.matrix_rate(name) * share / spec.pes
     blocks = batch * heads * math.ceil(queries / _QUERIES)
-    seen = keys / 2 if causal and queries == keys else keys
-    block = 4 * min(queries, _QUERIES) * seen * head_dim / rate
+    seen = min(keys, (keys + _QUERIES) / 2) if causal and queries == keys else keys
+    if window is not None:
+        seen = min(seen, window + _QUERIES)
+    block = (10 if gradient else 4) * min(queries, _QUERIES) * seen * head_dim / rate
     # Few queries leave PEs idle; kernels then split the keys over them.
     computing = max(math.ceil(blocks / spec.pes) if blocks > spec.pes else blocks / spec.pes, 1 / spec.pes) * block
     rows = batch * head_dim * (2 * heads * queries + 2 * (kv_heads or heads) * keys)
-    moved = rows * ITEM_BYTES[name]
+    moved = (2.5 if gradient else 1) * rows * ITEM_BYTES[name]
     moving = moved / spec.hbm_copy_bandwidth
     seconds = spec.launch.latency + _START + max(computing, moving)
     limit = "compute" if computing > moving else "memory"

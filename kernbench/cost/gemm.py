@@ -115,12 +115,15 @@ def gemm_time(
 
 
 def efficiency(spec: DeviceSpec, kernels: GemmKernels, name: str) -> float:
-    """Share of the matrix peak that large tiles sustain; a device's own measured figure scales the generation's."""
+    """Share of the matrix peak that large tiles sustain; a device's own measured figure, or its power limit, scales the
+    generation's (ADR 0109)."""
     if name == "tf32" and spec.matrix.tf32 is None:
         name = "fp32"  # whose engine multiplies instead
     found = kernels.efficiency[_LIKE.get(name, name)]
     if spec.matrix_efficiency is not None:
         found *= spec.matrix_efficiency / kernels.efficiency["fp16"]
+    if spec.power is not None and kernels.power and name not in ("fp32", "fp64"):
+        found *= min(1.0, (spec.power / kernels.power) ** kernels.power_exponent)
     return min(found, 1.0)
 
 

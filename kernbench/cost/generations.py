@@ -98,6 +98,8 @@ class GemmKernels(Spec):
         without: block shapes that its libraries do not have.
         split: adding the parts of K: a second kernel, or the last block of each.
         wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
+        power: board power of the devices that `efficiency` is of, watts; 0: not known, and a device's own limit says nothing.
+        power_exponent: how what large products sustain grows with the board's power limit.
         throttle, throttle_after: share of time that long products lose to clocks falling under power limits, and the
             duration at which half of that is lost, seconds.
     """
@@ -114,6 +116,8 @@ class GemmKernels(Spec):
     without: tuple[tuple[int, int], ...] = ()
     split: Micros
     wide: float = 1.0
+    power: float = 0.0
+    power_exponent: float = 0.0
     throttle: float
     throttle_after: Micros
 
@@ -124,8 +128,9 @@ class Generation(Spec):
     Attributes:
         backend, first_arch: of the devices that are taken for it when they name none.
         like: the generation that it is taken for while nobody has measured it.
-        attention_efficiency: share of the matrix peak that a block of queries sustains: the softmax between the two
-            products runs elsewhere.
+        attention: shares of the matrix peak that blocks of queries sustain with heads of 128, forward and backward, by variant:
+            the softmax between the products runs elsewhere.
+        attention_narrow: what is left of them with heads of 64.
         copy_pace: bytes that one PE moves per clock when all of them copy, in units of an A100's.
     """
 
@@ -136,7 +141,8 @@ class Generation(Spec):
     like: str | None = None
     collectives: CollectiveConstants
     gemm: GemmKernels
-    attention_efficiency: float
+    attention: Mapping[str, tuple[float, float]]
+    attention_narrow: float
     copy_pace: float
 
 

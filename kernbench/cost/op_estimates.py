@@ -21,24 +21,15 @@ from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
-from kernbench.cost.operators import (
-    Kind,
-    Model,
-    Operand,
-    Operands,
-    Operator,
-    Shape,
-    Shapes,
-    everything,
-    find,
-    nbytes_of,
-    qualified,
-)
+from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
+from kernbench.cost.operators import Kind, Model, Operator, find, qualified
 from kernbench.cost.registry import OperatorCost, registered, tell_changes
+from kernbench.cost.row_kernels import softmax_time
 from kernbench.cost.unmodelled import Unmodelled
 from kernbench.cost.work import Cost
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
+from kernbench.topology.system import HostSpec
 
 Tensors = tuple[tuple[Shape, Any], ...]
 """Shape and dtype of each tensor."""
@@ -85,8 +76,9 @@ def _estimate(
 ) -> Estimate:
     if row.kind in _NO_LAUNCH or not (given or made):
         return _FREE
-    found = _MODELS[row.model](row, given, made, device, causal)
-    return _by_traffic(row, given, made, device, causal) if found is None else found
+    found = _MODELS[row.model](row, given, made, device, causal) or _by_traffic(row, given, made, device, causal)
+    further = row.count_launches(given, made) - 1
+    return _after(found, start_of(device, False) * further) if further > 0 else found
 
 
 def _by_traffic(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
@@ -102,8 +94,7 @@ def _by_traffic(row: Operator, given: Operands, made: Operands, device: DeviceSp
         read, written = (sum(prod(each.shape) == prod(whole.shape) for each in side) for side in (given, made))
         pace = "binary" if read > max(written, 1) else "unary" if given else "fill"
     moved = (row.traffic or everything)(given, made or [whole])
-    found = traffic_time(device, OPS[pace], whole.shape, moved)
-    return _after(found, start_of(device, False) * (row.launches - 1))
+    return traffic_time(device, OPS[pace], whole.shape, moved)
 
 
 def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate | None:
@@ -147,10 +138,10 @@ def _by_attention(row: Operator, given: Operands, made: Operands, device: Device
         return None
     tokens, heads = row.sequence, 3 - row.sequence
     query, key = shapes[:2]
-    found = attention_time(
+    return attention_time(
         device, query[0], query[heads], query[tokens], key[tokens], query[3], kv_heads=key[heads], causal=causal, dtype=dtype,
+        gradient=row.gradient, variant=row.variant,
     )  # fmt: skip
-    return _times(found, row.times)
 
 
 def _batched(shape: Shape, given: Operands, row: Operator) -> Shape:
@@ -163,6 +154,10 @@ def _batched(shape: Shape, given: Operands, row: Operator) -> Shape:
     after = given[row.multiplied[-1] + 1 :]
     bounds = next((o.shape[0] for o in after if len(o.shape) == 1 and o.format.startswith("int")), 2)
     return (max(bounds - 1, 1), ceil(shape[0] / max(bounds - 1, 1)), *shape[1:])
+
+
+def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
+    return softmax_time(device, given, made, gradient=row.gradient)
 
 
 def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
@@ -185,6 +180,7 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
 
 _MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool], Estimate | None]] = {
     Model.TRAFFIC: _by_traffic,
+    Model.ROWS: _by_rows,
     Model.PRODUCT: _by_products,
     Model.ATTENTION: _by_attention,
     Model.WORK: _by_work,
@@ -228,6 +224,7 @@ class OpCosts:
         device: the SIP's description.
         costs: of operators that plugins bring, by name; besides those that are registered for the whole process.
         where: says where the user's program is, for the operators that no model knows.
+        host: what the host's side of an operation costs.
 
     Attributes:
         unmodelled: operators that were counted by their bytes because nothing is known of them.
@@ -238,8 +235,10 @@ class OpCosts:
         device: DeviceSpec,
         costs: Mapping[str, OperatorCost] | None = None,
         where: Callable[[], str] | None = None,
+        host: HostSpec | None = None,
     ) -> None:
         self._device = device
+        self._host = host or HostSpec()
         self._brought = dict(costs or {})
         self._known: dict[tuple[Any, ...], Cost] = {}
         self.unmodelled = Unmodelled(where)
@@ -249,20 +248,22 @@ class OpCosts:
         """What operators cost has changed."""
         self._known.clear()
 
-    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False) -> Cost:
+    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False, crossed: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
 
-        A dtype is whatever ``str`` names: torch's own, or a name.
+        A dtype is whatever ``str`` names: torch's own, or a name. ``crossed``: of a copy, rows become columns.
         """
-        flat = (name, causal, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
+        flat = (name, causal, crossed, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
         if cost is None:
-            cost = self._price(name, inputs, outputs, causal, flat)
+            cost = self._price(name, inputs, outputs, (causal, crossed), flat)
         return cost
 
-    def of_tensors(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False) -> Cost:
+    def of_tensors(
+        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False, crossed: bool = False
+    ) -> Cost:
         """As :meth:`of`, of what has a ``shape`` and a ``dtype``: for those who ask at every operation."""
-        key: list[Any] = [name, causal, len(inputs)]
+        key: list[Any] = [name, causal, crossed, len(inputs)]
         for tensor in inputs:
             key += (tensor.shape, tensor.dtype)
         for tensor in outputs:
@@ -271,10 +272,22 @@ class OpCosts:
         cost = self._known.get(flat)
         if cost is None:
             given, made = (tuple([(each.shape, each.dtype) for each in tensors]) for tensors in (inputs, outputs))
-            cost = self._price(name, given, made, causal, flat)
+            cost = self._price(name, given, made, (causal, crossed), flat)
         return cost
 
-    def _price(self, name: str, inputs: Tensors, outputs: Tensors, causal: bool, key: tuple[Any, ...]) -> Cost:
+    def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
+        """Seconds of the host beside one launch: further ones, tensors of lists, what a library keeps of a unit."""
+        if row is None:
+            return 0.0
+        host = self._host
+        further = max(row.count_launches(given, made) - 1, 0)
+        tensors = len(given) if row.lists else 0
+        return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping)
+
+    def _price(
+        self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, bool], key: tuple[Any, ...]
+    ) -> Cost:
+        causal, crossed = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
         known = qualified(name)
         stated = registered(known) or self._brought.get(known)
@@ -282,9 +295,17 @@ class OpCosts:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)
+        if crossed and row is not None and row.pace == "copy":
+            row = replace(row, pace="transpose")
         found = _estimate(row or _UNKNOWN, given, made, self._device, causal)
         kind = "gemm" if row is not None and row.uses_matrix_engines else "math"
-        cost = Cost.on_stream(found, self._device, kind=kind, nbytes=int(everything(given, made)))
+        cost = Cost.on_stream(
+            found,
+            self._device,
+            kind=kind,
+            nbytes=int(everything(given, made)),
+            host=self._beyond_a_launch(row, given, made),
+        )
         if row is None:
             self.unmodelled.note(known)  # and is not kept, so that each call is counted
         else:

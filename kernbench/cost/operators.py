@@ -12,67 +12,24 @@ recorder sees what it is composed of.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from math import ceil, log2, prod
-from typing import Any, NamedTuple
 
-from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
-
-Shape = tuple[int, ...]
-Shapes = Sequence[Shape]
-
-
-class Operand(NamedTuple):
-    """A tensor that an operator takes or gives.
-
-    Attributes:
-        shape: elements along each dimension.
-        format: short name of the number format of its values (``"bf16"``).
-        values: numbers in one element: two of a complex one, two of a packed pair of four bits.
-    """
-
-    shape: Shape
-    format: str
-    values: int = 1
-
-    @property
-    def nbytes(self) -> float:
-        """Bytes."""
-        return prod(self.shape) * self.values * ITEM_BYTES[self.format]
-
-    @property
-    def complex(self) -> bool:
-        """Whether its elements are pairs of real and imaginary parts."""
-        return self.values == 2 and self.format != "fp4"
-
-    @classmethod
-    def of(cls, shape: Sequence[int], dtype: Any) -> Operand:
-        """An operand whose dtype is torch's own or a name; one that descriptions do not know counts as the widest float."""
-        dims = tuple(int(dim) for dim in shape)
-        return cls(dims, *_format(str(dtype)))
-
-
-@cache
-def _format(dtype: str) -> tuple[str, int]:
-    name = dtype.removeprefix("torch.")
-    if name in _PACKED:
-        return _PACKED[name]
-    try:
-        return canonical_dtype(name), 1
-    except ValueError:
-        return "fp64", 1
-
-
-_PACKED = {
-    "complex32": ("fp16", 2),
-    "complex64": ("fp32", 2),
-    "complex128": ("fp64", 2),
-    "float4_e2m1fn_x2": ("fp4", 2),
-}
-
-Operands = Sequence[Operand]
+from kernbench.cost.cuda_kernels import (
+    embedding_gradient,
+    embedding_gradient_launches,
+    fused_step,
+    list_launches,
+    norm_gradient,
+    picked_rows,
+    picked_rows_gradient,
+    reduced_list_launches,
+    step_launches,
+)
+from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
+from kernbench.topology.dtypes import ITEM_BYTES
 
 
 class Kind(Enum):
@@ -94,6 +51,7 @@ class Kind(Enum):
 class Model(Enum):
     """Which model says how long it takes."""
 
+    ROWS = "rows"  # row_kernels: bytes, with a block for each row
     TRAFFIC = "traffic"  # memory_bound: bytes, at the pace of a kind of kernel
     PRODUCT = "product"  # gemm
     ATTENTION = "attention"
@@ -121,8 +79,11 @@ class Operator:
         matrix: whether matrix engines do them.
         panels: whether it takes a matrix panel after panel, each waiting for the one before.
         sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
-        times: how often it does what its model says: an attention's gradient is five products instead of two.
-        launches: kernels, one after the other.
+        gradient: whether it is an attention's gradient: five products instead of two.
+        variant: whose attention it is (:attr:`kernbench.cost.generations.Generation.attention`).
+        launches: kernels, one after the other: a number, or from operands and results.
+        lists: whether it takes lists of tensors, each of which costs the host something.
+        bookkeeping: what the host does besides, in units of :attr:`kernbench.topology.system.HostSpec.unit`.
     """
 
     kind: Kind = Kind.COMPUTE
@@ -136,26 +97,25 @@ class Operator:
     matrix: bool = True
     panels: bool = False
     sequence: int = 2
-    times: float = 1.0
-    launches: int = 1
+    gradient: bool = False
+    variant: str = "flash"
+    launches: int | Callable[[Operands, Operands], int] = 1
+    lists: bool = False
+    bookkeeping: float = 0.0
 
     @property
     def uses_matrix_engines(self) -> bool:
         """Whether it is a product, a convolution, an attention."""
         return self.model in (Model.PRODUCT, Model.ATTENTION)
 
+    def count_launches(self, given: Operands, made: Operands) -> int:
+        """Kernels that one call launches."""
+        if self.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION):
+            return 0
+        return self.launches if isinstance(self.launches, int) else self.launches(given, made)
+
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
-
-
-def nbytes_of(operands: Operands) -> float:
-    """Bytes of all operands."""
-    return sum(operand.nbytes for operand in operands)
-
-
-def everything(given: Operands, made: Operands) -> float:
-    """Every operand is read and every result written, once."""
-    return nbytes_of(given) + nbytes_of(made)
 
 
 def _written(given: Operands, made: Operands) -> float:
@@ -351,19 +311,28 @@ def _distances(given: Shapes, made: Shapes) -> float:
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
 
-def _moves(pace: str, traffic: Callable[[Operands, Operands], float] | None = None, launches: int = 1) -> Operator:
-    return Operator(pace=pace, traffic=traffic, launches=launches)
+def _moves(
+    pace: str,
+    traffic: Callable[[Operands, Operands], float] | None = None,
+    launches: int | Callable[[Operands, Operands], int] = 1,
+    bookkeeping: float = 0.0,
+) -> Operator:
+    return Operator(pace=pace, traffic=traffic, launches=launches, bookkeeping=bookkeeping)
 
 
 def _multiplies(products: Callable[[Shapes, Shapes], list[Product]], *multiplied: int) -> Operator:
     return Operator(model=Model.PRODUCT, products=products, multiplied=multiplied or (0, 1))
 
 
-def _attends(first: int = 0, sequence: int = 2) -> Operator:
-    """Query, key and value from the ``first`` operand on; before them is the gradient of the result."""
+def _attends(first: int = 0, sequence: int = 2, variant: str = "flash") -> Operator:
+    """Query, key and value from the ``first`` operand on; before them is the gradient of the result.
+
+    A gradient is three kernels: the products of the result and its gradient, those of the operands', and their rounding.
+    """
     return Operator(
-        model=Model.ATTENTION, multiplied=(first, first + 1, first + 2), sequence=sequence, times=2.5 if first else 1.0
-    )
+        model=Model.ATTENTION, multiplied=(first, first + 1, first + 2), sequence=sequence, gradient=first > 0,
+        variant=variant, launches=3 if first else 1,
+    )  # fmt: skip
 
 
 def _works(
@@ -414,9 +383,13 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _padded_dense_to_jagged _nested_from_padded_tensor nested_to_padded_tensor""",
         _COPY,
     ),
-    ("_chunk_cat fsdp::chunk_cat split_with_sizes_copy fsdp::split_with_sizes_copy", _moves("copy", _read_as_written)),
+    # what FSDP copies in and out: a copy of where everything is, and one kernel; the host looks after the unit's parameters
+    (
+        "_chunk_cat fsdp::chunk_cat split_with_sizes_copy fsdp::split_with_sizes_copy",
+        _moves("copy", _read_as_written, launches=2, bookkeeping=1.0),
+    ),
     ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),
-    ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied)),
+    ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied, bookkeeping=1.0)),
     (
         """embedding index_select gather index take _unsafe_index _unsafe_masked_index _embedding_bag
         _embedding_bag_forward_only""",
@@ -432,7 +405,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _unsafe_masked_index_put_accumulate masked_scatter""",
         _moves("copy", _copied_and_scattered),
     ),
-    ("embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
+    ("embedding_dense_backward", _moves("copy", embedding_gradient, embedding_gradient_launches)),
+    ("_embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
     (
         """zeros ones full zero zero_ fill fill_ rand randn randint randperm arange range linspace logspace eye uniform
         exponential cauchy geometric log_normal random zeros_like ones_like full_like rand_like randn_like randint_like
@@ -472,22 +446,33 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         upsample_trilinear3d upsample_bicubic2d_aa upsample_bilinear2d_aa upsample_lanczos2d_aa upsample_nearest_exact1d
         upsample_nearest_exact2d upsample_nearest_exact3d thnn_fused_lstm_cell thnn_fused_gru_cell
         thnn_fused_lstm_cell_backward_impl cummax cummin cumprod cumsum logcumsumexp transform_bias_rescale_qkv
-        fused_dropout masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo fused_adam
-        fused_adamw fused_sgd fused_adagrad amp_foreach_non_finite_check_and_unscale amp_update_scale batch_norm_elemt
+        fused_dropout masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo
+        amp_update_scale batch_norm_elemt
         inductor::accumulate_grad_""",
         _POINTWISE,
     ),
+    ("fused_adam fused_adamw fused_sgd fused_adagrad", replace(_moves("unary", fused_step, step_launches), lists=True)),
+    ("amp_foreach_non_finite_check_and_unscale", replace(_moves("unary", None, list_launches), lists=True)),
     ("gelu silu glu tanh sigmoid exp", _moves("gelu")),
     (
         """layer_norm group_norm batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update
         batch_norm_legit_no_training batch_norm_with_update_functional batch_norm_legit_functional""",
         _moves("layer_norm"),
     ),
-    ("rms_norm fused_rms_norm weight_norm_interface", _moves("rms_norm")),
-    ("softmax log_softmax safe_softmax masked_softmax cross_entropy sparse_softmax sparse_log_softmax", _moves("softmax")),
+    ("native_layer_norm_backward", _moves("layer_norm", norm_gradient, launches=3)),
+    ("rms_norm weight_norm_interface", _moves("rms_norm")),
+    ("fused_rms_norm", _moves("layer_norm")),  # the kernel of a layer norm, told to leave the mean out
+    ("fused_rms_norm_backward", _moves("layer_norm", norm_gradient, launches=3)),
+    (
+        "softmax log_softmax safe_softmax masked_softmax cross_entropy sparse_softmax sparse_log_softmax",
+        Operator(model=Model.ROWS, pace="softmax"),
+    ),
+    ("softmax_backward_data log_softmax_backward_data", Operator(model=Model.ROWS, pace="softmax", gradient=True)),
+    ("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward", _moves("reduce", picked_rows)),
+    ("nll_loss_backward nll_loss2d_backward", _moves("fill", picked_rows_gradient, launches=2)),
     (
         """sum mean amax amin max min aminmax all any argmax argmin count_nonzero vector_norm linalg_vector_norm
-        linalg__powsum logsumexp nansum norm prod std std_mean var var_mean dist trace nll_loss nll_loss2d ctc_loss
+        linalg__powsum logsumexp nansum norm prod std std_mean var var_mean dist trace ctc_loss
         hash_tensor bincount histc histogram histogramdd_bin_edges histogramdd_from_bin_cts histogramdd_from_bin_tensors
         segment_reduce powsum batch_norm_stats batch_norm_backward_reduce batch_norm_gather_stats
         batch_norm_gather_stats_with_counts batch_norm_update_stats sparse_sum sparse_csr_sum sparse_csr_prod""",
@@ -517,7 +502,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         mkl::_mkl_linear""",
         _multiplies(_packed_linear, 0),
     ),
-    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", _multiplies(_grouped)),
+    # a kernel makes problems of the offsets, another multiplies
+    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", replace(_multiplies(_grouped), launches=2)),
     (
         """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu cudnn_convolution_transpose
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
@@ -533,19 +519,25 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("mkldnn_rnn_layer", _multiplies(_recurrent)),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
-        """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_efficient_attention
-        scaled_dot_product_cudnn_attention scaled_dot_product_fused_attention_overrideable
-        scaled_dot_product_flash_attention_for_cpu flash_attention efficient_attention""",
+        """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu
+        scaled_dot_product_fused_attention_overrideable flash_attention""",
         _attends(),
     ),
     (
-        """scaled_dot_product_flash_attention_backward scaled_dot_product_efficient_attention_backward
-        scaled_dot_product_cudnn_attention_backward scaled_dot_product_fused_attention_overrideable_backward
-        scaled_dot_product_flash_attention_for_cpu_backward""",
+        """scaled_dot_product_flash_attention_backward scaled_dot_product_flash_attention_for_cpu_backward
+        scaled_dot_product_fused_attention_overrideable_backward""",
         _attends(1),
     ),
-    ("flash_attention_forward efficient_attention_forward cudnn_attention_forward", _attends(sequence=1)),
-    ("flash_attention_backward efficient_attention_backward cudnn_attention_backward", _attends(1, sequence=1)),
+    ("scaled_dot_product_efficient_attention efficient_attention", _attends(variant="efficient")),
+    ("scaled_dot_product_efficient_attention_backward", _attends(1, variant="efficient")),
+    ("scaled_dot_product_cudnn_attention", _attends(variant="cudnn")),
+    ("scaled_dot_product_cudnn_attention_backward", _attends(1, variant="cudnn")),
+    ("flash_attention_forward", _attends(sequence=1)),
+    ("flash_attention_backward", _attends(1, sequence=1)),
+    ("efficient_attention_forward", _attends(sequence=1, variant="efficient")),
+    ("efficient_attention_backward", _attends(1, sequence=1, variant="efficient")),
+    ("cudnn_attention_forward", _attends(sequence=1, variant="cudnn")),
+    ("cudnn_attention_backward", _attends(1, sequence=1, variant="cudnn")),
     # -- linear algebra: Golub and Van Loan, Matrix Computations, 4th ed.
     ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _works(_cubic(1 / 3), _FACTORIZATION)),
     ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _works(_cubic(2 / 3), _FACTORIZATION)),
@@ -607,11 +599,18 @@ def find(name: str) -> Operator | None:
     for spelling in (plain, plain.rstrip("_"), stripped):
         for prefix in _PREFIXES:
             if spelling.startswith(prefix) and (found := OPERATORS.get(spelling.removeprefix(prefix))):
-                return found
+                return _over_lists(found) if stripped.startswith("foreach_") else found
     for suffix in _DERIVED:
         if stripped.endswith(suffix):
             found = find(stripped.removesuffix(suffix))
-            if found is None or found.model is not Model.TRAFFIC:
+            if found is None or found.model not in (Model.TRAFFIC, Model.ROWS):
                 return None
+            if found.model is Model.ROWS and suffix.startswith("_backward"):
+                return replace(found, gradient=True)
             return _COPY if found.kind is not Kind.COMPUTE else found
     return None
+
+
+def _over_lists(row: Operator) -> Operator:
+    """The row of an operator that does the same to each of many tensors."""
+    return replace(row, lists=True, launches=reduced_list_launches if row.pace == "reduce" else list_launches)

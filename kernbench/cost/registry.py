@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-from kernbench.cost.operators import Operands, find, qualified
+from kernbench.cost.operands import Operands
+from kernbench.cost.operators import find, qualified
 from kernbench.cost.work import LEAST, Cost, StatedWork, stated_cost
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec

@@ -25,6 +25,7 @@ class Cost:
         nbytes: bytes read and written.
         kind: ``"gemm"``, ``"math"``, ``"kernel"`` or ``"dma"``.
         limit: what limits it: ``"compute"``, ``"memory"``, ``"cache"``, ``"launch"``, ...
+        host: seconds that it costs the host beyond one launch: further launches, tensors of a list, bookkeeping.
     """
 
     seconds: float
@@ -33,6 +34,7 @@ class Cost:
     nbytes: int = 0
     kind: str = "math"
     limit: str = ""
+    host: float = 0.0
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -42,14 +44,14 @@ class Cost:
         return 1 - self.low / self.seconds, self.high / self.seconds - 1
 
     @classmethod
-    def on_stream(cls, found: Estimate, device: DeviceSpec, *, kind: str, nbytes: int) -> Cost:
+    def on_stream(cls, found: Estimate, device: DeviceSpec, *, kind: str, nbytes: int, host: float = 0.0) -> Cost:
         """The part of an estimate that is not the launch's latency, which a stream counts apart (ADR 0038)."""
         if not found.seconds:
             return cls(0.0, 0.0, 0.0, nbytes, kind, "view")
         seconds = max(found.seconds - max(device.launch.latency - LEAST, 0.0), LEAST)
         return cls(
             seconds, seconds * found.low / found.seconds, seconds * found.high / found.seconds, nbytes, kind,
-            found.algorithm,
+            found.algorithm, host,
         )  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def over_links(cost: Cost, seconds: float, latency: float) -> Cost:
     whole = max(cost.seconds, seconds) + latency
     below, above = _COPY if seconds > cost.seconds else cost.spread
     limit = "link" if seconds > cost.seconds else cost.limit
-    return Cost(whole, whole * (1 - below), whole * (1 + above), cost.nbytes, cost.kind, limit)
+    return Cost(whole, whole * (1 - below), whole * (1 + above), cost.nbytes, cost.kind, limit, cost.host)
 
 
 def stated_cost(seconds: float) -> Cost:

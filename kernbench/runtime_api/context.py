@@ -59,6 +59,7 @@ class RuntimeContext:
         host_effects: what a run does to its process; by default what ``KERNBENCH_HOST_EFFECTS`` says.
         unknown: what to do when a program looks at a value that was not computed: ``"assume"`` or ``"error"``.
         fold: decides which ranks run; None: all.
+        exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         simulation: the owners behind the names.
     """
 
@@ -75,6 +76,7 @@ class RuntimeContext:
     host_effects: HostEffects | None = field(default=None, repr=False)
     unknown: str = "assume"
     fold: Scouts | None = field(default=None, repr=False)
+    exact_dtype: bool = False
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -93,6 +95,7 @@ class RuntimeContext:
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
+            exact_dtype=self.exact_dtype,
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -262,6 +265,7 @@ def simulate(
     host_effects: HostEffects | None = None,
     unknown: str = "assume",
     ranks: str = "all",
+    exact_dtype: bool = False,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -288,6 +292,8 @@ def simulate(
             and say so once per line, or ``"error"``: stop there.
         ranks: ``"all"``, ``"auto"``: run one of each class of ranks that do the same, without data, or the ranks to run
             (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
+        exact_dtype: products of 16-bit floats are computed as this CPU does by itself, also where it has no engine for the
+            format and is many times faster in 32 bits, rounded once (the default there).
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -321,6 +327,7 @@ def simulate(
             memory_limit=memory_limit,
             host_effects=host_effects,
             unknown=unknown,
+            exact_dtype=exact_dtype,
             fold=fold,
         )
 

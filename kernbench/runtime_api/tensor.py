@@ -85,10 +85,11 @@ class Tensor(torch.Tensor):
             simulation.host_reads.before(tensors_in(args, kwargs), name)
             if name in _SHOWN and is_assumed(simulation, args[0]):
                 return _assumed(simulation, func, name, args, kwargs)
-            with host.as_one():
-                if name == "cpu":  # a copy, as from a GPU
-                    return plain(args[0]).detach().clone()
-                return super().__torch_function__(func, types, args, kwargs or {})
+            if name != "__getitem__":  # which also is a view, or a kernel that gathers
+                with host.as_one():
+                    if name == "cpu":  # a copy, as from a GPU
+                        return plain(args[0]).detach().clone()
+                    return super().__torch_function__(func, types, args, kwargs or {})
         if kind == COPY:
             simulation.host_reads.before_copy(args[1])
             if not isinstance(args[0], Tensor):  # to the host, which is not to wait inside of torch's own code

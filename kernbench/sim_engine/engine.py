@@ -16,13 +16,17 @@ from itertools import count
 from typing import NamedTuple
 
 from kernbench.sim_engine.condition import Condition
+from kernbench.sim_engine.interference import Interference
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
-from kernbench.sim_engine.operation import DeviceStream, Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, DeviceStream, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
+
+_DISTURBED = frozenset({"gemm", "math", "kernel"})
+"""Kinds of operations that run on PEs."""
 
 
 class Seats(NamedTuple):
@@ -57,6 +61,7 @@ class GraphEngine:
         self.resolved_count = 0
         self.progress = 0
         self.latest_end = 0.0
+        self.interference = Interference()
         self.cost_model: Callable[[Operation, float], float] | None = None
         """Says how long an operation of a stream takes, given what was modelled (s); None: as modelled."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -128,6 +133,7 @@ class GraphEngine:
         for stream in self._streams.values():
             if stream.tail is not None and stream.tail.end is None:
                 stream.tail = None
+        self.interference.clear()
 
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
         """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
@@ -141,6 +147,7 @@ class GraphEngine:
             tail = stream.tail
             if tail is None or tail.end is not None:  # nearly always: its times are known at once
                 start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+                op.duration = self._beside(op, start, op.duration)
                 op.start, op.end = start, start + op.duration
                 stream.tail = op
                 self.op_log.add(op)
@@ -153,6 +160,7 @@ class GraphEngine:
                 return  # it failed meanwhile
             op.start = start
             if op.duration is not None:
+                op.duration = self._beside(op, start, op.duration)
                 self._end_stream_op(op, start + op.duration)
 
         self._chain(op, after, start_at)
@@ -162,7 +170,14 @@ class GraphEngine:
         """Tell how long ``op`` takes, now that it has been executed."""
         op.duration = seconds if self.cost_model is None else self.cost_model(op, seconds)
         if op.start is not None and op.end is None:
+            op.duration = self._beside(op, op.start, op.duration)
             self._end_stream_op(op, op.start + op.duration)
+
+    def _beside(self, op: Operation, start: float, seconds: float) -> float:
+        """How long an operation of ``seconds`` takes beside the collectives of its SIP."""
+        if op.kind in _DISTURBED:
+            return self.interference.stretched(op, start, seconds)
+        return seconds
 
     def end_after_waiting(self, op: Operation, seconds: float, waited: float) -> None:
         """End ``op``, which has started: it worked for ``seconds`` and waited for others for ``waited`` seconds."""
@@ -187,7 +202,8 @@ class GraphEngine:
         if not pending:
             start_at(start)
         else:
-            self._when_ended(start, pending, start_at)
+            # kernels of the compute stream are told last, when it is known what runs beside them
+            self._when_ended(start, pending, start_at, first=op.stream != COMPUTE_STREAM)
 
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
@@ -206,7 +222,9 @@ class GraphEngine:
         return start, pending
 
     @staticmethod
-    def _when_ended(start: float, pending: Sequence[Operation], start_at: Callable[[float], None]) -> None:
+    def _when_ended(
+        start: float, pending: Sequence[Operation], start_at: Callable[[float], None], *, first: bool = False
+    ) -> None:
         """Once all of ``pending`` have ended, call ``start_at(time)`` with their last end, ``start`` at the earliest."""
         left = len(pending)
 
@@ -217,7 +235,7 @@ class GraphEngine:
                 start_at(max([start, *(other.end for other in pending if other.end is not None)]))
 
         for other in pending:
-            other.when_resolved(one_less)
+            other.when_resolved(one_less, first=first)
 
     # -- traffic -----------------------------------------------------------------------------------------------------
 
@@ -310,7 +328,7 @@ class GraphEngine:
         if not waiting:
             start()
         for member, (at, pending) in list(waiting.items()):
-            self._when_ended(at, pending, partial(member_ready, member))
+            self._when_ended(at, pending, partial(member_ready, member), first=True)
         return run
 
     def _start_plan(self, run: PlanRun) -> None:

@@ -31,6 +31,7 @@ class Operation:
         end: when it ended, None while unknown.
         executed: whether its values are final (true from the start for operations that have none). Those of a collective
             are once all members have arrived, which is before it ends.
+        host: seconds that the host spent on it, up to ``enqueue`` (less the launch's latency, of kernels).
         error: what went wrong, raised in whoever waits for it.
     """
 
@@ -42,6 +43,7 @@ class Operation:
         "enqueue",
         "error",
         "executed",
+        "host",
         "kind",
         "name",
         "nbytes",
@@ -76,6 +78,7 @@ class Operation:
         self.start: float | None = None
         self.end: float | None = None
         self.executed = True
+        self.host = 0.0
         self.error: BaseException | None = None
         self.observed = False
         self.nbytes = 0
@@ -97,12 +100,17 @@ class Operation:
         """Whether waiting for it would return, or raise, at once."""
         return (self.end is not None and self.executed) or self.error is not None
 
-    def when_resolved(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` once ``end`` is known; at once if it is."""
+    def when_resolved(self, callback: Callable[[], None], *, first: bool = False) -> None:
+        """Call ``callback()`` once ``end`` is known, at once if it is.
+
+        ``first``: before those that have been registered.
+        """
         if self.end is not None:
             callback()
         elif self._dependents is None:
             self._dependents = [callback]
+        elif first:
+            self._dependents.insert(0, callback)
         else:
             self._dependents.append(callback)
 

@@ -21,7 +21,7 @@ from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.simulation.collective_values import all_have_bytes, anything_unknown, assumed, moved
 from kernbench.simulation.folding import MOST_STEPPED
-from kernbench.simulation.groups import Arrival, Collective, Communicator
+from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.kernel_collectives import KernelCollectives
@@ -204,6 +204,15 @@ class CollectiveRuns:
         return self._request(
             op, self.config().algorithm_for(op), sips, root, count, dtype, None, group.environ or (), None
         )
+
+    def expected(self, signature: Signature, count: int, group: Communicator) -> Request:
+        """What a collective that has been posted will be once it is matched; ``count``: elements of the work buffer."""
+        sips = tuple(map(self.hosts.sip_of, group.ranks))
+        root = None if signature.root is None else group.index[signature.root]
+        return self._request(
+            signature.op, signature.algorithm, sips, root, count, signature.dtype or torch.int32, None, group.environ or (),
+            signature.reduction, group.players is not None,
+        )  # fmt: skip
 
     def values_of(self, op: Operation) -> Condition:
         """Fulfilled once the values of ``op``, which has been posted, are there: when its members have arrived."""

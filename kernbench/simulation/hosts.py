@@ -29,6 +29,9 @@ class Host:
         rank: index, None for main.
         sip: SIP that it drives.
         clock: its host clock, virtual seconds.
+        busy: seconds that it has spent on the program's side of operations.
+        prepared: of them, those since the last launch: views, what autograd keeps.
+        each: what a launch costs while no operator of the program is called one by one (:meth:`launching`), None otherwise.
         stream: name of the stream that it enqueues on now.
         tails: the last operation it enqueued on each stream, by the stream's name.
         unsettled: launches whose values are to come because they wait for somebody, by the stream's name, where nobody tells
@@ -46,9 +49,12 @@ class Host:
         "_generator",
         "_seed",
         "awaited",
+        "busy",
         "clock",
+        "each",
         "idle_polls",
         "phase",
+        "prepared",
         "progress_seen",
         "rank",
         "sip",
@@ -68,6 +74,9 @@ class Host:
         self.tails: dict[str, Operation] = {}
         self.awaited: dict[str, list[Operation]] = {}
         self.unsettled: dict[str, list[Operation]] = {}
+        self.busy = 0.0
+        self.prepared = 0.0
+        self.each: float | None = None
         self.idle_polls = 0
         self.phase = 0
         self.step = 0
@@ -83,6 +92,32 @@ class Host:
         if self._generator is None:
             self._generator = torch.Generator().manual_seed(self._seed)
         return self._generator
+
+    def prepare(self, seconds: float) -> None:
+        """Spend time on what launches nothing by itself; nothing where :meth:`launching` holds."""
+        if self.each is None:
+            self.clock += seconds
+            self.busy += seconds
+            self.prepared += seconds
+
+    def launch(self, seconds: float) -> float:
+        """Spend time on a launch; gives what has been spent since the launch before."""
+        if self.each is not None:
+            seconds = self.each
+        self.clock += seconds
+        self.busy += seconds
+        spent, self.prepared = seconds + self.prepared, 0.0
+        return spent
+
+    @contextmanager
+    def launching(self, each: float) -> Iterator[None]:
+        """For the length of a block, a launch costs ``each`` seconds and nothing else costs any: compiled code calls its
+        kernels without Python's operators, autograd and views between them, a captured graph (0) all at once."""
+        outer, self.each = self.each, each
+        try:
+            yield
+        finally:
+            self.each = outer
 
     def before(self, name: str) -> tuple[Operation, ...]:
         """What a stream has to do, or to wait for, before what is enqueued next."""

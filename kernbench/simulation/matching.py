@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from kernbench.ccl.collectives import Splits, library_environ
 from kernbench.collective_kinds import KINDS
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
+from kernbench.sim_engine.interference import NO_LOAD, Load, load
 from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.history import History
@@ -51,6 +53,7 @@ class Matcher:
         self.pending: list[Collective] = []
         self._matched: list[Collective] = []  # of these, in which all have arrived and which has not been started
         self._posted = 0
+        self._loads: dict[tuple[Any, ...], Load] = {}
         self.history = History()
         self.mailbox = Mailbox(self.engine, self.hosts, self.streams, self.history, self.hooks)
 
@@ -125,7 +128,44 @@ class Matcher:
             self._matched.append(collective)
         me.tails[group.stream] = op
         self.streams.touch(me, op, inputs, outputs)
+        if splits is None:
+            self.engine.interference.expect(op, after, self._load(group, signature, inputs, outputs))
         return op
+
+    def _load(
+        self, group: Communicator, signature: Signature, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> Load:
+        """What a collective is expected to take from the kernels beside it; nothing where no library runs it as a kernel."""
+        count = self._count(signature, inputs or outputs, len(group.ranks))
+        key = (group.ranks, group.environ, signature.op, signature.algorithm, signature.root, signature.dtype, count)
+        found = self._loads.get(key)
+        if found is None:
+            touched = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
+            found = self._loads[key] = self._find_load(group, signature, count, touched)
+        return found
+
+    def _find_load(self, group: Communicator, signature: Signature, count: int, touched: int) -> Load:
+        try:
+            request = self.runs.expected(signature, count, group)
+        except Exception:
+            return NO_LOAD  # what is wrong is told when it starts
+        if not request.channels:
+            return NO_LOAD
+        device = self.engine.topology.device
+        return load(
+            request.seconds,
+            channels=request.channels,
+            pes=device.pes,
+            traffic=touched,
+            bandwidth=device.hbm_copy_bandwidth,
+        )
+
+    @staticmethod
+    def _count(signature: Signature, tensors: Sequence[torch.Tensor], members: int) -> int:
+        """Elements of the work buffer; a barrier passes a token."""
+        kind = KINDS[signature.op]
+        each = tensors if kind.coalesced else tensors[:1]
+        return (sum([tensor.numel() for tensor in each]) if each else 1) * kind.chunks(members)
 
     def _forget(self, collective: Collective) -> None:
         for kept in (self.pending, self._matched):
@@ -210,12 +250,7 @@ class Matcher:
             self._forget(collective)
             return
         signature = collective.signature
-        first = arrivals[0].inputs or arrivals[0].outputs
-        count = first[0].numel() if first else 1  # a barrier passes a token
-        kind = KINDS[signature.op]
-        if kind.coalesced:
-            count = sum([tensor.numel() for tensor in arrivals[0].inputs])
-        count *= kind.chunks(len(arrivals))
+        count = self._count(signature, arrivals[0].inputs or arrivals[0].outputs, len(arrivals))
         root = None if signature.root is None else collective.group.index[signature.root]
         self._run(collective, arrivals, count, root, splits)
 

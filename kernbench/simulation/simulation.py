@@ -66,6 +66,7 @@ class Simulation:
         describe: says what the context is.
         unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
         memory_limit: of each process's memory on a SIP.
+        exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
 
     Attributes:
         topology: the system.
@@ -96,8 +97,10 @@ class Simulation:
         describe: Callable[[], ContextEvent],
         unknown: str = "assume",
         memory_limit: Limit = "device",
+        exact_dtype: bool = False,
     ) -> None:
         self.engine = engine
+        self.exact_dtype = exact_dtype
         self.topology = engine.topology
         self.scheduler = scheduler
         self.sips = sips
@@ -105,7 +108,8 @@ class Simulation:
         self._plugins = plugins
         self._ccl = ccl
         device = self.topology.device
-        self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()))
+        self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
+                                self.topology.system.host)  # fmt: skip
         self.assumptions = Assumptions(unknown)
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)

@@ -58,13 +58,14 @@ class Streams:
         launch = self._costs
         if sip is None:
             sip = host.sip
-        host.clock += launch.overhead
+        spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
         begin = host.clock + launch.latency
         if cost is None:
             op = Operation(name, "kernel", host.rank, sip, host.stream, begin, None)
         else:
             op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
             op.nbytes = cost.nbytes
+        op.host = spent
         if deferred:
             op.executed = False
         if detail is not None:
@@ -91,8 +92,9 @@ class Streams:
             stream = (
                 f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
             )
-        host.clock += self._costs.overhead
+        spent = host.launch(self._costs.overhead)
         op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
+        op.host = spent
         nbytes = 0
         for tensor in payload:
             nbytes += tensor.numel() * tensor.element_size()

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import canonical_dtype
-from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share, Side
+from kernbench.topology.units import Bandwidth, Bytes, Count, Hertz, OpsPerSecond, Position, Seconds, Share, Side, Watts
 
 MemoryKind = Literal["tcm", "sram", "hbm"]
 
@@ -179,6 +179,10 @@ class DeviceSpec(Spec):
     matrix: Rates = Field(description="matrix engines")
     matrix_efficiency: Share | None = Field(
         default=None, description="share of the 16-bit matrix peak that the inner loop of a large product sustains"
+    )
+    power: Watts | None = Field(
+        default=None,
+        description="board power limit, where it is not that of the devices that the generation was measured on",
     )
     vector: Rates = Field(description="vector (plain ALU) units")
     launch: LaunchCosts = Field(description="what a kernel start costs: overhead, latency")

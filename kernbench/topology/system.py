@@ -146,6 +146,29 @@ class FabricSpec(Spec):
         return self.bandwidth * (1 - self.protocol_overhead) * (1 - self.congestion) ** doublings
 
 
+class HostSpec(Spec):
+    """What a rank's host needs for its side of a program, by class of operation (docs/cost_models.md, "Host time").
+
+    A launch itself costs ``device.launch.overhead``: the operator's way through the dispatcher, and the driver's. All figures
+    are of the CPU that they were measured on; ``factor`` makes them another's.
+    """
+
+    cpu: str = Field(default="a server's x86, 3 GHz and more", description="one line for people")
+    factor: float = Field(default=1.0, gt=0, description="how many times as long this CPU takes as the figures say")
+    view: Seconds = Field(default=1.5e-6, description="an operator that launches nothing: a view, a detach")
+    autograd: Seconds = Field(
+        default=2.0e-6, description="forward, where a gradient is wanted: the node and what it keeps"
+    )
+    backward: Seconds = Field(
+        default=1.0e-6, description="an operator of a backward pass: the engine's part of its node"
+    )
+    launch: Seconds = Field(default=3.0e-6, description="each kernel that an operator launches beyond its first")
+    tensor: Seconds = Field(default=0.5e-6, description="each tensor of an operator over lists")
+    unit: Seconds = Field(default=40e-6, description="FSDP: each copy in or out of a unit's parameters or gradients")
+    compiled: Seconds = Field(default=6.8e-6, description="each kernel that compiled code launches")
+    graph: Seconds = Field(default=41e-6, description="launch of a captured graph, whatever is in it")
+
+
 class SystemSpec(Spec):
     """A system: ``nodes`` equal nodes."""
 
@@ -153,6 +176,7 @@ class SystemSpec(Spec):
     description: str = Field(default="", description="one line for people")
     nodes: NodeCount = Field(default=1, description="nodes, unless the user asks for another number")
     sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
+    host: HostSpec = Field(default=HostSpec(), description="what the host's side of a program costs")
     ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
     ccl: CclDefaults = Field(
         default=CclDefaults(),

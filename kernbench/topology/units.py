@@ -112,6 +112,7 @@ RATE = Quantity(
     _prefixed("FLOP/s", "FLOPS", "OP/s", "OPS"),
     ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s", "TOP/s"),
 )
+POWER = Quantity("power", "watts", "700 W", {"W": 1, "kW": 1000, "mW": Fraction(1, 1000)}, ("kW", "W", "mW"))
 FREQUENCY = Quantity("frequency", "hertz", "1.83 GHz", _prefixed("Hz"), ("GHz", "MHz", "kHz", "Hz"))
 
 
@@ -133,6 +134,7 @@ Bandwidth = Annotated[float, Field(gt=0), _validator(BANDWIDTH)]
 Bytes = Annotated[int, Field(gt=0), _validator(SIZE, integral=True)]
 Seconds = Annotated[float, Field(ge=0), _validator(DURATION)]
 OpsPerSecond = Annotated[float, Field(gt=0), _validator(RATE)]
+Watts = Annotated[float, Field(gt=0), _validator(POWER)]
 Hertz = Annotated[float, Field(gt=0), _validator(FREQUENCY)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 Loss = Annotated[float, Field(ge=0, lt=1, strict=True)]

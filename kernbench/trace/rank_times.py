@@ -41,22 +41,19 @@ def rank_times(simulation: Simulation) -> list[RankTime]:
     """One line per rank of the last spawn."""
     compute: dict[int, list[Interval]] = defaultdict(list)
     communication: dict[int, list[Interval]] = defaultdict(list)
-    enqueued: dict[int, int] = defaultdict(int)
     latest: dict[int, float] = defaultdict(float)
     for op in simulation.engine.op_log.operations:
         if op.rank is None or op.start is None or op.end is None:
             continue
-        enqueued[op.rank] += 1
         (communication if op.kind == "collective" else compute)[op.rank].append((op.start, op.end))
         if op.end > op.start:
             latest[op.rank] = max(latest[op.rank], op.end)
-    overhead = simulation.topology.device.launch.overhead
     lines = []
     for rank, state in sorted(simulation.hosts.of_rank.items()):
         total = max(state.clock, latest[rank])
         computing, communicating = uncovered((compute[rank], communication[rank]))
         rest = max(total - computing - communicating, 0.0)
-        host = min(rest, enqueued[rank] * overhead)
+        host = min(rest, state.busy)
         lines.append(RankTime(rank, total, computing, communicating, host, rest - host))
     return lines
 

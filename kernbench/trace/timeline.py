@@ -221,7 +221,7 @@ def _host_spans(engine: GraphEngine) -> Iterator[Span]:
             returned = op.enqueue
         else:
             continue
-        span = Span(op.rank, op.sip, HOST, f"launch {op.name}", "launch", returned - launch.overhead, returned)
+        span = Span(op.rank, op.sip, HOST, f"launch {op.name}", "launch", returned - op.host, returned)
         by_rank.setdefault(op.rank, []).append(span)
     for rank, begin, end, awaited, sip in engine.op_log.waits:
         what = awaited.name if awaited.kind == "condition" else f"wait for {awaited.name}"

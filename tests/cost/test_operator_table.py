@@ -260,7 +260,7 @@ def test_an_attention_is_computed_in_the_format_of_its_operands() -> None:
     costs = OpCosts(H100)
     alone = costs.of(name, (heads,) * 3, (heads,), causal=True)
     with_sums = costs.of(name, (heads,) * 3, (heads, ((2, 32, 8192), F32)), causal=True)
-    assert with_sums.seconds == alone.seconds == pytest.approx(2.55e-3, rel=0.01)
+    assert with_sums.seconds == alone.seconds == pytest.approx(3.11e-3, rel=0.01)
 
 
 def test_packed_sequences_are_as_many_as_their_boundaries_say() -> None:

@@ -103,7 +103,7 @@ def test_joined_sips_that_do_not_fit(path: Path, count: object, kind: str, more:
         ("fabric: {latency: 1 us}", "system.fabric.bandwidth: missing; expected bytes per second of one NIC"),
         ("ccl: {backpressure: wait}", "mine.yaml:3: system.ccl.backpressure: 'wait'; expected sleep or poll"),
         ("ccl: {slots: 3}", "system.ccl.slots: unknown key; expected one of algorithm, buffer_kind,"),
-        ("hbm: 5", "system.hbm: unknown key; expected one of name, description, nodes, sips, ipcq, ccl, nics, fabric "
+        ("hbm: 5", "system.hbm: unknown key; expected one of name, description, nodes, sips, host, ipcq, ccl, nics, fabric "
                    "(it belongs at system.sips.device.hbm)"),
     ],
 )  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("load", "name", "nearest"),
-    [(load_system, "sip9", "sip8"), (load_device, "H100", "h100_sxm"), (load_fabric, "roce", "roce400")],
+    [(load_system, "sip9", "sip8"), (load_device, "H100_SXM5", "h100_sxm"), (load_fabric, "roce", "roce400")],
 )
 def test_a_name_that_is_not_shipped(load: Load, name: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=f"is called '{name}'; did you mean '{nearest}'\\? Shipped .*{nearest}"):

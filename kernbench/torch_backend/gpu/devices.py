@@ -19,6 +19,7 @@ from kernbench.simulation.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
+from kernbench.torch_backend.gpu import autocasting, fused
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
 from kernbench.torch_backend.hollow.recorder import HollowRecorder
@@ -141,6 +142,7 @@ class Devices:
         self._hosts: HostDevices | None = None
         self._library: Any = None
         self._kernels: Any = None
+        self._autocast: Any = None
 
     @property
     def simulation(self) -> Simulation:
@@ -202,13 +204,16 @@ class Devices:
         self._library.impl("empty_strided", _empty_strided, "CUDA")
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
+        fused.register(self._kernels)
+        self._autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")
+        autocasting.register(self._autocast)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
         if self._library is not None:
             _allocating.remove(self)
-        for library in (self._library, self._kernels):
+        for library in (self._library, self._kernels, self._autocast):
             if library is not None:
                 library._destroy()
-        self._library = self._kernels = None
+        self._library = self._kernels = self._autocast = None
         self._hosts = None

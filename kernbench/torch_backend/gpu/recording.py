@@ -11,8 +11,9 @@ An operation that follows one whose end is known, which is nearly always, needs 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
+from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.wide_products import widened
 from kernbench.torch_backend.relies_on import Reliance
 
 
@@ -75,9 +78,9 @@ def classify(func: Any) -> int:
     schema = func._schema
     if namespace in _RUN_ELSEWHERE:
         return SKIP
-    if namespace in _WRITTEN_IN_PYTHON or torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    ):
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    composed = has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+    if namespace in _WRITTEN_IN_PYTHON or composed:
         return COMPOSITE
     row = find(func.name())
     kind = None if row is None else row.kind
@@ -113,7 +116,9 @@ class Recorded:
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         causal: where the argument of an attention is that says whether it is causal, None if it has none.
+        copies: it copies one tensor.
         draws: it draws random numbers.
+        wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
         writes: arguments that it writes and does not return, by place and name.
     """
 
@@ -123,11 +128,13 @@ class Recorded:
         "call",
         "causal",
         "causal_name",
+        "copies",
         "draws",
         "host_reads",
         "kind",
         "name",
         "title",
+        "wide",
         "writes",
     )
 
@@ -136,6 +143,8 @@ class Recorded:
         self.kind = classify(func)
         self.title = str(getattr(func, "__name__", "op"))
         self.draws = draws(func)
+        self.wide = widened(func)
+        self.copies = self.title.partition(".")[0] in _COPIES
         self.causal: int | None = None
         self.causal_name = ""
         self.writes: list[tuple[int, str]] = []
@@ -197,6 +206,7 @@ class Recorded:
         return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
 
 
+_COPIES = ("clone", "copy_", "_to_copy")
 _CAUSAL = ("is_causal", "causal")
 
 
@@ -209,6 +219,36 @@ def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
         elif type(value) in (list, tuple):
             found += [each for each in value if isinstance(each, torch.Tensor)]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds of the host around an operator, by who calls it.
+
+    Attributes:
+        view: it launches nothing.
+        autograd: the program, and a gradient of it is wanted.
+        backward: autograd.
+    """
+
+    view: float
+    autograd: float
+    backward: float
+
+    @classmethod
+    def of(cls, spec: HostSpec) -> HostCosts:
+        """Those of a system's host."""
+        return cls(*(spec.factor * seconds for seconds in (spec.view, spec.autograd, spec.backward)))
+
+    def around(self, inputs: Sequence[torch.Tensor]) -> float:
+        """What comes on top of a launch of an operator with these inputs, called now."""
+        if torch._C._current_graph_task_id() >= 0:
+            return self.backward
+        if torch.is_grad_enabled():
+            for each in inputs:
+                if each.requires_grad:
+                    return self.autograd
+        return 0.0
 
 
 class _RecordedByOperator(dict[Any, Recorded]):
@@ -237,6 +277,8 @@ class Recorder(TorchDispatchMode):
         self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
         self._values = simulation.values
         self._costs = simulation.op_costs
+        self._widens = not simulation.exact_dtype
+        self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._enqueue = simulation.streams.enqueue
 
     supports_higher_order_operators = True
@@ -267,7 +309,12 @@ class Recorder(TorchDispatchMode):
             with self._while_waiting():
                 _before_host_read(device, operation.name, args[0])
         result = self._computed(device, operation, func, args, kwargs)
-        if operation.kind > VIEW and not (host.unrecorded or operation.host_reads or self._hosts.inside_kernel):
+        if host.unrecorded or self._hosts.inside_kernel:
+            return result
+        if operation.kind == VIEW:
+            if host.each is None and (not host.uses_gpu or block_of(args[0]) is not None):
+                host.prepare(self._host_costs.view)
+        elif operation.kind > VIEW and not operation.host_reads:
             self._record(device, operation, args, kwargs, result)
         return result
 
@@ -275,6 +322,8 @@ class Recorder(TorchDispatchMode):
         """The result of an operation."""
         if operation.draws and (kwargs or device.host.uses_gpu):
             return self._draw(device, operation, args, kwargs or {})
+        if operation.wide is not None and self._widens:
+            return operation.wide(*args, **(kwargs or {}))
         return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
 
     def _opened(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
@@ -376,10 +425,21 @@ class Recorder(TorchDispatchMode):
         if operation.writes:
             outputs += operation.written(args, kwargs)
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
-        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal)
+        crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
+        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal, crossed)
         if shared:
             cost = device.over_links(cost, inputs)
+        if device.host.each is None:
+            device.host.prepare(self._host_costs.around(inputs))
         self._enqueue(device.host, operation.title, cost)
+
+
+def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether neighbours in the memory of a copy are none in that of the original: rows become columns."""
+    if source.shape != target.shape or source.layout is not torch.strided:
+        return False
+    beside = zip(source.shape, source.stride(), target.stride(), strict=True)
+    return any(there == 1 and size > 1 and here > 1 for size, here, there in beside)
 
 
 def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:

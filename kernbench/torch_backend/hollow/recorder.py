@@ -246,9 +246,7 @@ class HollowRecorder(Recorder):
         return SMALL_ON_HOST
 
     def _call(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any) -> Any:
-        if operation.draws and (kwargs or device.host.uses_gpu):
-            return self._draw(device, operation, args, kwargs or {})
-        return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        return super()._computed(device, operation, None, args, kwargs)
 
     def _described(self, operation: Recorded, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         """What it would give; None if nobody knows, so that it must be computed."""

@@ -1,0 +1,107 @@
+"""What the host's side of a program takes: by class of operation, and not where nobody calls operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernbench
+from kernbench.simulation.current import current_simulation
+from kernbench.topology.system import HostSpec
+
+SPEC = HostSpec()
+
+
+def spent(body, system="dgx_h100"):
+    """Host seconds of ``body(x)``, called twice: the second time nothing is made for the first time."""
+    found = []
+
+    def worker(rank):
+        x = torch.ones(64, 64, device="cuda", requires_grad=True)
+        for _ in range(2):
+            host = current_simulation().hosts.current()
+            before = host.clock
+            body(x)
+            found.append(host.clock - before)
+
+    with kernbench.simulate(system) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        found.append(ctx.topology.device.launch.overhead)
+    return found[1:]
+
+
+def without_gradient(body):
+    return lambda x: body(x.detach())
+
+
+CASES = {
+    "a launch": (lambda x: x + 1, 1, {"autograd": 1}),
+    "a launch without gradient": (without_gradient(lambda x: x + 1), 1, {"view": 1}),
+    "a view": (lambda x: x.t(), 0, {"view": 1}),
+    "two kernels": (without_gradient(lambda x: torch.nn.functional.embedding(x[0].long() * 0, x)), 3, {"view": 2}),
+    "a list": (without_gradient(lambda x: torch._foreach_mul_([x] * 5, 2.0)), 1, {"view": 1, "tensor": 5}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_class_of_operation_has_its_cost(name):
+    body, launches, rest = CASES[name]
+    took, overhead = spent(body)
+    assert took == pytest.approx(
+        launches * overhead + sum(getattr(SPEC, field) * count for field, count in rest.items())
+    )
+
+
+def test_a_backward_pass_pays_for_the_engine():
+    """``sum`` expands what came back; its gradient is ones, which are made."""
+    took, overhead = spent(lambda x: torch.autograd.grad((x * x).sum(), x))
+    forward = 2 * (overhead + SPEC.autograd)
+    # ones like the loss, before the engine starts; then two products and their sum, and a view of the ones
+    ones = overhead + SPEC.autograd
+    assert took - forward == pytest.approx(ones + 3 * (overhead + SPEC.backward) + SPEC.view)
+
+
+def test_nothing_but_launches_costs_anything_where_operators_are_not_called_one_by_one():
+    def body(x):
+        host = current_simulation().hosts.current()
+        with host.launching(2e-6):
+            (x.t() @ x + 1).sum()
+
+    assert spent(body)[0] == pytest.approx(3 * 2e-6)
+
+    def graph(x):
+        with current_simulation().hosts.current().launching(0.0):
+            body_of_graph = x * 2
+            body_of_graph.sum().backward()
+
+    assert spent(graph)[0] == 0.0
+
+
+def test_another_cpu_takes_longer(tmp_path):
+    path = tmp_path / "slow.yaml"
+    path.write_text("extends: dgx_h100\nsystem: {name: slow, host: {cpu: an old one, factor: 3}}\n")
+    assert spent(lambda x: x.t(), str(path))[0] == pytest.approx(3 * SPEC.view)
+
+
+def test_the_host_runs_ahead_of_long_kernels_and_is_waited_for_by_short_ones():
+    def worker(rank, size, out):
+        x = torch.ones(size, size, device="cuda", dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+        host = current_simulation().hosts.current()
+        before = host.clock
+        for _ in range(20):
+            x.t().t().t() @ x
+        issued = host.clock
+        torch.cuda.synchronize()
+        out.append((issued - before, host.clock - before))
+
+    small, large = [], []
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        launch = ctx.topology.device.launch
+        ctx.multiprocessing.spawn(worker, args=(16, small), nprocs=1)
+        ctx.multiprocessing.spawn(worker, args=(4096, large), nprocs=1)
+    issue = 20 * (launch.overhead + 3 * SPEC.view)
+    assert small[0][0] == pytest.approx(issue)
+    assert large[0][0] == pytest.approx(issue)
+    assert small[0][1] < issue + 20e-6
+    assert large[0][1] > 5 * issue

@@ -1,0 +1,108 @@
+"""Values of 16-bit products: in 32 bits and rounded once where the CPU has no engine for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import kernbench
+from kernbench.torch_backend.gpu import wide_products
+
+
+@pytest.fixture(params=(torch.bfloat16, torch.float16), ids=("bf16", "fp16"))
+def format(request, monkeypatch):
+    monkeypatch.setattr(wide_products, "slow_formats", lambda: frozenset((torch.bfloat16, torch.float16)))
+    return request.param
+
+
+def _operands(format):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(shape, generator=generator).to(format)
+        for shape in ((40, 300), (300, 50), (50,), (6, 40, 300), (6, 300, 50), (2, 8, 12, 12), (4, 8, 3, 3))
+    ]
+
+
+def _products(given):
+    a, b, bias, batch_a, batch_b, image, weight = given
+    return {
+        "mm": lambda: a @ b,
+        "addmm": lambda: torch.addmm(bias, a, b),
+        "bmm": lambda: batch_a @ batch_b,
+        "baddbmm": lambda: torch.baddbmm(bias, batch_a, batch_b),
+        "linear": lambda: F.linear(a, b.t(), bias),
+        "convolution": lambda: F.conv2d(image, weight),
+    }
+
+
+def _on_a_gpu(given, exact):
+    found = {}
+
+    def worker(rank):
+        there = [each.cuda() for each in given]
+        found.update({name: compute().cpu() for name, compute in _products(there).items()})
+
+    with kernbench.simulate("dgx_h100", exact_dtype=exact) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    return found
+
+
+def test_products_on_a_gpu_are_those_of_32_bits_rounded_once(format):
+    given = _operands(format)
+    wanted = _products([each.float() for each in given])
+    for name, result in _on_a_gpu(given, exact=False).items():
+        assert result.dtype == format
+        assert torch.equal(result, wanted[name]().to(format)), name
+
+
+def test_exact_dtype_keeps_the_cpus_own(format):
+    given = _operands(format)
+    for name, result in _on_a_gpu(given, exact=True).items():
+        assert torch.equal(result, _products(given)[name]()), name
+
+
+def test_a_gradient_of_a_wide_product_has_the_format_of_its_operand(format):
+    a, b, *_, image, weight = _operands(format)
+    gradients = []
+
+    def worker(rank):
+        there = [each.cuda().requires_grad_() for each in (a, b, image, weight)]
+        ((there[0] @ there[1]).sum() + F.conv2d(there[2], there[3]).sum()).backward()
+        gradients.extend(each.grad.cpu() for each in there)
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert all(each.dtype == format for each in gradients)
+    row = b.float().sum(1).to(format)
+    assert torch.allclose(gradients[0], row.expand_as(a), rtol=2e-2, atol=2e-2)
+
+
+def test_tensors_of_the_context_and_of_the_host(format):
+    a, b, *_ = _operands(format)
+    wide = (a.float() @ b.float()).to(format)
+
+    def worker(rank, torch):
+        x, y = torch.from_numpy(a.float().numpy()).to(a.dtype), torch.from_numpy(b.float().numpy()).to(b.dtype)
+        assert ((x @ y).float().numpy() == wide.float().numpy()).all()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, args=(ctx,), nprocs=1)
+
+    def on_host(rank):
+        torch.ones(1, device="cuda")
+        assert torch.equal(a @ b, own)
+
+    own = a @ b
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(on_host, nprocs=1)
+
+
+def test_a_format_is_slow_where_the_cpu_has_no_engine_for_it(monkeypatch):
+    wide_products.slow_formats.cache_clear()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert wide_products.slow_formats() == {torch.float16}
+    wide_products.slow_formats.cache_clear()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert wide_products.slow_formats() == {torch.float16, torch.bfloat16}
+    wide_products.slow_formats.cache_clear()
