@@ -257,6 +257,7 @@ def simulate(
     host_effects: HostEffects | None = None,
     unknown: str = "assume",
     ranks: str = "all",
+    stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -281,6 +282,7 @@ def simulate(
             and say so once per line, or ``"error"``: stop there.
         ranks: ``"all"``, ``"auto"``: run one of each class of ranks that do the same, without data, or the ranks to run
             (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
+        stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -317,4 +319,5 @@ def simulate(
         )
 
     with fresh(None if ranks == "all" else Scouts(ranks, fresh)) as ctx:
+        ctx.simulation.steps.stop_after(stop_after_steps)
         yield ctx

@@ -14,6 +14,7 @@ from greenlet import getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.accounts import Account
 from kernbench.simulation.folding import Folding
 
 
@@ -37,12 +38,14 @@ class Host:
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         generator: its random generator.
+        account: what it has done so far.
     """
 
     __slots__ = (
         "__weakref__",
         "_generator",
         "_seed",
+        "account",
         "awaited",
         "clock",
         "idle_polls",
@@ -68,6 +71,7 @@ class Host:
         self.unrecorded = False
         self.uses_gpu = False
         self.progress_seen = -1
+        self.account = Account()
         self._seed = seed_of(seed, rank)
         self._generator: torch.Generator | None = None
 

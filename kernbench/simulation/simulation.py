@@ -26,6 +26,7 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.steps import Steps
 from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.values import Values
@@ -69,6 +70,7 @@ class Simulation:
         topology: the system.
         op_costs: what torch's operations cost.
         hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
+        steps: where the ranks' programs have got to.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         hooks: what plugins are told, None if none listens.
@@ -105,6 +107,7 @@ class Simulation:
         self.assumptions = Assumptions(unknown)
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
+        self.steps = Steps(self.hosts)
         self.storages = StorageTable(
             engine.memory, sips, device.hbm.size, self._note_memory, has_data=engine.enable_data
         )
@@ -130,7 +133,7 @@ class Simulation:
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
             self.deadlines, self.hooks,
         )  # fmt: skip
-        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain)
+        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps)
 
     @property
     def ccl_config(self) -> CclConfig:

@@ -14,7 +14,7 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
-    ("errors", "version"),
+    ("errors", "reporting", "version"),
     ("callable_module", "collective_kinds", "grid", "plugins", "scheduler"),
     ("topology",),
     ("cost", "sim_engine", "spec_files"),
