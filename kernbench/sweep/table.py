@@ -9,7 +9,7 @@ from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.grid import label
-from kernbench.sweep.point import OK, Outcome
+from kernbench.sweep.outcome import OK, Outcome
 from kernbench.sweep.spec import PlotSpec, Task
 
 Row = dict[str, Any]
