@@ -102,7 +102,7 @@ def command(
     with simulate(
         handle, seed=seed, plugins=plugins, devices=devices, enable_data=data, unknown=unknown, ranks=ranks
     ) as ctx:
-        ctx.simulation.steps.stop_after(asked.steps)
+        progress = asked.begin(ctx)
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
@@ -117,6 +117,8 @@ def command(
             failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
             click.echo(f"kernbench: failed: {failed}", err=True)
             errors = error.errors
+        finally:
+            progress.stop()
         if trace is not None:
             write_trace(ctx, trace)
         if flight_recorder is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from kernbench.commands.run_progress import RunProgress
     from kernbench.runtime_api.context import RuntimeContext
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,6 +22,8 @@ _OPTIONS = (
     click.option("--tokens-per-step", type=_COUNT, metavar="N", help="Tokens that all ranks together train on in a step; by "
                  "default what the program tells (kernbench.report_batch)."),
     click.option("--samples-per-step", type=_COUNT, metavar="N", help="The same in samples."),
+    click.option("--progress/--no-progress", default=None, help="Show how far the run has got, on stderr; by default if it is "
+                 "a terminal."),
     click.option("--json", metavar="FILE", help="Write what the run came to here, for machines."),
 )  # fmt: skip
 
@@ -33,7 +36,17 @@ class StepsOptions:
     extrapolate: int | None
     tokens_per_step: int | None
     samples_per_step: int | None
+    progress: bool | None
     json: str | None
+
+    def begin(self, ctx: RuntimeContext) -> RunProgress:
+        """Have the program stopped after its steps, and begin to show how far it has got."""
+        from kernbench.commands.run_progress import RunProgress
+
+        ctx.simulation.steps.stop_after(self.steps)
+        shown = RunProgress(ctx.simulation, self.progress)
+        shown.start()
+        return shown
 
     def print_steps(self, ctx: RuntimeContext) -> None:
         """Print the table of steps and what they achieve; nothing for a program without any."""

@@ -76,7 +76,7 @@ class RankSteps:
         """Steps that have ended."""
         if TOLD in self.ends:
             return len(self.ends[TOLD])
-        return min((len(ends) for ends in self.ends.values()), default=0)
+        return min(map(len, list(self.ends.values())), default=0)  # a list: another thread may look (progress)
 
     def steps(self) -> list[StepEnd]:
         """The ends of the rank's steps, in order."""

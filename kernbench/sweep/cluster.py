@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from kernbench.errors import ConfigError
+from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, Outcome
 
 
@@ -26,6 +27,10 @@ class Keyed(Protocol):
     @property
     def key(self) -> str:
         """What the journal knows it by."""
+
+    @property
+    def point(self) -> Point:
+        """The values of the axes."""
 
 
 T = TypeVar("T", bound=Keyed)

@@ -179,7 +179,7 @@ def result_of(
             ResultOfCollective(name=each.name, calls=each.calls, bytes=each.nbytes) for each in traffic(simulation)
         ),
         notes=tuple(filter(None, (*times.notes, *map(str, simulation.op_costs.unmodelled.operators),
-                                  simulation.engine.op_log.note, *notes))),
+                                  *map(str, simulation.assumptions.made), simulation.engine.op_log.note, *notes))),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ LAYERS = (
     ("torch_backend",),
     ("runtime_api",),
     ("autotune", "benching", "sweep", "testing", "tp"),
+    ("what_if",),
     ("kernbench",),
     ("commands",),
     ("cli",),
