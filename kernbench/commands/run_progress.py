@@ -154,8 +154,11 @@ class RunProgress:
         while not self._stop.wait(wait):
             wait = period
             text = line.text(Reading.of(self._simulation), monotonic())
-            with self._lock:
-                self._draw(text)
+            try:
+                with self._lock:
+                    self._draw(text)
+            except (OSError, ValueError):
+                return  # nobody reads stderr any more, or it has been closed: that is no reason for a run to end
 
     def _draw(self, text: str) -> None:
         if self._in_place:
