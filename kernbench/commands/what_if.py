@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kernbench.errors import ConfigError
 from kernbench.sweep import Outcome
-from kernbench.trace.steps_report import duration
+from kernbench.trace.steps_report import duration, scaled
 from kernbench.what_if import Answer, Question, ask
 from kernbench.what_if.point import tasks_of
 from kernbench.what_if.question import GPUS, SYSTEM
@@ -213,4 +213,6 @@ def _size(nbytes: int) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
+    if value >= 1e7:
+        return scaled(value)
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

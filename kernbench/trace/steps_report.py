@@ -45,8 +45,8 @@ def _performance(figures: Achieved, steps: Sequence[StepTime]) -> Iterator[str]:
     if not flops:
         return
     which = f"step {_numbers(steps)}" if len(steps) == 1 else f"steps {_numbers(steps)}"
-    line = f"{which}: {flops / 1e12:.4g} model TFLOP per step, {figures.flops_per_gpu / 1e12:.4g} TFLOP/s per GPU"
-    yield f"{line}; MFU {figures.mfu:.2%}, HFU {figures.hfu:.2%} of {peak(figures)}"
+    line = f"{which}: model {scaled(flops)}FLOP per step, {scaled(figures.flops_per_gpu)}FLOP/s per GPU"
+    yield f"{line}; MFU {100 * figures.mfu:.3g}%, HFU {100 * figures.hfu:.3g}% of {peak(figures)}"
 
 
 def peak(figures: Achieved) -> str:
@@ -56,7 +56,7 @@ def peak(figures: Achieved) -> str:
     for fmt, rate in figures.peaks.items():
         share = (figures.flops.get(fmt, 0) + figures.recomputed.get(fmt, 0)) / total if total else 0.0
         of = "" if len(figures.peaks) == 1 else f", {share:.2g} of the FLOPs"
-        parts.append(f"{rate / 1e12:,.4g} TFLOP/s ({fmt}{of})")
+        parts.append(f"{scaled(rate)}FLOP/s ({fmt}{of})")
     return " and ".join(parts)
 
 
@@ -89,6 +89,20 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds * factor:.4g} {unit}"
     return f"{seconds / 3600:.4g} h" if seconds < 864e3 else f"{seconds / 86400:.4g} days"
+
+
+def scaled(count: float) -> str:
+    """``"989.4 T"``: four digits, with the prefix of the unit that follows."""
+    for limit, factor, prefix in (
+        (1e3, 1.0, ""),
+        (1e6, 1e3, "k"),
+        (1e9, 1e6, "M"),
+        (1e12, 1e9, "G"),
+        (1e15, 1e12, "T"),
+    ):
+        if count < limit:
+            return f"{count / factor:.4g} {prefix}"
+    return f"{count / 1e15:.4g} P"
 
 
 def _rate(per_second: float) -> str:
