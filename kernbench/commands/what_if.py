@@ -19,6 +19,8 @@ from kernbench.what_if.point import tasks_of
 from kernbench.what_if.question import GPUS, SYSTEM
 
 GIB = 2**30
+_MOST_OF_ERROR = 100
+"""Characters of an error that the table shows; the files have it whole."""
 
 
 @click.command(name="what-if")
@@ -180,7 +182,8 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
     for row in answer.rows:
         point = [str(row[name]) for name in names]
         if row["status"] == "failed":
-            cells.append([*point, "-", "-", "-", "-", "-", "-", f"failed: {row['error']}"])
+            error = row["error"] if len(row["error"]) <= _MOST_OF_ERROR else f"{row['error'][:_MOST_OF_ERROR]}..."
+            cells.append([*point, "-", "-", "-", "-", "-", "-", f"failed: {error}"])
             continue
         cells.append([
             *point, _number(row["throughput_per_gpu"]),

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
+from kernbench.cli import app
+from kernbench.errors import ConfigError
 from kernbench.sweep.outcome import FAILED
+from kernbench.trace.run_result import RunResult, read_result
 from kernbench.what_if import Answer, Question, ask
 from kernbench.what_if.point import metrics_of, run_task, tasks_of
 from kernbench.what_if.run import ranked
 from kernbench.what_if.templates import Template
-
-from kernbench.cli import app
-from kernbench.errors import ConfigError
-from kernbench.trace.run_result import RunResult, read_result
 
 PROGRAM = Path(__file__).with_name("training_program.py")
 
