@@ -34,6 +34,7 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
     from matplotlib.figure import Figure
 
     systems = list(dict.fromkeys(row[SYSTEM] for row in shown))
+    told = [name for name in settings if len({row[name] for row in shown}) > 1]  # the others are the same for all
     several = len({row[GPUS] for row in shown}) > 1
     with matplotlib.rc_context({"svg.hashsalt": "kernbench"}):
         figure = Figure(figsize=(8, 5), layout="constrained")
@@ -50,7 +51,7 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
             capacity = next(row["capacity_bytes"] for row in shown if row[SYSTEM] == system) / GIB
             axes.axvline(capacity, color=color, linestyle="--", linewidth=1, alpha=0.6)
         for row in shown[:_NAMED]:
-            parts = [f"{name}={row[name]}" for name in settings] + ([f"{row[GPUS]} GPUs"] if several else [])
+            parts = [f"{name}={row[name]}" for name in told] + ([f"{row[GPUS]} GPUs"] if several else [])
             axes.annotate(
                 " ".join(parts), (row["peak_bytes"] / GIB, row["throughput_per_gpu"]), fontsize=7, xytext=(4, 4),
                 textcoords="offset points",
@@ -58,8 +59,8 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
         axes.set(
             xlabel="peak memory of the fullest GPU (GiB); dashed: what it has", ylabel=f"{unit} per GPU", title=title
         )
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1.1 * max(row["throughput_per_gpu"] for row in shown))
+        axes.set_xlim(0, 1.1 * max(max(row["peak_bytes"], row["capacity_bytes"]) for row in shown) / GIB)
         axes.grid(alpha=0.3)
         axes.legend()
         part = path.with_name(f".{path.name}.part")
