@@ -76,7 +76,7 @@ class ProgressLine:
         rate = max(reading.operations - before, 0) / max(now - then, 1e-9)
         step = f"step {reading.steps + 1}" + ("" if reading.wanted is None else f" of {reading.wanted}")
         parts = [
-            step if reading.alive else "ranks have ended",
+            step if reading.alive else "ranks have ended" if reading.ranks else "looking for ranks that do the same",
             f"{reading.alive} of {reading.ranks} ranks",
             f"{reading.operations:,} operations, {rate:,.0f}/s",
             _clock(now - self._start) + self._left(reading, now),

@@ -29,7 +29,7 @@ class _Part(BaseModel):
 
 
 class ResultOfRank(_Part):
-    """Where a rank's time went (seconds; shares of ``seconds``), and its memory."""
+    """Where a rank's time went (seconds; shares of ``seconds``), and its memory. Of ranks that do the same, one is run."""
 
     rank: int
     seconds: float
@@ -160,7 +160,7 @@ def result_of(
         program=program,
         arguments=tuple(arguments),
         system=simulation.topology.system.name,
-        gpus=len(ranks),
+        gpus=len(ranks) if simulation.hosts.folding is None else simulation.hosts.folding.world,
         status=_status(failures, times),
         failures=failures,
         seconds=max((line.seconds for line in ranks), default=0.0),

@@ -7,9 +7,10 @@ up to the run, a step includes what the program does between it and the step bef
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class StepTimes:
 
     Attributes:
         steps: in order.
-        ranks: that made steps.
+        ranks: that made steps, those that others stand in for (``--ranks``) counted.
         stopped: steps after which the program was stopped; None if it ended by itself.
         notes: what is to be said of them besides, in sentences.
     """
@@ -79,15 +80,17 @@ class StepTimes:
         count = min(map(len, ends.values()), default=0)
         notes = [*_on_ranks(simulation, ends, count)]
         boundaries = _boundaries(simulation, ends, count)
-        shares = _shares(simulation, sorted(ends), boundaries)
+        weights = _weights(simulation, sorted(ends))
+        shares = _shares(simulation, weights, boundaries)
         steps, disagree = [], False
         for index in range(count):
-            done = [_during(ends[rank], index) for rank in sorted(ends)]
+            done = [_during(ends[rank], index) for rank in weights]
             disagree |= len({(each.tokens, each.samples) for each in done if each.tokens or each.samples}) > 1
             steps.append(
                 StepTime(
                     index + 1, boundaries[index], boundaries[index + 1], *shares[index],
-                    flops=_added(each.flops for each in done), recomputed=_added(each.recomputed for each in done),
+                    flops=_added((each.flops for each in done), weights.values()),
+                    recomputed=_added((each.recomputed for each in done), weights.values()),
                     tokens=max(each.tokens for each in done), samples=max(each.samples for each in done),
                 )
             )  # fmt: skip
@@ -97,7 +100,7 @@ class StepTimes:
             )
         if steps:
             notes += _not_counted(simulation)
-        return cls(tuple(steps), len(ends), stopped, tuple(notes))
+        return cls(tuple(steps), sum(weights.values()), stopped, tuple(notes))
 
     def equal(self) -> list[tuple[StepTime, ...]]:
         """The steps in order, consecutive ones that are equal together."""
@@ -141,12 +144,22 @@ def _during(ends: Sequence[StepEnd], index: int) -> Account:
     return ends[index].account.since(ends[index - 1].account if index else Account())
 
 
-def _added(parts: Iterable[Flops]) -> Flops:
+def _added(parts: Iterable[Flops], times: Iterable[int] | None = None) -> Flops:
+    """The sum of some counts, each as often as ``times`` says."""
     total: Flops = {}
-    for part in parts:
+    for part, often in zip(parts, repeat(1) if times is None else times, strict=False):
         for fmt, flops in part.items():
-            total[fmt] = total.get(fmt, 0) + flops
+            total[fmt] = total.get(fmt, 0) + flops * often
     return total
+
+
+def _weights(simulation: Simulation, ranks: Sequence[int]) -> dict[int, int]:
+    """How many ranks each of some stands for: itself, and those that it is run in the place of."""
+    folding = simulation.hosts.folding
+    if folding is None:
+        return dict.fromkeys(ranks, 1)
+    stands_for = Counter(map(folding.representative, range(folding.world)))
+    return {rank: stands_for[rank] for rank in ranks}
 
 
 def _boundaries(simulation: Simulation, ends: Mapping[int, Sequence[StepEnd]], count: int) -> list[float]:
@@ -196,7 +209,7 @@ def _names(ranks: Sequence[int]) -> str:
 Shares = tuple[float | None, float | None, float | None]
 
 
-def _shares(simulation: Simulation, ranks: Sequence[int], boundaries: Sequence[float]) -> list[Shares]:
+def _shares(simulation: Simulation, weights: Mapping[int, int], boundaries: Sequence[float]) -> list[Shares]:
     """Compute, communication and idle of each step, averaged over ranks."""
     log = simulation.engine.op_log
     computing: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -207,15 +220,15 @@ def _shares(simulation: Simulation, ranks: Sequence[int], boundaries: Sequence[f
     moments = np.asarray(boundaries)
     length = np.diff(moments)
     compute, covered = np.zeros(len(length)), np.zeros(len(length))
-    for rank in ranks:
-        compute += np.diff(_covered_before(computing[rank], moments))
-        covered += np.diff(_covered_before([*computing[rank], *communicating[rank]], moments))
+    for rank, often in weights.items():
+        compute += often * np.diff(_covered_before(computing[rank], moments))
+        covered += often * np.diff(_covered_before([*computing[rank], *communicating[rank]], moments))
     shares: list[Shares] = []
     for index, seconds in enumerate(length.tolist()):
         if boundaries[index] < log.begin or seconds <= 0:
             shares.append((None, None, None))
             continue
-        whole = seconds * len(ranks)
+        whole = seconds * sum(weights.values())
         shares.append((compute[index] / whole, (covered[index] - compute[index]) / whole, 1 - covered[index] / whole))
     return shares
 

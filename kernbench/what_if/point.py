@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kernbench
 from kernbench.errors import ConfigError
 from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, OK, Outcome
@@ -137,7 +136,7 @@ def run_task(task: RunTask) -> Outcome:
 
 def _path() -> str:
     """Where Python finds this very kernbench, also one that is not installed."""
-    home = Path(kernbench.__file__).parents[1]
+    home = Path(__file__).parents[2]
     given = os.environ.get("PYTHONPATH", "")
     return given if home.name == "site-packages" else os.pathsep.join(filter(None, [str(home), given]))
 

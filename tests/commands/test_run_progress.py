@@ -53,6 +53,7 @@ def on(terminal: Terminal) -> Iterator[None]:
 
 
 def test_what_a_line_says() -> None:
+    assert ProgressLine(0.0).text(Reading(0, None, 0, 0, 0), 3.0).startswith("looking for ranks that do the same | ")
     line = ProgressLine(100.0)
     assert (
         line.text(Reading(0, 10, 8, 8, 4000), 102.0) == "step 1 of 10 | 8 of 8 ranks | 4,000 operations, 2,000/s | 0:02"

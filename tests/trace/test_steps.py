@@ -276,6 +276,29 @@ def test_utilization_by_hand() -> None:
     assert (told.tokens, told.samples) == (7, 10)
 
 
+def test_ranks_that_are_run_once_count_as_all() -> None:
+    every, ctx = spawned(train(3), 8, enable_data=False)
+    some, folded = spawned(train(3), 8, enable_data=False, ranks="0,7")
+    assert len(folded.simulation.steps.of_rank) == 2
+    assert (some.ranks, [step.flops for step in some.steps]) == (8, [step.flops for step in every.steps])
+    whole, part = achieved(every, ctx.topology.device), achieved(some, folded.topology.device)
+    assert whole is not None
+    assert part is not None
+    assert part.mfu == pytest.approx(whole.mfu, rel=0.05)
+
+
+def test_values_or_not_steps_take_as_long() -> None:
+    assert spawned(train(3))[0] == spawned(train(3), enable_data=False)[0]
+
+
+def test_shares_of_what_the_log_has_dropped_are_not_made_up() -> None:
+    times, _ = spawned(train(6), log_limit=60)
+    assert [step.compute is None for step in times.steps][:3] == [True] * 3
+    assert times.steps[-1].compute is not None
+    assert [step.seconds for step in times.steps] == [step.seconds for step in spawned(train(6))[0].steps]
+    assert "-" in [*steps_report(times, None)][1]
+
+
 def test_ranks_that_report_different_batches() -> None:
     def body(rank: int) -> None:
         kernbench.report_batch(tokens=rank + 1)
