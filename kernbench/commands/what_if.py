@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -113,10 +114,9 @@ def command(
         raise ConfigError("--set: a setting is given twice; its values stand in one, with commas between them")
     if list_only:
         for task in tasks_of(question):
-            variables = "".join(f"{name}={value} " for name, value in task.environment.items())
-            click.echo(
-                f"{variables}kernbench {' '.join(task.arguments)}" + (f"  # {task.problem}" if task.problem else "")
-            )
+            variables = "".join(f"{name}={shlex.quote(value)} " for name, value in task.environment.items())
+            problem = f"  # {task.problem}" if task.problem else ""
+            click.echo(f"{variables}kernbench {shlex.join(task.arguments)}{problem}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)

@@ -121,10 +121,12 @@ class Steps:
             mine.idle[optimizer] = None
 
     def begin(self, optimizer: Any) -> None:
-        """``optimizer.step`` of the rank that runs begins."""
+        """``optimizer.step`` of the rank that runs begins. Raises :class:`StoppedAfterSteps` if there are to be no more."""
         mine = self._mine(self._hosts.current())
         if mine is None:
             return
+        if mine.stopped:  # and has swallowed that
+            raise StoppedAfterSteps
         if optimizer in mine.running:  # its last step raised
             del mine.running[mine.running.index(optimizer) :]
         if not mine.running and TOLD not in mine.ends and optimizer not in mine.idle and self._enough(mine):
@@ -136,7 +138,7 @@ class Steps:
         """It has ended. Raises :class:`StoppedAfterSteps` if it was the last one."""
         host = self._hosts.current()
         mine = self._mine(host)
-        if mine is None:
+        if mine is None or mine.stopped:
             return
         if optimizer in mine.running:
             del mine.running[mine.running.index(optimizer) :]
@@ -152,14 +154,15 @@ class Steps:
         host = self._hosts.current()
         mine = self._mine(host)
         if mine is not None:
+            if mine.stopped:
+                raise StoppedAfterSteps
             self._note(host, mine, TOLD)
             if self._enough(mine):
                 self._stop(mine)
 
     def _mine(self, host: Host) -> RankSteps | None:
-        """Steps are those of ranks: main has none. A rank that has been stopped makes no more of them."""
-        mine = None if host.rank is None else self.of_rank.get(host.rank)
-        return None if mine is None or mine.stopped else mine
+        """The steps of a host's rank; main has none."""
+        return None if host.rank is None else self.of_rank.get(host.rank)
 
     def _note(self, host: Host, mine: RankSteps, number: int) -> None:
         mine.ends.setdefault(number, []).append(StepEnd(host.clock, tuple(host.tails.values()), host.account.copy()))

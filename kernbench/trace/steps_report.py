@@ -66,6 +66,8 @@ def _extrapolated(times: StepTimes, count: int) -> str:
         return f"{count} steps: one step does not say what the next takes: let it make two at least"
     if count <= len(times.steps) or times.steady:
         return f"{count} steps: {duration(seconds)}"
+    if len(times.typical) == 1:
+        return f"{count} steps: about {duration(seconds)}, if all to come are as step {times.typical[0].number}"
     shortest, longest = (pick(step.seconds for step in times.typical) for pick in (min, max))
     return f"{count} steps: about {duration(seconds)}; they differ: {duration(shortest)} to {duration(longest)} each"
 

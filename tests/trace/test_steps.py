@@ -226,6 +226,24 @@ def test_a_program_tells_of_its_steps() -> None:
     assert len(spawned(body, stop_after_steps=2)[0].steps) == 2
 
 
+def test_a_program_that_swallows_the_stop_makes_no_more_steps() -> None:
+    swallowed: list[int] = []
+
+    def body(rank: int) -> None:
+        model, x = model_and_data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            try:
+                model(x).mean().backward()
+                optimizer.step()
+            except BaseException:
+                swallowed.append(step)
+
+    times, _ = spawned(body, stop_after_steps=2)
+    assert (len(times.steps), times.stopped) == (2, 2)
+    assert sorted(swallowed) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
 def test_ranks_that_wait_for_stopped_ones_are_stopped_too() -> None:
     def body(rank: int) -> None:
         model, x = model_and_data()
@@ -352,6 +370,7 @@ def test_which_steps_are_equal(seconds: tuple[float, ...], groups: list[int], st
     [
         (made_of(5, 1, 1), "1000 steps: 16.73 min"),
         (made_of(5), "one step does not say"),
+        (made_of(5, 2), "1000 steps: about 33.38 min, if all to come are as step 2"),
         (made_of(5, 1, 2), "1000 steps: about 25.06 min; they differ: 1 s to 2 s each"),
     ],
 )
