@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernbench.errors import ConfigError
 from kernbench.simulation.simulation import Simulation
-from kernbench.trace.rank_times import rank_times, traffic
+from kernbench.trace.rank_times import RankTime, rank_times, traffic
 from kernbench.trace.step_times import TOLERANCE, StepTimes, achieved
 from kernbench.version import __version__
 
@@ -146,15 +146,7 @@ def result_of(
         )  # fmt: skip
     failures = tuple(failure_of(rank, error) for rank, error in sorted((errors or {}).items()))
     whole = None if extrapolate is None else times.extrapolate(extrapolate)
-    ranks = []
-    for line in rank_times(simulation):
-        memory = simulation.storages.memory(simulation.hosts.of_rank[line.rank].sip)
-        ranks.append(
-            ResultOfRank(
-                rank=line.rank, seconds=line.total, compute=line.compute, communication=line.communication, host=line.host,
-                idle=line.idle, peak_bytes=memory.peak, capacity_bytes=memory.capacity,
-            )
-        )  # fmt: skip
+    ranks = [_of_rank(simulation, line) for line in rank_times(simulation)]
     return RunResult(
         kernbench=__version__,
         program=program,
@@ -180,6 +172,14 @@ def result_of(
         ),
         notes=tuple(filter(None, (*times.notes, *map(str, simulation.op_costs.unmodelled.operators),
                                   *map(str, simulation.assumptions.made), simulation.engine.op_log.note, *notes))),
+    )  # fmt: skip
+
+
+def _of_rank(simulation: Simulation, line: RankTime) -> ResultOfRank:
+    memory = simulation.storages.memory(simulation.hosts.of_rank[line.rank].sip)
+    return ResultOfRank(
+        rank=line.rank, seconds=line.total, compute=line.compute, communication=line.communication, host=line.host,
+        idle=line.idle, peak_bytes=memory.peak, capacity_bytes=memory.capacity,
     )  # fmt: skip
 
 
