@@ -27,6 +27,8 @@ _ROOMS = ("autotune", "precompile", "sweep")
 """Packages that are imported when they are first used; those with a function of their own name can be called."""
 
 _HOMES = {
+    "report_batch": "kernbench.reporting",
+    "report_step": "kernbench.reporting",
     "simulate": "kernbench.runtime_api.context",
     "RuntimeContext": "kernbench.runtime_api.context",
     "SpawnException": "kernbench.runtime_api.multiprocessing",
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from kernbench.errors import (
         OutOfMemoryError as OutOfMemoryError,
     )
+    from kernbench.reporting import report_batch as report_batch
+    from kernbench.reporting import report_step as report_step
     from kernbench.runtime_api.context import RuntimeContext as RuntimeContext
     from kernbench.runtime_api.context import simulate as simulate
     from kernbench.runtime_api.multiprocessing import SpawnException as SpawnException

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "precompile": ("precompile", "Compile kernels ahead of time, side by side, into Triton's cache."),
     "tune": ("tune", "Rank the configs of autotuned kernels for a device, and seed autotuners with them."),
     "sweep": ("sweep", "Run a program over a grid of systems and parameters, on one machine or many."),
+    "what-if": ("what_if", "Run a training program at many settings: which is quickest, which fits."),
     "ccl": ("ccl", "List collective algorithms, show their order of reduction, check your own."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
     "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),

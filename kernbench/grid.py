@@ -5,6 +5,7 @@ Used wherever a description says "each of these with each of those": variants of
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,6 +16,15 @@ Point: TypeAlias = dict[str, Any]
 Filter: TypeAlias = "str | Callable[[Point], bool]"
 
 _FUNCTIONS = {fn.__name__: fn for fn in (abs, all, any, bool, float, int, isinstance, len, max, min, str, sum)}
+
+TEXT = frozenset({"endswith", "lower", "startswith", "upper"})
+"""Methods of text that an expression may call."""
+
+_ALLOWED = (
+    ast.Expression, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Call, ast.keyword, ast.Constant, ast.Name,
+    ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.GeneratorExp, ast.ListComp, ast.comprehension,
+    ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context,
+)  # fmt: skip
 
 
 def expand(axes: Mapping[str, Sequence[Any]], where: Iterable[Filter] = ()) -> list[Point]:
@@ -32,7 +42,7 @@ def expand(axes: Mapping[str, Sequence[Any]], where: Iterable[Filter] = ()) -> l
             raise ConfigError(f"axis {name!r} is {values!r}; expected a list of values")
         if not values:
             raise ConfigError(f"axis {name!r} has no values")
-    filters = [_as_function(each) for each in where]
+    filters = [_as_function(each, axes) for each in where]
     points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return [point for point in points if all(keep(point) for keep in filters)]
 
@@ -45,21 +55,45 @@ def label(point: Mapping[str, Any]) -> str:
     )
 
 
-def _as_function(condition: Filter) -> Callable[[Point], bool]:
-    if not isinstance(condition, str):
-        return condition
-    try:
-        code = compile(condition, "<filter>", "eval")
-    except SyntaxError as error:
-        raise ConfigError(f"filter {condition!r} is not an expression: {error.msg}") from None
+def expression(text: str, names: Iterable[str], what: str = "expression") -> Callable[[Point], Any]:
+    """A function of a point that evaluates an expression over its names: arithmetic, comparisons, tests, a few functions.
 
-    def keep(point: Point) -> bool:
+    What could do more (attributes but those of text in ``TEXT``, imports, names that are not the point's) is refused.
+
+    Args:
+        text: ``"tp * pp <= gpus"``.
+        names: of a point.
+        what: what messages call it.
+
+    Raises:
+        ConfigError: it is none, or uses what is not there; so does the function, if it fails at a point.
+    """
+    known = [*names]
+    may = f"it may use {', '.join(known)} and {', '.join(sorted(_FUNCTIONS))}"
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{what} {text!r} is not an expression: {getattr(error, 'msg', error)}") from None
+    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in {*known, *_FUNCTIONS, *bound}:
+            raise ConfigError(f"{what} {text!r}: there is no {node.id!r}; {may}")
+        if isinstance(node, ast.Attribute) and node.attr in TEXT:
+            continue
+        if not isinstance(node, _ALLOWED):
+            raise ConfigError(f"{what} {text!r}: {type(node).__name__} has no place in it; {may}")
+    code = compile(tree, f"<{what}>", "eval")
+
+    def evaluate(point: Point) -> Any:
         try:
-            return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, point))
+            return eval(code, {"__builtins__": {}, **_FUNCTIONS, **point})
         except Exception as error:
             raise ConfigError(
-                f"filter {condition!r} fails at {label(point)}: {type(error).__name__}: {error}; "
-                f"it may use {', '.join(point)} and {', '.join(sorted(_FUNCTIONS))}"
+                f"{what} {text!r} fails at {label(point)}: {type(error).__name__}: {error}; {may}"
             ) from None
 
-    return keep
+    return evaluate
+
+
+def _as_function(condition: Filter, names: Iterable[str]) -> Callable[[Point], Any]:
+    return expression(condition, names, "filter") if isinstance(condition, str) else condition

@@ -46,7 +46,7 @@ CONTENTS = {
     "Programs": ["docs/distributed", "docs/runtime", "docs/triton", "docs/symmetric_memory", "docs/tensor_parallel"],
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
     "Times": ["docs/trace", "docs/cost_models", "docs/accuracy", "docs/limits"],
-    "Studies": ["docs/testing", "docs/benches", "docs/sweep", "docs/precompile", "docs/autotune"],
+    "Studies": ["docs/testing", "docs/benches", "docs/sweep", "docs/what_if", "docs/precompile", "docs/autotune"],
     "The house": ["docs/architecture", "docs/plugins", "CONTRIBUTING", "adr/README", "CHANGELOG"],
     "Reference": ["docs/site/reference"],
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernbench.commands.steps_options import StepsOptions, steps_options
 from kernbench.commands.torchrun_options import Nodes, RanksPerNode, torchrun_options
 from kernbench.errors import ConfigError
 from kernbench.plugins.command import PluginCommand
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
+@steps_options
 @torchrun_options
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -71,6 +73,7 @@ def command(
     program: str,
     args: tuple[str, ...],
     variables: dict[str, str],
+    asked: StepsOptions,
 ) -> None:
     """Run PROGRAM, a script for torchrun, on simulated ranks.
 
@@ -87,6 +90,8 @@ def command(
 
     if trace is not None:
         check_trace_path(trace)
+    if asked.json is not None:
+        _require_folder("--json", asked.json)
     report = None
     if autotune_report is not None:
         from kernbench.autotune.report import AutotuneReport
@@ -94,7 +99,7 @@ def command(
         _require_folder("--autotune-report", autotune_report)
         report = AutotuneReport(autotune_report)
     compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
-    code = 0
+    errors: dict[int, BaseException] = {}
     plugins = [] if report is None else [report]
     handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
     devices = _first_of_each_node(handle.topology_obj, nnodes, nproc_per_node)
@@ -112,6 +117,7 @@ def command(
         memory_limit=memory_limit,
         exact_dtype=exact_dtype,
     ) as ctx:
+        progress = asked.begin(ctx)
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
@@ -127,7 +133,9 @@ def command(
             for line in notes_that_python_hides(error.errors.values()):
                 click.echo(line, err=True)
             click.echo(f"kernbench: failed: {failed}", err=True)
-            code = 1
+            errors = error.errors
+        finally:
+            progress.stop()
         if trace is not None:
             write_trace(ctx, trace)
         if flight_recorder is not None:
@@ -138,7 +146,9 @@ def command(
             _write_autotune_report(report)
         if summary:
             print_summary(ctx)
-    sys.exit(code)
+            asked.print_steps(ctx)
+        asked.write_json(ctx, program, args, errors)
+    sys.exit(1 if errors else 0)
 
 
 def _first_of_each_node(topology: Topology, nnodes: int, per_node: int | str | None) -> Sequence[int] | str:

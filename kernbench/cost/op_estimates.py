@@ -103,7 +103,7 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
     if not products or any(min(dims) < 1 for dims in products):
         return None
     multiplied = [given[at] for at in row.multiplied if at < len(given)]
-    dtype = _engine(multiplied)
+    dtype = engine_format(multiplied)
     stored = made[0].format if made and not made[0].complex else None
     factor = 4 if multiplied[0].complex else 1  # a product of complex numbers is four of their parts
     packed = multiplied[0].values if dtype == "fp4" else 1
@@ -133,7 +133,7 @@ def _by_attention(row: Operator, given: Operands, made: Operands, device: Device
     if len(given) <= row.multiplied[-1]:
         return None
     seen = [given[at] for at in row.multiplied]
-    shapes, dtype = [_batched(operand.shape, given, row) for operand in seen], _engine(seen)
+    shapes, dtype = [_batched(operand.shape, given, row) for operand in seen], engine_format(seen)
     if any(len(shape) != 4 or min(shape) < 1 for shape in shapes):
         return None
     tokens, heads = row.sequence, 3 - row.sequence
@@ -165,7 +165,7 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     assert row.flops is not None
     shapes = [operand.shape for operand in given]
     flops = row.flops(shapes, [operand.shape for operand in made]) * (4 if given[0].complex else 1)
-    dtype = _engine(given)
+    dtype = engine_format(given)
     rate = (device.matrix_rate(dtype) if row.matrix else device.vector_rate(dtype)) * row.share
     side = max((min(shape[-2:]) for shape in shapes if len(shape) > 1), default=0) if row.panels else 0
     steps = 2 * ceil(side / _PANEL)
@@ -187,7 +187,7 @@ _MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool
 }
 
 
-def _engine(multiplied: Operands) -> str:
+def engine_format(multiplied: Operands) -> str:
     """The format whose engine multiplies: the widest float of the operands, else the widest integer.
 
     Integers without an engine are as wide floats.
@@ -228,6 +228,9 @@ class OpCosts:
 
     Attributes:
         unmodelled: operators that were counted by their bytes because nothing is known of them.
+        flops: what operations count, kept by whoever counts with the costs that they have: by ``id`` of the cost that
+            :meth:`of_tensors` gives, that cost, the format that is multiplied, and FLOPs.
+        uncounted: operations of the matrix engines whose FLOPs nobody knows.
     """
 
     def __init__(
@@ -241,12 +244,20 @@ class OpCosts:
         self._host = host or HostSpec()
         self._brought = dict(costs or {})
         self._known: dict[tuple[Any, ...], Cost] = {}
+        self.uncounted: set[str] = set()
+        self.flops: dict[int, tuple[Cost, str, int]] = {}
         self.unmodelled = Unmodelled(where)
         tell_changes(self)
 
     def forget(self) -> None:
         """What operators cost has changed."""
         self._known.clear()
+        self.flops.clear()
+
+    def stated(self, name: str) -> OperatorCost | None:
+        """What the program or a plugin says that an operator costs, by any of its names; None if neither says anything."""
+        known = qualified(name)
+        return registered(known) or self._brought.get(known)
 
     def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False, crossed: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
@@ -289,8 +300,7 @@ class OpCosts:
     ) -> Cost:
         causal, crossed = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
-        known = qualified(name)
-        stated = registered(known) or self._brought.get(known)
+        stated = self.stated(name)
         if stated is not None and stated.cost is not None:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
@@ -307,7 +317,7 @@ class OpCosts:
             host=self._beyond_a_launch(row, given, made),
         )
         if row is None:
-            self.unmodelled.note(known)  # and is not kept, so that each call is counted
+            self.unmodelled.note(qualified(name))  # and is not kept, so that each call is counted
         else:
             self._known[key] = cost
         return cost

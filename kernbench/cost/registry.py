@@ -47,13 +47,7 @@ class OperatorCost:
 
     def priced(self, given: Operands, made: Operands, device: DeviceSpec) -> Cost:
         """The cost of one call. Raises ConfigError if the function fails or gives no cost."""
-        assert self.cost is not None
-        try:
-            found: Any = self.cost(given, made)
-        except Exception as error:
-            raise ConfigError(
-                f"the cost of {self.name} ({self.owner}) failed: {type(error).__name__}: {error}"
-            ) from error
+        found = self._asked(given, made)
         nbytes = int(sum(operand.nbytes for operand in (*given, *made)))
         if isinstance(found, StatedWork):
             cost = found.cost(device)
@@ -66,6 +60,20 @@ class OperatorCost:
             )
         cost = stated_cost(float(found))
         return Cost(cost.seconds, cost.low, cost.high, nbytes, cost.kind, cost.limit)
+
+    def work(self, given: Operands, made: Operands) -> StatedWork | None:
+        """The work of one call; None if the function says seconds. Raises ConfigError if it fails."""
+        found = self._asked(given, made)
+        return found if isinstance(found, StatedWork) else None
+
+    def _asked(self, given: Operands, made: Operands) -> Any:
+        assert self.cost is not None
+        try:
+            return self.cost(given, made)
+        except Exception as error:
+            raise ConfigError(
+                f"the cost of {self.name} ({self.owner}) failed: {type(error).__name__}: {error}"
+            ) from error
 
 
 _registered: dict[str, OperatorCost] = {}

@@ -266,6 +266,7 @@ def simulate(
     unknown: str = "assume",
     ranks: str = "all",
     exact_dtype: bool = False,
+    stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
 
@@ -294,6 +295,7 @@ def simulate(
             (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
         exact_dtype: products of 16-bit floats are computed as this CPU does by itself, also where it has no engine for the
             format and is many times faster in 32 bits, rounded once (the default there).
+        stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
@@ -332,4 +334,5 @@ def simulate(
         )
 
     with fresh(None if ranks == "all" else Scouts(ranks, fresh)) as ctx:
+        ctx.simulation.steps.stop_after(stop_after_steps)
         yield ctx

@@ -17,6 +17,7 @@ from kernbench.simulation.folding import Folding
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.torch_backend.environment import Environment
+from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 
@@ -174,8 +175,10 @@ class Multiprocessing:
             bodies = [environment.wrap(rank, body) for rank, body in zip(ranks, bodies, strict=True)]
         else:
             environment, before_run = GreenletEnvironment(self._devices), None
-        simulation.world.closers += [self._distributed.close, environment.close]
+        optimizers = OptimizerSteps(simulation)
+        simulation.world.closers += [self._distributed.close, environment.close, optimizers.close]
         environment.open()
+        optimizers.open()
         self._distributed.open(environment.groups)
         scheduler.start(bodies, isolation=isolation, before_run=before_run, indices=ranks)
 

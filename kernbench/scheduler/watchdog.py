@@ -28,6 +28,9 @@ PERIOD = 1.0
 PATIENCE = 10
 """Looks in a row that find a rank blocked, before that is said."""
 
+WATCHDOG_THREAD, PROGRESS_THREAD = "kernbench-watchdog", "kernbench-progress"
+"""Names of threads that only look: nothing that a rank waits for comes from them."""
+
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 """Number of the system call by which a thread waits for a lock, by machine."""
 
@@ -56,7 +59,7 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look for the length of a block."""
-        thread = threading.Thread(target=self._run, name="kernbench-watchdog", daemon=True)
+        thread = threading.Thread(target=self._run, name=WATCHDOG_THREAD, daemon=True)
         thread.start()
         try:
             yield
@@ -98,7 +101,7 @@ class Watchdog:
         """Whether a rank's thread waits for a lock that only another rank, none of which can run, could release."""
         carriers = {each.thread for each in self._carriers}
         own = {threading.current_thread(), threading.main_thread()}
-        helpers = {each for each in threading.enumerate() if each.name == "kernbench-watchdog"}
+        helpers = {each for each in threading.enumerate() if each.name in (WATCHDOG_THREAD, PROGRESS_THREAD)}
         if set(threading.enumerate()) - carriers - own - helpers:
             return False
         task = Path("/proc/self/task", str(thread.native_id))

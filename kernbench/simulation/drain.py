@@ -124,6 +124,11 @@ class Drain:
             self.scheduler.make_ready(target, DeadlockError(report))
         self.scheduler.deliver_errors()
 
+    def forget_waits(self) -> None:
+        """Nobody waits any more, and what only part of its members have called is not to come."""
+        self.waits.clear()
+        self.matcher.forget_unmatched()
+
     def fail_leftovers(self) -> None:
         """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
         report = self.tell_deadlock()

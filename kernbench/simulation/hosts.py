@@ -14,6 +14,7 @@ from greenlet import getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.accounts import Account
 from kernbench.simulation.folding import Folding
 
 
@@ -42,12 +43,14 @@ class Host:
         phase: what its program does (:mod:`kernbench.memory.ledger`).
         step: optimizer steps that it has finished.
         generator: its random generator.
+        account: what it has done so far.
     """
 
     __slots__ = (
         "__weakref__",
         "_generator",
         "_seed",
+        "account",
         "awaited",
         "busy",
         "clock",
@@ -83,6 +86,7 @@ class Host:
         self.unrecorded = False
         self.uses_gpu = False
         self.progress_seen = -1
+        self.account = Account()
         self._seed = seed_of(seed, rank)
         self._generator: torch.Generator | None = None
 

@@ -27,6 +27,7 @@ from kernbench.simulation.matching import Matcher
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.process_memory import Limit, ProcessMemories
 from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.steps import Steps
 from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.values import Values
@@ -73,6 +74,7 @@ class Simulation:
         op_costs: what torch's operations cost.
         memories: what each process has of each SIP's memory.
         hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
+        steps: where the ranks' programs have got to.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         hooks: what plugins are told, None if none listens.
@@ -115,6 +117,7 @@ class Simulation:
         self.hosts = Hosts(scheduler, sips, seed)
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)
         self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
+        self.steps = Steps(self.hosts)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         self.streams = Streams(engine, self.hosts, self.storages, self.hooks)
@@ -137,7 +140,7 @@ class Simulation:
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
             self.deadlines, self.hooks,
         )  # fmt: skip
-        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain)
+        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps)
 
     @property
     def ccl_config(self) -> CclConfig:

@@ -14,6 +14,7 @@ from kernbench.simulation.folding import Folding
 from kernbench.simulation.groups import Communicators
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.matching import Matcher
+from kernbench.simulation.steps import Steps, StoppedAfterSteps
 from kernbench.simulation.values import Values
 from kernbench.simulation.waits import Waits
 
@@ -35,6 +36,7 @@ class World:
     values: Values
     matcher: Matcher
     drain: Drain
+    steps: Steps
 
     def __post_init__(self) -> None:
         self.size = 0
@@ -47,6 +49,7 @@ class World:
         self.matcher.history.clear()
         self.hosts.open(size, clock, folding)
         self.communicators.folding = folding
+        self.steps.open(self.hosts.of_rank, clock)
         self.size = size
 
     def _reset(self) -> None:
@@ -77,7 +80,7 @@ class World:
                         return False
                     if deadline is not None and self.engine.now >= deadline:
                         return False
-                    if not scheduler.run_ready() and not self.drain.once():
+                    if not scheduler.run_ready() and not self.drain.once() and not self._release():
                         self.drain.deadlock()
                 if not scheduler.failed:
                     self._finish()
@@ -92,10 +95,26 @@ class World:
         self.close()
         return True
 
+    def _release(self) -> bool:
+        """Ranks have been stopped after their last step: whoever waits for them, in vain, is stopped too."""
+        if not self.steps.stopping:
+            return False
+        rank_of = self.scheduler.rank_by_greenlet
+        waiting = [target for _, target in self.waits.pending if target in rank_of]
+        if not waiting or not self.steps.release(rank_of[target] for target in waiting):
+            return False
+        self.drain.forget_waits()
+        for target in waiting:
+            self.scheduler.make_ready(target, StoppedAfterSteps())
+        return True
+
     def _finish(self) -> None:
         """All ranks have returned: complete what they left behind; an error that nobody waited for is the rank's own."""
         while self.drain.anything_left():
             if not self.drain.once():
+                if self.steps.stopping:  # what they had begun beyond their last step
+                    self.drain.clear()
+                    break
                 if self.waits.pending:
                     self.drain.deadlock()
                 self.drain.fail_leftovers()

@@ -1,7 +1,7 @@
 """A program over a grid of systems and parameters, as independent simulations. See ``docs/sweep.md``."""
 
 from kernbench.callable_module import make_callable
-from kernbench.sweep.point import Outcome
+from kernbench.sweep.outcome import Outcome
 from kernbench.sweep.run import SweepResult, sweep
 from kernbench.sweep.spec import PlotSpec, SweepSpec, read_sweep
 

@@ -1,25 +1,62 @@
-"""Where the points run: here one by one, on a local Dask cluster, or on that of a scheduler's address."""
+"""Where points run: here, on a local Dask cluster, or on that of a scheduler's address.
+
+What a point is does not matter here: it has a place and a key (:class:`Keyed`), and a function makes its outcome.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from kernbench.errors import ConfigError
-from kernbench.sweep.point import FAILED, Outcome, run_task
-from kernbench.sweep.spec import Task
+from kernbench.grid import Point
+from kernbench.sweep.outcome import FAILED, Outcome
 
 
-def run_here(tasks: Sequence[Task]) -> Iterator[Outcome]:
+class Keyed(Protocol):
+    """A point, as far as it matters where it runs."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the grid."""
+
+    @property
+    def key(self) -> str:
+        """What the journal knows it by."""
+
+    @property
+    def point(self) -> Point:
+        """The values of the axes."""
+
+
+T = TypeVar("T", bound=Keyed)
+Run = Callable[[T], Outcome]
+"""Makes the outcome of a point, whatever happens; a function at the top of a module, so that another process finds it."""
+
+
+def run_here(tasks: Sequence[T], run: Run[T]) -> Iterator[Outcome]:
     """One after the other in this process; for debugging, and where Dask is not installed."""
     for task in tasks:
-        yield run_task(task)
+        yield run(task)
 
 
-def run_on_dask(tasks: Sequence[Task], *, scheduler: str | None, jobs: int | None) -> Iterator[Outcome]:
+def run_side_by_side(tasks: Sequence[T], run: Run[T], jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they come, ``jobs`` at a time, by threads: for points that are processes of their own."""
+    with ThreadPoolExecutor(jobs, thread_name_prefix="kernbench-point") as pool:
+        futures = [pool.submit(run, task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def run_on_dask(tasks: Sequence[T], run: Run[T], *, scheduler: str | None, jobs: int | None) -> Iterator[Outcome]:
     """Outcomes as they come.
 
     A point whose worker dies is run again elsewhere; one that has killed several workers is a failed point.
@@ -30,7 +67,7 @@ def run_on_dask(tasks: Sequence[Task], *, scheduler: str | None, jobs: int | Non
     try:
         import distributed
     except ImportError:
-        raise ConfigError("a sweep in parallel needs Dask: install kernbench[sweep], or use jobs=0") from None
+        raise ConfigError("this needs Dask: install kernbench[sweep], or use jobs=0") from None
     with ExitStack() as stack:
         if scheduler is None:
             # One thread per process: a simulation changes the state of torch in its process while it runs.
@@ -47,7 +84,9 @@ def run_on_dask(tasks: Sequence[Task], *, scheduler: str | None, jobs: int | Non
             raise ConfigError(f"no Dask scheduler answers at {scheduler}: {error}") from None
         path = [entry for entry in sys.path if entry and Path(entry).is_dir()]
         futures = {
-            client.submit(_run_remotely, task, [*path, str(Path.cwd())], key=f"kernbench-{task.key}", pure=False): task
+            client.submit(
+                _run_remotely, run, task, [*path, str(Path.cwd())], key=f"kernbench-{task.key}", pure=False
+            ): task
             for task in tasks
         }
         for future in distributed.as_completed(futures, loop=client.loop):
@@ -60,7 +99,7 @@ def run_on_dask(tasks: Sequence[Task], *, scheduler: str | None, jobs: int | Non
             future.release()
 
 
-def _run_remotely(task: Task, path: list[str]) -> Outcome:
+def _run_remotely(run: Run[T], task: T, path: list[str]) -> Outcome:
     """In a worker: find modules where the client found them, as far as they are there."""
     sys.path.extend(entry for entry in path if entry not in sys.path)
-    return run_task(task)
+    return run(task)

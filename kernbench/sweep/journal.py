@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
-from kernbench.sweep.point import Outcome
+from kernbench.sweep.cluster import Keyed
+from kernbench.sweep.outcome import FAILED, Outcome
+
+T = TypeVar("T", bound=Keyed)
 
 
 class Journal:
@@ -29,6 +33,17 @@ class Journal:
                 continue
             known[outcome.key] = outcome
         return known
+
+    def todo(self, tasks: Sequence[T], *, resume: bool, retry_failed: bool) -> tuple[list[T], dict[str, Outcome]]:
+        """Those of some tasks that are to run now, and what is known of the others by their key."""
+        known = self.read() if resume else {}
+        wanted = {task.key for task in tasks}
+        done = {
+            key: outcome
+            for key, outcome in known.items()
+            if key in wanted and not (retry_failed and outcome.status == FAILED)
+        }
+        return [task for task in tasks if task.key not in done], done
 
     def open(self, *, fresh: bool) -> None:
         """Begin to write; ``fresh`` forgets what was there."""

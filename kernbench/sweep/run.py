@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernbench.sweep.cluster import run_here, run_on_dask
 from kernbench.sweep.journal import Journal
-from kernbench.sweep.point import FAILED, OK, Outcome
+from kernbench.sweep.outcome import FAILED, OK, Outcome
+from kernbench.sweep.point import run_task
 from kernbench.sweep.spec import SweepSpec, read_sweep, reference_of, tasks_of
 from kernbench.sweep.table import Row, draw, rows_of, write_csv, write_parquet
 
@@ -31,6 +32,22 @@ class SweepResult:
     ran: int
     failed: list[Outcome]
     files: list[Path]
+
+
+def keep(
+    journal: Journal, outcomes: Iterable[Outcome], done: dict[str, Outcome], total: int, *, fresh: bool,
+    progress: Progress | None,
+) -> None:  # fmt: skip
+    """Write outcomes to the journal and into ``done`` as they come, and tell of each."""
+    journal.open(fresh=fresh)
+    try:
+        for outcome in outcomes:
+            done[outcome.key] = outcome
+            journal.add(outcome)
+            if progress is not None:
+                progress(outcome, len(done), total)
+    finally:
+        journal.close()
 
 
 def sweep(
@@ -72,24 +89,13 @@ def sweep(
             described = SweepSpec.model_validate({**spec, "program": reference_of(spec["program"])})
     tasks = tasks_of(described)
     journal = Journal(directory / "journal.jsonl")
-    known = journal.read() if resume else {}
-    wanted = {task.key: task for task in tasks}
-    done = {
-        key: outcome
-        for key, outcome in known.items()
-        if key in wanted and not (retry_failed and outcome.status == FAILED)
-    }
-    todo = [task for task in tasks if task.key not in done]
-    journal.open(fresh=not resume)
-    try:
-        outcomes = run_here(todo) if jobs == 0 or not todo else run_on_dask(todo, scheduler=scheduler, jobs=jobs)
-        for outcome in outcomes:
-            done[outcome.key] = outcome
-            journal.add(outcome)
-            if progress is not None:
-                progress(outcome, len(done), len(tasks))
-    finally:
-        journal.close()
+    todo, done = journal.todo(tasks, resume=resume, retry_failed=retry_failed)
+    outcomes = (
+        run_here(todo, run_task)
+        if jobs == 0 or not todo
+        else run_on_dask(todo, run_task, scheduler=scheduler, jobs=jobs)
+    )
+    keep(journal, outcomes, done, len(tasks), fresh=not resume, progress=progress)
     rows = rows_of(tasks, done)
     files = [directory / "table.csv"]
     write_csv(files[0], rows)

@@ -9,13 +9,14 @@ from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.grid import label
-from kernbench.sweep.point import OK, Outcome
-from kernbench.sweep.spec import PlotSpec, Task
+from kernbench.sweep.cluster import Keyed
+from kernbench.sweep.outcome import OK, Outcome
+from kernbench.sweep.spec import PlotSpec
 
 Row = dict[str, Any]
 
 
-def rows_of(tasks: Sequence[Task], outcomes: dict[str, Outcome]) -> list[Row]:
+def rows_of(tasks: Sequence[Keyed], outcomes: dict[str, Outcome]) -> list[Row]:
     """One row per finished point, in the order of the grid, all with the same columns.
 
     Axes come first, then metrics in the order in which points have them, then ``status`` and ``error``. A metric with the

@@ -58,9 +58,9 @@ class RankMemory:
     failures: int
 
 
-def memory_of_ranks(source: MemorySource) -> list[RankMemory]:
+def memory_of_ranks(simulation: Simulation) -> list[RankMemory]:
     """The memory of the ranks of the last world, by rank; those that allocated nothing are left out."""
-    used = [each for each in source.simulation.memories.of_last_world() if each.ledger.peak]
+    used = [each for each in simulation.memories.of_last_world() if each.ledger.peak]
     return [_of_process(each) for each in sorted(used, key=lambda each: (each.host.rank or 0, each.index))]
 
 
@@ -77,7 +77,7 @@ def _of_process(memory: ProcessMemory) -> RankMemory:
 
 def memory_lines(source: MemorySource) -> Iterator[str]:
     """The report, line by line; nothing if no rank has used a GPU."""
-    ranks = memory_of_ranks(source)
+    ranks = memory_of_ranks(source.simulation)
     if not ranks:
         return
     most = max(each.peak_reserved for each in ranks)

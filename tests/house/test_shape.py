@@ -14,7 +14,7 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
-    ("errors", "version"),
+    ("errors", "programs", "reporting", "version"),
     ("callable_module", "collective_kinds", "grid", "plugins", "scheduler"),
     ("memory", "topology"),
     ("cost", "sim_engine", "spec_files"),
@@ -24,6 +24,7 @@ LAYERS = (
     ("torch_backend",),
     ("runtime_api",),
     ("autotune", "benching", "sweep", "testing", "tp"),
+    ("what_if",),
     ("kernbench",),
     ("commands",),
     ("cli",),

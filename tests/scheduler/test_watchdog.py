@@ -81,6 +81,14 @@ def test_a_lock_held_across_a_collective_ends_the_run(tmp_path: Path) -> None:
 
 
 @needs_proc
+def test_a_thread_that_only_looks_wakes_nobody(tmp_path: Path) -> None:
+    looks = "threading.Thread(target=threading.Event().wait, name=watchdog.PROGRESS_THREAD, daemon=True).start()\n"
+    result = run_alone(looks + EMPTY_QUEUE, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"rank 0(.|\n)*waiting.get", result.stdout)
+
+
+@needs_proc
 def test_an_empty_queue_ends_the_run(tmp_path: Path) -> None:
     result = run_alone(EMPTY_QUEUE, tmp_path)
     assert result.returncode == 0, result.stderr

@@ -38,7 +38,7 @@ def run(
 
     with kernbench.simulate(system, memory_limit=limit, **options) as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=ranks)
-        return results, memory_of_ranks(ctx), list(memory_lines(ctx))
+        return results, memory_of_ranks(ctx.simulation), list(memory_lines(ctx))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
@@ -418,7 +418,7 @@ def test_memory_over_time_adds_up() -> None:
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=2)
         changes = Timeline.of(ctx).memory()
-        (first, second) = memory_of_ranks(ctx)
+        (first, second) = memory_of_ranks(ctx.simulation)
     assert first.composition == second.composition
     reached = peak = 0
     by_use: dict[str, int] = {}

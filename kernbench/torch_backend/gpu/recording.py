@@ -26,6 +26,7 @@ from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
 from kernbench.topology.system import HostSpec
+from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -109,12 +110,14 @@ class Recorded:
     """What there is to know about an operation, whatever its arguments: found out when it is first seen.
 
     Attributes:
+        func: the operation.
         kind: see :func:`classify`.
         call: computes it; without the frame that ``OpOverload.__call__`` is.
         name: without overload, and without namespace if it is torch's own.
         title: with the overload, for traces.
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
+        multiplies: it may have FLOPs to count.
         causal: where the argument of an attention is that says whether it is causal, None if it has none.
         copies: it copies one tensor.
         draws: it draws random numbers.
@@ -123,15 +126,16 @@ class Recorded:
     """
 
     __slots__ = (
-        "_func",
         "allocates",
         "call",
         "causal",
         "causal_name",
         "copies",
         "draws",
+        "func",
         "host_reads",
         "kind",
+        "multiplies",
         "name",
         "title",
         "wide",
@@ -139,12 +143,13 @@ class Recorded:
     )
 
     def __init__(self, func: Any) -> None:
-        self._func = func
+        self.func = func
         self.kind = classify(func)
         self.title = str(getattr(func, "__name__", "op"))
         self.draws = draws(func)
         self.wide = widened(func)
         self.copies = self.title.partition(".")[0] in _COPIES
+        self.multiplies = False
         self.causal: int | None = None
         self.causal_name = ""
         self.writes: list[tuple[int, str]] = []
@@ -158,6 +163,7 @@ class Recorded:
         self.name = func._opname if func.namespace in _TORCHS_OWN else f"{func.namespace}::{func._opname}"
         if self.kind == CUSTOM:
             self.title = self.name
+        self.multiplies = self.kind == CUSTOM or is_matrix_operation(self.name) or formula_of(func) is not None
         row = find(self.name)
         self.allocates = row is not None and row.kind is Kind.ALLOCATION
         self.host_reads = row is not None and row.kind is Kind.HOST_READ
@@ -187,7 +193,7 @@ class Recorded:
 
         A custom operation runs as on hardware: the kernel for CUDA, where it has one of its own and its arguments are on a GPU.
         """
-        func, kwargs = self._func, kwargs or {}
+        func, kwargs = self.func, kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             return _implementation(func)(*args, **kwargs)
         if self.kind == COMPOSITE and func._can_decompose():
@@ -279,6 +285,7 @@ class Recorder(TorchDispatchMode):
         self._costs = simulation.op_costs
         self._widens = not simulation.exact_dtype
         self._host_costs = HostCosts.of(simulation.topology.system.host)
+        self._flops = FlopCounts(simulation.op_costs)
         self._enqueue = simulation.streams.enqueue
 
     supports_higher_order_operators = True
@@ -421,12 +428,18 @@ class Recorder(TorchDispatchMode):
         if operation.allocates or not (outputs or inputs):
             return
         if launched or (device.in_custom_operation and kind != CUSTOM):
+            if launched and not device.in_custom_operation:
+                call = operation.func, operation.name, args, kwargs, result, inputs, outputs
+                self._flops.add_whole(device.host.account, call)
             return
         if operation.writes:
             outputs += operation.written(args, kwargs)
         causal = operation.causal is not None and operation.is_causal(args, kwargs)
         crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
         cost = self._costs.of_tensors(operation.name, inputs, outputs, causal, crossed)
+        if operation.multiplies and not device.in_custom_operation:
+            call = operation.func, operation.name, args, kwargs, result, inputs, outputs
+            self._flops.add(device.host.account, cost, call)
         if shared:
             cost = device.over_links(cost, inputs)
         if device.host.each is None:

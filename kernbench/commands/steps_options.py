@@ -1,0 +1,85 @@
+"""Options of ``kernbench run`` about the steps of a training program, and what is printed and written of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from kernbench.commands.run_progress import RunProgress
+    from kernbench.runtime_api.context import RuntimeContext
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COUNT = click.IntRange(min=1)
+_OPTIONS = (
+    click.option("--steps", type=_COUNT, metavar="K", help="Stop the program after K optimizer steps."),
+    click.option("--extrapolate", type=_COUNT, metavar="N", help="Say how long N steps would take."),
+    click.option("--tokens-per-step", type=_COUNT, metavar="N", help="Tokens that all ranks together train on in a step; by "
+                 "default what the program tells (kernbench.report_batch)."),
+    click.option("--samples-per-step", type=_COUNT, metavar="N", help="The same in samples."),
+    click.option("--progress/--no-progress", default=None, help="Show how far the run has got, on stderr; by default if it is "
+                 "a terminal."),
+    click.option("--json", metavar="FILE", help="Write what the run came to here, for machines."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepsOptions:
+    """What the user asks about steps. See the options' help."""
+
+    steps: int | None
+    extrapolate: int | None
+    tokens_per_step: int | None
+    samples_per_step: int | None
+    progress: bool | None
+    json: str | None
+
+    def begin(self, ctx: RuntimeContext) -> RunProgress:
+        """Have the program stopped after its steps, and begin to show how far it has got."""
+        from kernbench.commands.run_progress import RunProgress
+
+        ctx.simulation.steps.stop_after(self.steps)
+        shown = RunProgress(ctx.simulation, self.progress)
+        shown.start()
+        return shown
+
+    def print_steps(self, ctx: RuntimeContext) -> None:
+        """Print the table of steps and what they achieve; nothing for a program without any."""
+        from kernbench.trace.step_times import StepTimes, achieved
+        from kernbench.trace.steps_report import steps_report
+
+        times = StepTimes.of(ctx.simulation)
+        figures = achieved(times, ctx.topology.device, tokens=self.tokens_per_step, samples=self.samples_per_step)
+        for line in steps_report(times, figures, extrapolate=self.extrapolate):
+            click.echo(line)
+
+    def write_json(
+        self, ctx: RuntimeContext, program: str, arguments: Sequence[str], errors: Mapping[int, BaseException]
+    ) -> None:
+        """Write the result, if it is wanted."""
+        if self.json is None:
+            return
+        from kernbench.trace.run_result import result_of, write_result
+
+        write_result(self.json, result_of(
+            ctx.simulation, program=program, arguments=arguments, errors=errors, tokens=self.tokens_per_step,
+            samples=self.samples_per_step, extrapolate=self.extrapolate,
+        ))  # fmt: skip
+
+
+def steps_options(function: F) -> F:
+    """Decorate a click command function: it gets the options above as one ``asked`` argument."""
+
+    @wraps(function)
+    def command(**values: Any) -> Any:
+        own = {each.name: values.pop(each.name) for each in fields(StepsOptions)}
+        return function(asked=StepsOptions(**own), **values)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command  # type: ignore[return-value]

@@ -1,0 +1,153 @@
+"""FLOPs of a rank's operations, as torch's ``FlopCounterMode`` counts them, without its mode: once per operation and shapes.
+
+A formula is asked with meta tensors in place of its arguments, so that none reads a value: packed sequences count as if each
+were as long as the longest, which is what torch says of tensors without values.
+
+Recomputed is what runs inside a backward pass with gradients on: the forward work that activation checkpointing repeats. A
+backward pass that builds a graph itself (``create_graph=True``) has gradients on throughout, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from kernbench.cost.flops import Counted, counted_format, counted_work
+from kernbench.cost.op_estimates import OpCosts, is_matrix_operation
+from kernbench.cost.work import Cost
+from kernbench.simulation.accounts import Account
+from kernbench.torch_backend.relies_on import Reliance
+
+aten = torch.ops.aten
+
+RELIES_ON = (
+    Reliance("torch.utils.flop_counter.flop_registry", "formulas by operator, asked with arguments and `out_val`",
+             holds=lambda formulas: formulas[aten.mm](*_meta((2, 3), (3, 5)), out_val=_meta((2, 5))[0]) == 60),
+    Reliance("torch.ops.aten", "operations whose formula holds for those that stand for them", has=(
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
+    )),
+    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
+    Reliance("torch.utils._pytree", "tensors among an operation's arguments", has=("tree_map_only",)),
+    Reliance("torch._C._current_graph_task_id", "it is negative outside backward, and another one for each backward"),
+    Reliance("torch.autograd.backward", "whether it builds a graph is a local variable of its frame",
+             parameters=("create_graph",), holds=lambda function: "create_graph" in _code(function).co_varnames),
+    Reliance("torch.autograd.grad", "whether it builds a graph is a local variable of its frame",
+             parameters=("create_graph",), holds=lambda function: "create_graph" in _code(function).co_varnames),
+)  # fmt: skip
+
+_LIKE = {
+    "_scaled_dot_product_flash_attention_for_cpu": aten._scaled_dot_product_efficient_attention,
+    "_scaled_dot_product_fused_attention_overrideable": aten._scaled_dot_product_efficient_attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": aten._scaled_dot_product_efficient_attention_backward,
+}
+"""Attention as it is called here, where a GPU would be called with an operation that torch has a formula for. Operands are the
+same: query, key, value, for the gradient after that of the result."""
+
+
+Call = tuple[Any, str, Any, Any, Any, Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""An operation, its name, arguments and result, and the tensors that it reads and writes."""
+
+_MOST_KNOWN = 1 << 16
+"""Costs whose FLOPs are remembered; those of operators without a model are made anew at each call."""
+
+
+def _meta(*shapes: Sequence[int]) -> list[torch.Tensor]:
+    return [torch.empty(shape, device="meta") for shape in shapes]
+
+
+def _code(function: Any) -> Any:
+    return inspect.unwrap(function).__code__
+
+
+_BACKWARD = frozenset({_code(torch.autograd.backward), _code(torch.autograd.grad)})
+
+
+def formula_of(func: Any) -> Any:
+    """torch's formula for an ``OpOverload``, None if it has none."""
+    packet = getattr(func, "overloadpacket", None)
+    found = flop_registry.get(packet)
+    return flop_registry.get(_LIKE.get(getattr(func, "_opname", ""))) if found is None else found
+
+
+class FlopCounts:
+    """Counts what the operations of one rank's thread do.
+
+    Args:
+        costs: keeps what an operation counts beside what it costs, so that counting it again is one look.
+    """
+
+    def __init__(self, costs: OpCosts) -> None:
+        self._costs = costs
+        self._known = costs.flops
+        self._task = -1
+        self._repeats = False
+
+    def add(self, account: Account, cost: Cost, call: Call) -> None:
+        """Count an operation that costs ``cost`` to a rank's account."""
+        known = self._known.get(id(cost))
+        if known is None or known[0] is not cost:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(cost)] = cost, *self._ask(*call)
+        flops = known[2]
+        if flops:
+            totals = account.recomputed if self._repeating() else account.flops
+            totals[known[1]] = totals.get(known[1], 0) + flops
+
+    def add_whole(self, account: Account, call: Call) -> None:
+        """Count a custom operation whose kernels have been launched, which costs nothing besides them: by its formula."""
+        if formula_of(call[0]) is not None:
+            fmt, flops = self._ask(*call)
+            totals = account.recomputed if self._repeating() else account.flops
+            totals[fmt] = totals.get(fmt, 0) + flops
+
+    def _ask(
+        self, func: Any, name: str, args: Any, kwargs: Any, result: Any,
+        inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+    ) -> Counted:  # fmt: skip
+        counted = self._counted(func, name, args, kwargs, result, inputs, outputs)
+        if not counted[1] and is_matrix_operation(name) and all(each.numel() for each in inputs):
+            self._costs.uncounted.add(name)
+        return counted
+
+    def _counted(
+        self, func: Any, name: str, args: Any, kwargs: Any, result: Any,
+        inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+    ) -> Counted:  # fmt: skip
+        formula = formula_of(func)
+        given, made = (tuple((each.shape, each.dtype) for each in tensors) for tensors in (inputs, outputs))
+        if formula is None:
+            return counted_work(self._costs, name, given, made)
+        bare_args, bare_kwargs, bare_result = tree_map_only(
+            torch.Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"),
+            (args, kwargs or {}, result),
+        )  # fmt: skip
+        try:
+            return counted_format(name, given), int(formula(*bare_args, **bare_kwargs, out_val=bare_result))
+        except Exception:  # one that needs values, or does not know these shapes
+            return counted_work(self._costs, name, given, made)
+
+    def _repeating(self) -> bool:
+        """Whether what runs now repeats forward work."""
+        task = torch._C._current_graph_task_id()
+        if task < 0 or not torch.is_grad_enabled():
+            return False
+        if task != self._task:
+            self._task, self._repeats = task, not _builds_graph()
+        return self._repeats
+
+
+def _builds_graph() -> bool:
+    """Whether the backward pass that runs in this thread builds a graph of its own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _BACKWARD:
+            return bool(frame.f_locals["create_graph"])
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,247 @@
+"""What a run came to, for machines: the file of ``kernbench run --json``.
+
+One JSON object, whose fields are those of :class:`RunResult`; ``python -m kernbench.trace.run_result`` prints its JSON schema.
+Times are virtual seconds, sizes bytes. ``version`` changes when a field changes its meaning or goes; new fields may come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kernbench.errors import ConfigError
+from kernbench.simulation.simulation import Simulation
+from kernbench.trace.memory_report import memory_of_ranks
+from kernbench.trace.rank_times import RankTime, rank_times, traffic
+from kernbench.trace.step_times import TOLERANCE, StepTimes, achieved
+from kernbench.version import __version__
+
+VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ResultOfRank(_Part):
+    """Where a rank's time went (seconds; shares of ``seconds``), and its memory. Of ranks that do the same, one is run."""
+
+    rank: int
+    seconds: float
+    compute: float = Field(description="seconds in which an operation ran on its device")
+    communication: float = Field(description="seconds in which none did, and a collective or message was under way")
+    host: float = Field(description="seconds in which its program was enqueueing, and none of the above")
+    idle: float
+    peak_bytes: int = Field(
+        description="most bytes of its device's memory that its allocator held, and what is stated besides"
+    )
+    capacity_bytes: int = Field(description="of its device's memory")
+
+
+class ResultOfStep(_Part):
+    """One step. Shares are of its time, averaged over ranks; null where the log has not kept the operations."""
+
+    number: int
+    seconds: float
+    compute: float | None
+    communication: float | None
+    idle: float | None
+    model_flops: int = Field(description="over all ranks")
+    recomputed_flops: int = Field(description="of forward work that was repeated, over all ranks")
+    tokens: int
+    samples: int
+
+
+class Throughput(_Part):
+    """What typical steps achieve: the equal ones where there are any, else all but the first."""
+
+    steps: tuple[int, int] = Field(description="first and last of them")
+    equal: bool = Field(description="whether they are equal")
+    tolerance: float = Field(description="within which they are, as a share")
+    seconds_per_step: float
+    tokens_per_second: float | None
+    samples_per_second: float | None
+    model_flops_per_second_per_gpu: float
+    mfu: float = Field(description="model FLOPs utilization, a share")
+    hfu: float = Field(description="hardware FLOPs utilization, a share: with what was recomputed")
+    peaks: dict[str, float] = Field(description="of one device's matrix engines, FLOP/s, by format with FLOPs")
+
+
+class ResultOfCollective(_Part):
+    """What was sent by one kind of collective, over all ranks."""
+
+    name: str
+    calls: int
+    bytes: int
+
+
+class Failure(_Part):
+    """Why a rank failed. ``short_bytes``: of one out of memory, how much its device lacked at least."""
+
+    rank: int
+    error: str
+    short_bytes: int | None = None
+
+
+class RunResult(_Part):
+    """What a run came to.
+
+    Attributes:
+        status: ``ok``; ``stopped``, after ``--steps``; ``out_of_memory`` or ``failed``, and ``failures`` say why.
+        seconds: of all of it; ``throughput`` is null if the program made no steps.
+    """
+
+    format: Literal["kernbench.run"] = "kernbench.run"
+    version: Literal[1] = 1
+    kernbench: str
+    program: str
+    arguments: tuple[str, ...]
+    system: str
+    gpus: int
+    status: Literal["ok", "stopped", "out_of_memory", "failed"]
+    failures: tuple[Failure, ...]
+    seconds: float
+    steps: tuple[ResultOfStep, ...]
+    throughput: Throughput | None
+    extrapolated: dict[int, float] = Field(description="steps, and seconds that they take")
+    ranks: tuple[ResultOfRank, ...]
+    collectives: tuple[ResultOfCollective, ...]
+    notes: tuple[str, ...]
+
+
+def result_of(
+    simulation: Simulation,
+    *,
+    program: str,
+    arguments: Sequence[str] = (),
+    errors: Mapping[int, BaseException] | None = None,
+    tokens: int | None = None,
+    samples: int | None = None,
+    extrapolate: int | None = None,
+    notes: Sequence[str] = (),
+) -> RunResult:
+    """Sum up a simulation whose ranks have ended.
+
+    Args:
+        simulation: still open, as memory is counted until it is closed.
+        program, arguments: what ran.
+        errors: what ranks failed with.
+        tokens, samples: of a step, of the whole job; by default what the program told.
+        extrapolate: a number of steps.
+        notes: what is to be said of the run, in sentences.
+    """
+    times = StepTimes.of(simulation)
+    figures = achieved(times, simulation.topology.device, tokens=tokens, samples=samples)
+    throughput = None
+    if figures is not None:
+        throughput = Throughput(
+            steps=(times.typical[0].number, times.typical[-1].number), equal=bool(times.steady), tolerance=TOLERANCE,
+            seconds_per_step=figures.seconds,
+            tokens_per_second=figures.tokens / figures.seconds if figures.tokens else None,
+            samples_per_second=figures.samples / figures.seconds if figures.samples else None,
+            model_flops_per_second_per_gpu=figures.flops_per_gpu, mfu=figures.mfu, hfu=figures.hfu, peaks=dict(figures.peaks),
+        )  # fmt: skip
+    failures = tuple(failure_of(rank, error) for rank, error in sorted((errors or {}).items()))
+    whole = None if extrapolate is None else times.extrapolate(extrapolate)
+    held = {memory.rank: memory.peak_reserved + sum(memory.overhead.values()) for memory in memory_of_ranks(simulation)}
+    ranks = [_of_rank(simulation, line, held.get(line.rank, 0)) for line in rank_times(simulation)]
+    return RunResult(
+        kernbench=__version__,
+        program=program,
+        arguments=tuple(arguments),
+        system=simulation.topology.system.name,
+        gpus=len(ranks) if simulation.hosts.folding is None else simulation.hosts.folding.world,
+        status=_status(failures, times),
+        failures=failures,
+        seconds=max((line.seconds for line in ranks), default=0.0),
+        steps=tuple(
+            ResultOfStep(
+                number=step.number, seconds=step.seconds, compute=step.compute, communication=step.communication,
+                idle=step.idle, model_flops=sum(step.flops.values()), recomputed_flops=sum(step.recomputed.values()),
+                tokens=step.tokens if tokens is None else tokens, samples=step.samples if samples is None else samples,
+            )
+            for step in times.steps
+        ),
+        throughput=throughput,
+        extrapolated={} if extrapolate is None or whole is None else {extrapolate: whole},
+        ranks=tuple(ranks),
+        collectives=tuple(
+            ResultOfCollective(name=each.name, calls=each.calls, bytes=each.nbytes) for each in traffic(simulation)
+        ),
+        notes=tuple(filter(None, (*times.notes, *map(str, simulation.op_costs.unmodelled.operators),
+                                  *map(str, simulation.assumptions.made), simulation.engine.op_log.note, *notes))),
+    )  # fmt: skip
+
+
+def _of_rank(simulation: Simulation, line: RankTime, held: int) -> ResultOfRank:
+    return ResultOfRank(
+        rank=line.rank, seconds=line.total, compute=line.compute, communication=line.communication, host=line.host,
+        idle=line.idle, peak_bytes=held, capacity_bytes=simulation.topology.device.hbm.size,
+    )  # fmt: skip
+
+
+def _status(failures: Sequence[Failure], times: StepTimes) -> Literal["ok", "stopped", "out_of_memory", "failed"]:
+    if any(failure.short_bytes is not None for failure in failures):
+        return "out_of_memory"
+    if failures:
+        return "failed"
+    return "ok" if times.stopped is None else "stopped"
+
+
+def failure_of(rank: int, error: BaseException) -> Failure:
+    """Why a rank failed, in a line; of a ``torch.OutOfMemoryError``, with how much its device lacked at least."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    short = _short(str(error)) if isinstance(error, torch.OutOfMemoryError) else None
+    return Failure(rank=rank, error=f"{type(error).__name__}: {line}", short_bytes=short)
+
+
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_WANTED = re.compile(rf"Tried to allocate {_SIZE}")
+_FREE = re.compile(rf"{_SIZE} is free")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _short(message: str) -> int:
+    """By torch's wording, which is that of a GPU: what was asked for, less what was free."""
+    sizes = [match and float(match[1]) * _UNITS[match[2]] for match in (_WANTED.search(message), _FREE.search(message))]
+    wanted, free = (size or 0.0 for size in sizes)
+    return max(int(wanted - free), 0)
+
+
+def write_result(path: str | Path, result: RunResult) -> None:
+    """Write a result; a reader never sees half of one."""
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    part.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    part.replace(target)
+
+
+def read_result(path: str | Path) -> RunResult:
+    """Read a file of ``kernbench run --json``. Raises ConfigError if it is none, or of another version."""
+    try:
+        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != "kernbench.run":
+        raise ConfigError(f"{path} was not written by kernbench run --json")
+    if data.get("version") != VERSION:
+        raise ConfigError(
+            f"{path} is of version {data.get('version')!r}; this kernbench reads version {VERSION}: run it again"
+        )
+    try:
+        return RunResult.model_validate(data)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        raise ConfigError(f"{path}: {wrong}") from None
+
+
+if __name__ == "__main__":
+    print(json.dumps(RunResult.model_json_schema(), indent=2))

@@ -1,0 +1,69 @@
+"""Throughput against memory: a point per run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernbench.sweep.table import Row
+from kernbench.what_if.question import GPUS, SYSTEM
+
+_NAMED = 10
+"""Points that have their settings beside them: the best ones."""
+
+GIB = 2**30
+
+
+def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, title: str) -> bool:
+    """Draw the runs that made steps as SVG; those out of memory as crosses. False without any, or without matplotlib.
+
+    Args:
+        path: of the file.
+        rows: best first.
+        settings: names that a point is labelled with.
+        unit: of throughput.
+        title: of the picture.
+    """
+    shown = [row for row in rows if row.get("throughput_per_gpu")]
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    if not shown:
+        return False
+    from matplotlib.figure import Figure
+
+    systems = list(dict.fromkeys(row[SYSTEM] for row in shown))
+    told = [name for name in settings if len({row[name] for row in shown}) > 1]  # the others are the same for all
+    several = len({row[GPUS] for row in shown}) > 1
+    with matplotlib.rc_context({"svg.hashsalt": "kernbench"}):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        for number, system in enumerate(systems):
+            color = f"C{number}"
+            for fits, marker in ((True, "o"), (False, "x")):
+                mine = [row for row in shown if row[SYSTEM] == system and bool(row["fits"]) is fits]
+                if mine:
+                    axes.scatter(
+                        [row["peak_bytes"] / GIB for row in mine], [row["throughput_per_gpu"] for row in mine], c=color,
+                        marker=marker, label=system if fits else f"{system}, out of memory",
+                    )  # fmt: skip
+            capacity = next(row["capacity_bytes"] for row in shown if row[SYSTEM] == system) / GIB
+            axes.axvline(capacity, color=color, linestyle="--", linewidth=1, alpha=0.6)
+        for row in shown[:_NAMED]:
+            parts = [f"{name}={row[name]}" for name in told] + ([f"{row[GPUS]} GPUs"] if several else [])
+            axes.annotate(
+                " ".join(parts), (row["peak_bytes"] / GIB, row["throughput_per_gpu"]), fontsize=7, xytext=(4, 4),
+                textcoords="offset points",
+            )  # fmt: skip
+        axes.set(
+            xlabel="peak memory of the fullest GPU (GiB); dashed: what it has", ylabel=f"{unit} per GPU", title=title
+        )
+        axes.set_ylim(0, 1.1 * max(row["throughput_per_gpu"] for row in shown))
+        axes.set_xlim(0, 1.1 * max(max(row["peak_bytes"], row["capacity_bytes"]) for row in shown) / GIB)
+        axes.grid(alpha=0.3)
+        axes.legend()
+        part = path.with_name(f".{path.name}.part")
+        figure.savefig(part, format="svg", metadata={"Date": None})
+    part.replace(path)
+    return True
