@@ -15,6 +15,7 @@ from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.folding import Folding
+from kernbench.simulation.graph_capture import GraphCapture
 
 
 def seed_of(seed: int, rank: int | None) -> int:
@@ -34,7 +35,10 @@ class Host:
         unsettled: launches whose values are to come because they wait for somebody, by the stream's name, where nobody tells
             us when the host looks at what they write.
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
+        capture: the graph that it captures now, if it does.
+        replaying: whether a graph of its is being launched: what that consists of costs it nothing more.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
+        untimed: whether looks at its clock are not the program's, but of torch's own code.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         generator: its random generator.
     """
@@ -44,15 +48,18 @@ class Host:
         "_generator",
         "_seed",
         "awaited",
+        "capture",
         "clock",
         "idle_polls",
         "progress_seen",
         "rank",
+        "replaying",
         "sip",
         "stream",
         "tails",
         "unrecorded",
         "unsettled",
+        "untimed",
         "uses_gpu",
     )
 
@@ -64,6 +71,9 @@ class Host:
         self.tails: dict[str, Operation] = {}
         self.awaited: dict[str, list[Operation]] = {}
         self.unsettled: dict[str, list[Operation]] = {}
+        self.capture: GraphCapture | None = None
+        self.replaying = False
+        self.untimed = False
         self.idle_polls = 0
         self.unrecorded = False
         self.uses_gpu = False
@@ -119,6 +129,26 @@ class Host:
             yield
         finally:
             self.unrecorded = outer
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For the length of a block, what is done is no part of the program and takes no time: compiling, say."""
+        clock = self.clock
+        try:
+            with self.as_one():
+                yield
+        finally:
+            self.clock = clock
+
+    @contextmanager
+    def launching_graph(self, overhead: float) -> Iterator[None]:
+        """For the length of a block, what is enqueued belongs to one graph, whose launch costs ``overhead`` s."""
+        self.clock += overhead
+        outer, self.replaying = self.replaying, True
+        try:
+            yield
+        finally:
+            self.replaying = outer
 
 
 class Hosts:

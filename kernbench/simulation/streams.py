@@ -58,7 +58,10 @@ class Streams:
         launch = self._costs
         if sip is None:
             sip = host.sip
-        host.clock += launch.overhead
+        if host.capture is not None:
+            return host.capture.enqueue(self.enqueue, host, name, cost, sip)
+        if not host.replaying:
+            host.clock += launch.overhead
         begin = host.clock + launch.latency
         if cost is None:
             op = Operation(name, "kernel", host.rank, sip, host.stream, begin, None)
@@ -91,7 +94,8 @@ class Streams:
             stream = (
                 f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
             )
-        host.clock += self._costs.overhead
+        if not host.replaying:
+            host.clock += self._costs.overhead
         op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
         nbytes = 0
         for tensor in payload:
