@@ -38,6 +38,7 @@ class Unmodelled:
         self._first: dict[str, str] = {}
         self._calls: dict[str, int] = {}
         self.computed: dict[str, str] = {}
+        self._said: dict[str, None] = {}
 
     def note(self, name: str) -> None:
         """One more call of an operator."""
@@ -49,6 +50,15 @@ class Unmodelled:
         """An operator whose result nobody can describe without computing it."""
         if name not in self.computed:
             self.computed[name] = self._where() if self._where is not None else ""
+
+    def say(self, sentence: str) -> None:
+        """Something else that is assumed or stood in for: said once."""
+        self._said[sentence] = None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """All that there is to say: a sentence for each operator, and what was said besides."""
+        return (*map(str, self.operators), *self._said)
 
     @property
     def operators(self) -> tuple[UnmodelledOperator, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import marshal
 import os
 import sys
 import traceback
@@ -119,7 +120,8 @@ def run_ranks(
         }
 
     def body(rank: int) -> None:
-        exec(program.code, vars(mains[rank]))
+        # code of its own: torch.compile keeps what it has compiled with the code, for the globals that it saw
+        exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
 
     ctx.multiprocessing.configure = configure
     try:

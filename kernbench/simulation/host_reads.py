@@ -71,6 +71,8 @@ class HostReads:
     def to_host(self, sip: int, nbytes: int) -> Operation:
         """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it."""
         host = self.hosts.current()
+        if host.capture is not None:
+            host.capture.forbid()
         cost = copy_cost(self.engine.topology.host_route(sip, "d2h"), nbytes)
         op = self.streams.enqueue(host, "device to host", cost, sip=sip)
         self.finish_stream(host.stream)
@@ -79,6 +81,8 @@ class HostReads:
     def finish_stream(self, name: str) -> None:
         """Wait for one of the streams of this rank, and for what it was told to wait for."""
         host = self.hosts.current()
+        if host.capture is not None:
+            host.capture.forbid()
         for op in host.before(name):
             self.waits.wait(op)
         host.awaited.pop(name, None)
@@ -92,6 +96,8 @@ class HostReads:
     def synchronize(self, failed: Sequence[Operation]) -> None:
         """Wait for all streams of this rank, those of its groups too, and raise what nobody has seen fail."""
         host = self.hosts.current()
+        if host.capture is not None:
+            host.capture.forbid()
         for op in list(host.tails.values()):
             self.waits.wait(op)
         host.awaited.clear()

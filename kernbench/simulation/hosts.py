@@ -16,6 +16,7 @@ from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.accounts import Account
 from kernbench.simulation.folding import Folding
+from kernbench.simulation.graph_capture import GraphCapture
 
 
 def seed_of(seed: int, rank: int | None) -> int:
@@ -38,7 +39,9 @@ class Host:
         unsettled: launches whose values are to come because they wait for somebody, by the stream's name, where nobody tells
             us when the host looks at what they write.
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
+        capture: the graph that it captures now, if it does.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
+        untimed: whether looks at its clock are not the program's, but of torch's own code.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         phase: what its program does (:mod:`kernbench.memory.ledger`).
         step: optimizer steps that it has finished.
@@ -53,6 +56,7 @@ class Host:
         "account",
         "awaited",
         "busy",
+        "capture",
         "clock",
         "each",
         "idle_polls",
@@ -66,6 +70,7 @@ class Host:
         "tails",
         "unrecorded",
         "unsettled",
+        "untimed",
         "uses_gpu",
     )
 
@@ -80,6 +85,8 @@ class Host:
         self.busy = 0.0
         self.prepared = 0.0
         self.each: float | None = None
+        self.capture: GraphCapture | None = None
+        self.untimed = False
         self.idle_polls = 0
         self.phase = 0
         self.step = 0
@@ -164,6 +171,23 @@ class Host:
             yield
         finally:
             self.unrecorded = outer
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For the length of a block, what is done is no part of the program and takes no time: compiling, say."""
+        clock = self.clock
+        try:
+            with self.as_one():
+                yield
+        finally:
+            self.clock = clock
+
+    @contextmanager
+    def launching_graph(self, overhead: float) -> Iterator[None]:
+        """For the length of a block, what is enqueued belongs to one graph, whose launch costs ``overhead`` s."""
+        self.prepare(overhead)
+        with self.launching(0.0):
+            yield
 
 
 class Hosts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 
 from kernbench.cost.peer_access import peer_share
 from kernbench.cost.work import Cost, StatedWork, over_links
-from kernbench.errors import KernbenchError
+from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
-from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.graph_capture import GraphCapture
+from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.remote_traffic import traffic_of_launches
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.streams import Streams
@@ -29,6 +31,7 @@ from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
 from kernbench.simulation.waits import Waits
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
+from kernbench.triton_engine.launching import run_alone
 from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
 from kernbench.triton_engine.reuse import look_at_wave
@@ -140,6 +143,10 @@ class KernelLauncher:
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
         launch.rank = host.rank
+        launch.blind = not self.engine.enable_data
+        if host.capture is not None:
+            self._capture(host, host.capture, launch)
+            return
         awaited = host.awaiting_values()
         detail = {"grid": list(launch.grid), "at": launch.where}
         op = self.streams.enqueue(host, launch.name, None, tensors=tensors, deferred=True, detail=detail)
@@ -155,6 +162,14 @@ class KernelLauncher:
             if op.error is not None:
                 op.observed = True
                 raise op.error
+
+    def _capture(self, host: Host, graph: GraphCapture, launch: Launch) -> None:
+        """A launch that belongs to a graph: it runs now, as a warm-up, and whenever the graph is replayed."""
+        stream = host.stream
+        graph.steps.append(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
+        if self.engine.enable_data:
+            with suppress(DeadlockError):  # it waits for another rank, which has to capture yet
+                run_alone(launch, self.memory)
 
     def activity(self) -> tuple[int, int]:
         """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
@@ -209,7 +224,8 @@ class SampledLaunch(TritonLaunch):
         """Count what a few programs do, for each launch."""
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
         for launch in launches:
-            cost = launch.cost()
+            with launch.launcher.hosts.current().as_one():
+                cost = launch.cost()
             _note_cost(launch, cost)
             launch.launcher.engine.set_duration(launch.op, cost.seconds)
             launch.attempt.fulfil()

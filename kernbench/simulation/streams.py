@@ -58,6 +58,8 @@ class Streams:
         launch = self._costs
         if sip is None:
             sip = host.sip
+        if host.capture is not None:
+            return host.capture.enqueue(self.enqueue, host, name, cost, sip)
         spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
         begin = host.clock + launch.latency
         if cost is None:

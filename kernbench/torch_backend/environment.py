@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
+from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import compiling
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
@@ -75,6 +76,8 @@ class Environment:
                 torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
+            compiling.forget_compiled()
+            described_gpu.forget()
             self._replaced.open(self._host_devices, self.state.modules)
             self._replace_distributed()
             self._replaced.devices.open(self._host_devices)
@@ -93,6 +96,8 @@ class Environment:
         self._patches.undo()
         compiling.forget_names()
         self._replaced.close()
+        compiling.forget_compiled()
+        described_gpu.forget()
         if self._isolated:
             self._isolated = False
             _registry._set_thread_isolation_mode(False)

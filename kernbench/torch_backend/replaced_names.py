@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.torch_backend.features import compiling, profiling
+from kernbench.torch_backend.compiled import described_gpu, graphs
+from kernbench.torch_backend.features import profiling
 from kernbench.torch_backend.gpu import (
     classes,
     cuda_names,
@@ -150,7 +151,8 @@ class ReplacedNames:
             module.install(names)
         symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)
-        compiling.install_backend(names)
+        described_gpu.install_names(names)
+        graphs.install_backend(names)
         warning_filters.install(names, self._own_modules)
 
     def _replace_distributed(self, names: Patches) -> None:

@@ -174,7 +174,7 @@ def result_of(
         collectives=tuple(
             ResultOfCollective(name=each.name, calls=each.calls, bytes=each.nbytes) for each in traffic(simulation)
         ),
-        notes=tuple(filter(None, (*times.notes, *map(str, simulation.op_costs.unmodelled.operators),
+        notes=tuple(filter(None, (*times.notes, *simulation.op_costs.unmodelled.sentences,
                                   *map(str, simulation.assumptions.made), simulation.engine.op_log.note, *notes))),
     )  # fmt: skip
 

@@ -149,7 +149,7 @@ class Timeline:
             unfinished=sum(op.end is None for op in log.operations),
             dropped=log.note,
             ledgers=tuple(log.ledgers),
-            unmodelled=() if isinstance(source, GraphEngine) else tuple(map(str, source.op_costs.unmodelled.operators)),
+            unmodelled=() if isinstance(source, GraphEngine) else source.op_costs.unmodelled.sentences,
         )
 
     def memory(self) -> list[MemoryChange]:

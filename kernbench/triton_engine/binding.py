@@ -43,6 +43,8 @@ class Launch:
     arg_names: Sequence[str] = ()
     kernel: Any = None
     counts: Counts | None = None
+    blind: bool = False
+    """Whether what its tensors hold was not computed: a kernel that goes by it is not to blame."""
 
 
 @dataclass

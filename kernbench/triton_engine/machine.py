@@ -61,6 +61,7 @@ class Execution(Binding):
     ) -> None:
         super().__init__(launches, memory)
         self.dry = dry
+        self.blind = any(launch.blind for launch in launches)
         self.ready = ready(self.program)
         self.profile: dict[int, list[float]] | None = {} if profile else None
         #: Lanes that entered each block.

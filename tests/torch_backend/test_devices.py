@@ -119,7 +119,7 @@ def test_autocast_for_cuda(ranks: Ranks) -> None:
 def test_what_cannot_be_pretended_says_so(ranks: Ranks) -> None:
     def body() -> None:
         with pytest.raises(kernbench.KernbenchError, match="needs a CUDA runtime"):
-            torch.cuda.CUDAGraph()
+            torch.cuda.MemPool()
 
     ranks(body, 1)
 

@@ -1,8 +1,5 @@
-"""``torch.compile`` inside ranks (ADR 0086).
-
-Dynamo compiles what a rank that works on the CPU marks, beneath the mode that records: the operations of the compiled graph
-are seen when they run. Inductor's C++ would not be: its backend is ``aot_eager`` here. What a rank does on a simulated GPU
-runs operation by operation, because autograd refuses to trace tensors that say ``cuda`` where there is no accelerator.
+"""Dynamo inside ranks (ADR 0111): it compiles what a rank marks, beneath the mode that records. What becomes of its graphs is
+in :mod:`kernbench.torch_backend.compiled`.
 
 Dynamo keeps tables by function of what torch's names mean; inside a simulation some of the names are ours. So the tables are
 made anew for it, and again after it.
@@ -12,8 +9,6 @@ from __future__ import annotations
 
 import sys
 from typing import Any
-
-import torch
 
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.patches import Patches
@@ -32,6 +27,10 @@ _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 
 _RANKS = 1024
 
+_OF_AOTAUTOGRAD = {"force_non_lazy_backward_lowering": True, "graphsafe_rng_functionalization": False}
+"""Settings of AOTAutograd: backward is compiled with forward; what is recomputed gets the state of a generator, not a generator
+of a CUDA runtime."""
+
 
 RELIES_ON = (
     Reliance("torch._dynamo.trace_rules", "its tables of what names mean are made anew", has=("add", "clear_lru_cache")),
@@ -45,11 +44,14 @@ RELIES_ON = (
         holds=lambda config: all(isinstance(config[name].default, int) for name in _LIMITS),
     ),
     Reliance(
-        "torch._TorchCompileInductorWrapper.__call__", "what it makes of a graph is what `torch.compile` runs",
-        parameters=("self", "model_", "inputs_"),
+        "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__", "frames are compiled in it", parameters=("self", "frame"),
     ),
-    Reliance("torch._dynamo.backends.debugging.aot_eager", "it runs instead", parameters=("gm", "fake_tensor_inputs")),
-    Reliance("torch._inductor.config.cpu_backend", "it says whether Inductor writes Triton kernels for the CPU"),
+    Reliance(
+        "torch._functorch.config._config", "AOTAutograd's settings have defaults",
+        holds=lambda config: all(isinstance(config[name].default, bool) for name in _OF_AOTAUTOGRAD),
+    ),
+    Reliance("torch._dynamo.convert_frame.input_codes", "what was compiled is in it", has=("seen",)),
+    Reliance("torch._dynamo.reset", "what was compiled is forgotten"),
 )  # fmt: skip
 
 
@@ -73,26 +75,40 @@ def install(patches: Patches, module: Any) -> None:
         return 1 if compiled == 0 and device is not None and device.host.uses_gpu else compiled
 
     patches.set(module.eval_frame, "set_fullgraph_compiled_frame_count", count)
+    _compile_aside(patches)
     forget_names()
+
+
+def _compile_aside(patches: Patches) -> None:
+    """Let compilation take no virtual time, also that of a backward pass, which happens with its forward's."""
+    callback: Any = sys.modules["torch._dynamo.convert_frame"].CatchErrorsWrapper
+    stock = callback.__call__
+
+    def compile_frame(self: Any, *args: Any) -> Any:
+        device = current_device()
+        if device is None:
+            return stock(self, *args)
+        with device.host.aside():
+            return stock(self, *args)
+
+    patches.set(callback, "__call__", compile_frame)
+    functorch: Any = sys.modules["torch._functorch.config"]
+    for name, value in _OF_AOTAUTOGRAD.items():
+        patches.set(functorch._config[name], "default", value)
 
 
 _told: set[str] = set()
 
 
-def install_backend(patches: Patches) -> None:
-    """Let Inductor's graphs run as ``aot_eager``'s do, unless it writes Triton kernels for CPU tensors (ADR 0029)."""
-    wrapper: Any = torch._TorchCompileInductorWrapper
-    stock = wrapper.__call__
+def forget_compiled() -> None:
+    """Let what was compiled outside of a simulation, or in it, be compiled again.
 
-    def call(self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
-        inductor: Any = sys.modules.get("torch._inductor.config")
-        if current_device() is None or (inductor is not None and inductor.cpu_backend == "triton"):
-            return stock(self, graph, inputs, **kwargs)
-        from torch._dynamo.backends.debugging import aot_eager
-
-        return aot_eager(graph, inputs)
-
-    patches.set(wrapper, "__call__", call)
+    A compiled function's guards do not tell tensors of simulated GPUs from the host's, nor one GPU from another.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and frames is not None and frames.input_codes.seen:
+        dynamo.reset()
 
 
 def forget_names() -> None:

@@ -1,7 +1,7 @@
 """``context_parallel`` for ranks that share a process and compute on CPU tensors.
 
 torch replaces ``F.scaled_dot_product_attention`` in the process while a rank is inside the block, with the mesh of whoever came
-first, and knows the rings of the attention kernels for GPUs only. Here the function is replaced once, and asks which rank
+first, and knows the rings of the attention kernels for GPUs only. Here what replaces it asks which rank
 calls; its ring is torch's own, around the CPU's kernel. On a mesh of CPUs too, where stock torch has no ring.
 """
 
@@ -97,10 +97,13 @@ def install(patches: Patches, module: Any) -> None:
 
     def enable(seq_dim: int, mesh: Any) -> None:
         inside[current_rank()] = seq_dim, mesh
+        F.scaled_dot_product_attention = attention
 
     def disable() -> None:
         inside.pop(current_rank(), None)
+        if not inside:
+            F.scaled_dot_product_attention = stock  # which Dynamo traces
 
-    patches.set(F, "scaled_dot_product_attention", attention)
+    patches.set(F, "scaled_dot_product_attention", stock)  # and so it will be again, whatever happens
     patches.set(module, "_enable_context_parallel_dispatcher_impl", enable)
     patches.set(module, "_disable_context_parallel_dispatcher_impl", disable)

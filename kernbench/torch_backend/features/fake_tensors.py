@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.devices import current_index
+from kernbench.torch_backend.gpu.devices import current_device, current_index
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -30,11 +30,23 @@ RELIES_ON = (
         f"{MODULE}.FakeTensor.__new__", "`device` is what C++ is told", parameters=("cls", "elem", "device"),
     ),
     Reliance(f"{MODULE}.FakeTensor", "these are what Python reads, and what copies call", has=("device", "is_cuda", "copy_")),
+    Reliance("torch.ops.aten._to_copy", "casts are this operation, also those that C++ makes", has=("default",)),
+    Reliance(
+        f"{MODULE}.FakeTensorMode.__torch_dispatch__", "operations on fake tensors arrive there",
+        parameters=("self", "func", "types", "args", "kwargs"),
+    ),
+    Reliance(
+        f"{MODULE}.FakeTensor.fake_device", "what C++ is told may be set later, of a view",
+        holds=lambda fake_device: fake_device.fset is not None,
+    ),
     Reliance(
         f"{MODULE}.FakeTensor.device", "a kernel is told the device that C++ knows",
         holds=lambda device: "in_kernel_invocation" in device.fget.__code__.co_names,
     ),
 )  # fmt: skip
+
+
+_CAST = torch.ops.aten._to_copy.default
 
 
 def install(patches: Patches, module: Any) -> None:
@@ -47,15 +59,31 @@ def install(patches: Patches, module: Any) -> None:
     def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
         return torch.ops.aten.copy_.default(self, src, non_blocking)
 
-    make, told = module.FakeTensor.__new__, module.FakeTensor.device
+    dispatched = module.FakeTensorMode.__torch_dispatch__
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _CAST and kwargs and _asked_by_cpp(args[0], kwargs):
+            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        return dispatched(self, func, types, args, kwargs)
+
+    make, told, kept = module.FakeTensor.__new__, module.FakeTensor.device, module.FakeTensor.fake_device
 
     def new(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         if device.type != "cuda":
             return make(cls, mode, elem, device, *args, **kwargs)
         made = make(cls, mode, elem, torch.device("cpu"), *args, **kwargs)
-        index = current_index() or 0 if device.index is None else device.index
-        made.simulated_device = torch.device("cuda", index)
+        simulate(made, device)
         return made
+
+    def simulate(fake: Any, device: torch.device) -> None:
+        index = current_index() or 0 if device.index is None else device.index
+        fake.simulated_device = torch.device("cuda", index)
+
+    def set_device(fake: Any, device: torch.device) -> None:
+        if device.type == "cuda":
+            simulate(fake, device)
+        else:
+            kept.fset(fake, device)
 
     def device(fake: Any) -> Any:
         simulated = getattr(fake, "simulated_device", None)
@@ -63,6 +91,19 @@ def install(patches: Patches, module: Any) -> None:
 
     patches.set(module.FakeTensor, "__new__", staticmethod(new))
     patches.set(module.FakeTensor, "device", property(device))
+    patches.set(module.FakeTensor, "fake_device", property(kept.fget, set_device))
     patches.set(module.FakeTensor, "is_cuda", property(lambda fake: fake.device.type == "cuda"))
     patches.set(module._DispatchCacheKey, "__init__", init)
     patches.set(module.FakeTensor, "copy_", copy_)
+    patches.set(module.FakeTensorMode, "__torch_dispatch__", dispatch)
+
+
+def _asked_by_cpp(fake: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a cast to the CPU is one that C++ makes of a tensor that it takes for the CPU's: ``x.type_as(y)``, say.
+
+    What the program asks for itself comes by ``Tensor.to``; and once Inductor compiles, a graph says where things are.
+    """
+    device, wanted = current_device(), kwargs.get("device")
+    if device is None or device.moving or device.compiling or wanted is None or wanted.type != "cpu":
+        return False
+    return fake.device.type == "cuda" and kwargs.get("dtype") not in (None, fake.dtype)

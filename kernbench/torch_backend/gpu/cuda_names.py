@@ -15,7 +15,7 @@ import torch
 from kernbench.cost.work import stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu import streams
+from kernbench.torch_backend.gpu import cuda_graphs, streams
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
 from kernbench.torch_backend.patches import Patches
@@ -25,7 +25,7 @@ NCCL_VERSION = (2, 27, 7)
 """What programs, and torch's own error messages, are told of NCCL: what it offers torch 2.13 is there."""
 
 UNAVAILABLE = (
-    "CUDAGraph", "graph", "make_graphed_callables", "MemPool", "use_mem_pool", "cudart",
+    "MemPool", "use_mem_pool", "cudart",
 )  # fmt: skip
 """Names that need a CUDA runtime."""
 
@@ -62,21 +62,21 @@ def device_count() -> int:
 
 def current_device_index() -> int:
     """``torch.cuda.current_device``."""
-    return _mine().index
+    mine = _mine()
+    return mine.told(mine.index)
 
 
 def set_device(device: Any) -> None:
     mine = current_device()
-    number = 0 if mine is None else mine.number(device)
     if mine is None or device is None or (isinstance(device, int) and device < 0):
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
     mine.host.uses_gpu = True
-    mine.host.sip = mine.sip(number)
+    mine.host.sip = mine.sip(device)
 
 
 def exchange_device(device: Any) -> int:
     """Make a GPU the current one; the index of the one before."""
-    before = _mine().index
+    before = current_device_index()
     set_device(device)
     return before
 
@@ -85,7 +85,8 @@ class DeviceGuard:
     """``torch.cuda.device``: another device for the length of a block."""
 
     def __init__(self, device: Any) -> None:
-        self.idx = bound_devices().number(device)
+        mine = _mine()
+        self.idx = mine.told(mine.number(device))
 
     def __enter__(self) -> None:
         self._before = _mine().host.sip
@@ -222,7 +223,6 @@ CUDA: dict[str, Any] = each_its_own({
     "_maybe_exchange_device": exchange_device,
     "synchronize": synchronize,
     "ipc_collect": nothing,
-    "is_current_stream_capturing": never,
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
@@ -246,6 +246,7 @@ CUDA: dict[str, Any] = each_its_own({
     "set_rng_state_all": set_rng_state_all,
     "default_generators": DefaultGenerators(device_count, _generator),
     "_sleep": _sleep,
+    **cuda_graphs.CUDA_GRAPHS,
 })  # fmt: skip
 """``torch.cuda``'s attributes."""
 
@@ -309,6 +310,11 @@ def install(patches: Patches) -> None:
     for _, owner, table in _TABLES:
         for name, value in table.items():
             patches.set(owner, name, value)
-    for module in (torch.cuda.random, torch.cuda.memory, torch.cuda.streams):  # which have names of torch.cuda's
+    for module in (
+        torch.cuda.random,
+        torch.cuda.memory,
+        torch.cuda.streams,
+        torch.cuda.graphs,
+    ):  # which have names of torch.cuda's
         for name in sorted(vars(module).keys() & CUDA.keys()):
             patches.set(module, name, CUDA[name])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.simulation.assumptions import default_stand_in, fill
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
@@ -107,9 +108,9 @@ def current_device() -> RankDevice | None:
 
 
 def current_index() -> int | None:
-    """Number of the GPU that the rank which runs drives; None outside ranks."""
+    """Number of the GPU that the rank which runs drives, as it counts them; None outside ranks."""
     device = current_device()
-    return None if device is None else device.index
+    return None if device is None else device.told(device.index)
 
 
 def current_rank() -> int | None:
@@ -133,6 +134,18 @@ def _empty_strided(
 ) -> torch.Tensor:
     tensor = torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
     return _allocating[-1].mine().on_device(tensor, device)
+
+
+def allocate(size: Any, stride: Any, dtype: Any) -> torch.Tensor:
+    """Memory of the GPU that the rank which runs drives, for what a compiled graph computes."""
+    tensor = _empty_strided(size, stride, dtype=dtype)
+    simulation = bound_devices().simulation
+    if not simulation.engine.enable_data and tensor.nbytes <= simulation.storages.most_bytes:
+        value = default_stand_in(dtype)  # kernels are counted: nobody writes it
+        with bound_devices().mine().host.as_one():
+            fill(tensor, value)
+        simulation.storages.note(tensor).stand_in = value
+    return tensor
 
 
 class Devices:
@@ -183,6 +196,10 @@ class Devices:
     def number(self, device: Any = None) -> int:
         """Index of a device given as an index, a string, a ``torch.device`` or None."""
         return self.mine().number(device)
+
+    def told(self, index: int) -> int:
+        """What torch is told of the GPU of this number by the rank that runs."""
+        return self.mine().told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """Put a fresh tensor of the rank that runs on a GPU, by default on its own."""

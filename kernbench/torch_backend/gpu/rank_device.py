@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +15,16 @@ from kernbench.simulation.remote_traffic import RemoteTraffic
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.gpu.generators import DeviceGenerators
+from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of, place
+
+_UNPINNED = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
+    "tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+
+Diverted = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor], Cost], None]
+"""Takes an operation: its name, what it reads and writes, its cost."""
 
 
 class RankDevice:
@@ -28,6 +38,8 @@ class RankDevice:
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
         in_custom_operation: how many custom operations it is computing, one inside the other.
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
+        compiling: whether a graph of operations on GPUs is being compiled.
+        diverted: takes operations of torch instead of the stream, if anything does.
     """
 
     def __init__(self, simulation: Simulation, host: Host) -> None:
@@ -37,6 +49,9 @@ class RankDevice:
         self.collective_memory: DeviceMemory | None = None
         self.in_custom_operation = 0
         self.moving = False
+        self.compiling = False
+        self.diverted: Diverted | None = None
+        self._first = 0
         topology, sips = simulation.topology, simulation.sips
         home = None if host.rank is None else topology.node_of(sips[host.rank])
         self.visible = sips if home is None else tuple([sip for sip in sips if topology.node_of(sip) == home])
@@ -51,6 +66,40 @@ class RankDevice:
         """The number of a SIP: on the rank's own node; those of other nodes, which a program on hardware cannot see, have the
         number that they have in the whole system."""
         return self.visible.index(sip) if sip in self.visible else self.simulation.sips.index(sip)
+
+    def told(self, index: int) -> int:
+        """What torch is told of the SIP of this number: the same, unless GPUs are counted from another one."""
+        return {0: self._first, self._first: 0}.get(index, index)
+
+    @contextmanager
+    def counted_from(self, index: int) -> Iterator[None]:
+        """For the length of a block, torch takes the SIP of this number for ``cuda:0``, and that one for it.
+
+        A graph that is compiled is a graph for ``cuda:0``, whichever rank compiles it, and whichever runs it.
+        """
+        before, self._first = self._first, index
+        try:
+            yield
+        finally:
+            self._first = before
+
+    @contextmanager
+    def moves(self) -> Iterator[None]:
+        """For the length of a block, a copy between host and SIP is one that the program has asked for."""
+        before, self.moving = self.moving, True
+        try:
+            yield
+        finally:
+            self.moving = before
+
+    @contextmanager
+    def diverting(self, to: Diverted) -> Iterator[None]:
+        """For the length of a block, operations of torch are told to ``to`` and enqueued by nobody."""
+        before, self.diverted = self.diverted, to
+        try:
+            yield
+        finally:
+            self.diverted = before
 
     @property
     def memory(self) -> DeviceMemory:
@@ -83,7 +132,7 @@ class RankDevice:
         count = len(self.simulation.sips)
         if index >= count:
             raise RuntimeError(f"CUDA error: invalid device ordinal {index}: the simulated system has {count} devices")
-        return index
+        return self.told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """Put a fresh tensor on a GPU, by default on the current one."""
@@ -91,9 +140,17 @@ class RankDevice:
         place(tensor, self.memory_at(device))
         return tensor
 
-    def transfer(self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None) -> None:
-        """A copy from the host to a SIP's ``memory``, or (None) to the host, which waits for what is on the stream."""
+    def transfer(
+        self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None, source: torch.Tensor | None = None
+    ) -> None:
+        """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host, which waits for its stream.
+
+        Raises RuntimeError in a capture, if the source is not pinned, as torch does.
+        """
         simulation = self.simulation
+        if self.host.capture is not None and memory is not None and (source is None or not is_pinned(source)):
+            self.host.capture.broken = True
+            raise RuntimeError(_UNPINNED)
         nbytes = sum(output.numel() * output.element_size() for output in outputs)
         for output in outputs:
             place(output, memory)

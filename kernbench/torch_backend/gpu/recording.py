@@ -26,6 +26,7 @@ from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
 from kernbench.topology.system import HostSpec
+from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
@@ -280,6 +281,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._who = who
         self._hosts = simulation.hosts
+        self._shared = shared
         self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
         self._values = simulation.values
         self._costs = simulation.op_costs
@@ -295,13 +297,16 @@ class Recorder(TorchDispatchMode):
         return False  # nothing here that Dynamo could trace, and wrapping would import it
 
     def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch's is a class method, called on the object
-        """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0086)."""
-        return not self._who().host.uses_gpu
+        """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0111).
+
+        Where ranks share a thread, they share what Dynamo does with it: what they put on GPUs runs as it is written.
+        """
+        return not self._shared or not self._who().host.uses_gpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
-            if cls.__module__ == "torch._subclasses.fake_tensor":
-                return func(*args, **(kwargs or {}))  # shapes only: nothing runs
+            if cls.__module__.startswith("torch._subclasses."):
+                return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
             if cls is not torch.Tensor and cls is not torch.nn.Parameter:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         device = self._who()
@@ -323,7 +328,18 @@ class Recorder(TorchDispatchMode):
                 host.prepare(self._host_costs.view)
         elif operation.kind > VIEW and not operation.host_reads:
             self._record(device, operation, args, kwargs, result)
+            if host.capture is not None and not operation.allocates:
+                self._capture(device, func, args, kwargs, result)
         return result
+
+    @staticmethod
+    def _capture(device: RankDevice, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Have the values of an operation on a GPU computed again when the graph that is being captured is replayed."""
+        tensors = _tensors_in((*args, *(kwargs or {}).values(), result))
+        if device.moving or any(block_of(each) is not None for each in tensors):
+            host = device.host
+            assert host.capture is not None
+            host.capture.steps.append(computes_again(host, lambda: func(*args, **(kwargs or {})), result))
 
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation."""
@@ -407,7 +423,7 @@ class Recorder(TorchDispatchMode):
                 placed = wanted.type == "cuda" or (on_device and _stays(device, operation.name, inputs, outputs))
                 if kind == TRANSFER and placed != on_device:
                     with self._while_waiting():
-                        device.transfer(outputs, device.memory_at(wanted) if placed else None)
+                        device.transfer(outputs, device.memory_at(wanted) if placed else None, inputs[0])
                     return
             else:
                 placed = on_device
@@ -415,7 +431,7 @@ class Recorder(TorchDispatchMode):
                 return
             if kind == TRANSFER and len(blocks) == 2 and (blocks[0] is None) != (blocks[1] is None):
                 with self._while_waiting():
-                    device.transfer(outputs, None if blocks[0] is None else blocks[0].memory)
+                    device.transfer(outputs, None if blocks[0] is None else blocks[0].memory, inputs[1])
                 return
             if kind == TRANSFER and len(blocks) == 2:
                 target, origin = blocks  # of `copy_`
@@ -442,6 +458,9 @@ class Recorder(TorchDispatchMode):
             self._flops.add(device.host.account, cost, call)
         if shared:
             cost = device.over_links(cost, inputs)
+        if device.diverted is not None:
+            device.diverted(operation.name, inputs, outputs, cost)
+            return
         if device.host.each is None:
             device.host.prepare(self._host_costs.around(inputs))
         self._enqueue(device.host, operation.title, cost)

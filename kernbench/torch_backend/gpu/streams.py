@@ -6,13 +6,15 @@ the rank, until something is enqueued on it. Time is virtual.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.graph_capture import GraphCapture
+from kernbench.simulation.hosts import Host
 from kernbench.torch_backend.gpu.devices import bound_devices
 
 
@@ -21,7 +23,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any) -> None:
         devices = bound_devices()
-        self.device = torch.device("cuda", devices.number(device))
+        self.device = torch.device("cuda", devices.told(devices.number(device)))
         self.device_index = self.device.index
         self.priority = priority
         if name is None:
@@ -38,6 +40,9 @@ class Stream:
         """What is enqueued here next starts after what is on ``stream`` now."""
         state = bound_devices().mine().host
         state.let_wait(self.name, state.before(stream.name))
+        _capture(
+            lambda graph: state.let_wait(graph.name(state, self.name), state.before(graph.name(state, stream.name)))
+        )
 
     def wait_event(self, event: Any) -> None:
         """What is enqueued here next starts after the event."""
@@ -50,11 +55,12 @@ class Stream:
 
     def query(self) -> bool:
         devices = bound_devices()
+        _not_in_a_capture()
         now = devices.simulation.now()
         return all(op.end is not None and op.end <= now for op in devices.mine().host.before(self.name))
 
     def is_capturing(self) -> bool:
-        return False
+        return bound_devices().mine().host.capture is not None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (other.name, other.device) == (self.name, self.device)
@@ -102,11 +108,17 @@ class Event:
 
     def record(self, stream: Any = None) -> None:
         state = bound_devices().mine().host
-        self._after = state.before(state.stream if stream is None else stream.name)
+        name = state.stream if stream is None else stream.name
+        self._mark(state, name)
+        _capture(lambda graph: self._mark(state, graph.name(state, name)))
+
+    def _mark(self, state: Host, name: str) -> None:
+        self._after = state.before(name)
         self._clock = state.clock
 
     def _time(self) -> float:
         """When it happens, s of virtual time; waits until that is known."""
+        _not_in_a_capture()
         if self._clock is None:
             raise RuntimeError("the event has not been recorded")
         moment = self._clock
@@ -118,16 +130,20 @@ class Event:
         return moment
 
     def synchronize(self) -> None:
+        _not_in_a_capture()
         for op in self._after:
             bound_devices().simulation.waits.wait(op)
 
     def wait(self, stream: Any = None) -> None:
         """What is enqueued next on ``stream``, or on the current one, starts after it."""
         state = bound_devices().mine().host
-        state.let_wait(state.stream if stream is None else stream.name, self._after)
+        name = state.stream if stream is None else stream.name
+        state.let_wait(name, self._after)
+        _capture(lambda graph: state.let_wait(graph.name(state, name), self._after))
 
     def query(self) -> bool:
         simulation = bound_devices().simulation
+        _not_in_a_capture()
         unknown = next((op for op in self._after if op.end is None), None)
         if unknown is not None:
             simulation.polls.look(unknown)
@@ -139,6 +155,19 @@ class Event:
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("both events must be created with enable_timing=True")
         return (end._time() - self._time()) * 1e3
+
+
+def _capture(step: Callable[[GraphCapture], None]) -> None:
+    """Have a step taken whenever the graph is replayed that is being captured, if one is."""
+    graph = bound_devices().mine().host.capture
+    if graph is not None:
+        graph.steps.append(lambda: step(graph))
+
+
+def _not_in_a_capture() -> None:
+    graph = bound_devices().mine().host.capture
+    if graph is not None:
+        graph.forbid()
 
 
 def set_stream(stream: Any) -> None:

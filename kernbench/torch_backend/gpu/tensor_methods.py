@@ -28,6 +28,10 @@ _stock_repr: Any = torch.Tensor.__repr__
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``Tensor.to``."""
     target = kwargs.get("device", args[0] if args else None)
+    if isinstance(target, torch.Tensor) and is_described(type(target)):
+        if target.device == tensor.device:  # to C++ they are on the CPU, and a copy would go there
+            return _stock_to(tensor, target.dtype, *args[1:], **kwargs)
+        return to(tensor, target.device, target.dtype, *args[1:], **kwargs)
     if isinstance(target, torch.Tensor):
         kind = "cuda" if block_of(target) is not None else "cpu"
         if kind == "cuda":
@@ -38,8 +42,11 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     else:
         return _stock_to(tensor, *args, **kwargs)
     mine = current_device()
-    if kind not in ("cuda", "cpu") or mine is None or is_described(type(tensor)):
+    if kind not in ("cuda", "cpu") or mine is None:
         return _stock_to(tensor, *args, **kwargs)
+    if is_described(type(tensor)):
+        with mine.moves():
+            return _stock_to(tensor, *args, **kwargs)
     block = block_of(tensor)
     if block is not None and kind == "cuda" and _index_in(target) in (None, _index_of(block)):
         return _stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
@@ -48,14 +55,11 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _stock_to(tensor, *args, **kwargs)
     if block is not None and kind == "cuda":
         return _to_peer(mine, tensor, block, target, args, kwargs)
-    mine.moving = True
-    try:
+    with mine.moves():
         result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
-    finally:
-        mine.moving = False
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
         mine.host.uses_gpu = True
-        mine.transfer(stored_in(result), mine.memory_at(target))
+        mine.transfer(stored_in(result), mine.memory_at(target), tensor)
     return result
 
 
@@ -255,7 +259,7 @@ def install(patches: Patches) -> None:
 def _index_of(block: Block) -> int:
     """The number of the GPU that a block is on, to the rank that runs."""
     mine = bound_devices().mine()
-    return mine.index if block.shared else mine.index_of(block.memory.sip)
+    return mine.told(mine.index if block.shared else mine.index_of(block.memory.sip))
 
 
 @functools.cache

@@ -228,6 +228,15 @@ class PostingGroup(_ProcessGroup):
         operation = self.matcher.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
         self._limit(operation, None if opts is None else timeout_of(opts))
         work = self._work(operation, outputs)
+        graph = simulation.hosts.current().capture
+        if graph is not None:
+            host, stream, again = simulation.hosts.current(), simulation.hosts.current().stream, partial(
+                self._post, op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root,
+                splits=splits, given=given, algorithm=algorithm,
+            )  # fmt: skip
+            graph.steps.append(
+                lambda: graph.on_stream(host, stream, lambda: graph.works.__setitem__(work.operation, again()))
+            )
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work

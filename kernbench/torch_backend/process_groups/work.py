@@ -55,6 +55,13 @@ class Work(dist.Work):
 
         Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT asks for the host too (ADR 0070).
         """
+        graph = self._simulation.hosts.current().capture
+        if graph is not None:
+            host = self._simulation.hosts.current()
+            stream, operations = host.stream, self.operations
+            graph.steps.append(
+                lambda: graph.on_stream(host, stream, lambda: [graph.works[op].wait() for op in operations])
+            )
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self.operations:

@@ -58,6 +58,8 @@ class RankClock:
             return None
         me = simulation.hosts.current()
         assert me.rank is not None
+        if me.unrecorded or me.untimed:
+            return me.clock  # what looks is no part of the program
         looks, last = self._looks.get(me.rank, (0, -1.0))
         looks = looks + 1 if me.clock == last else 0
         me.clock += READ_COST

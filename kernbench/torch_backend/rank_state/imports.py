@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
+from kernbench.torch_backend.compiled import described_gpu, graphs, kernels, reduce_overhead, traced_devices
 from kernbench.torch_backend.features import (
     attention_sharding,
     compiling,
@@ -37,7 +38,17 @@ _PLAIN = (
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
-    symmetric_memory.MODULE: symmetric_memory.install_module
+    symmetric_memory.MODULE: symmetric_memory.install_module,
+    described_gpu.INTERFACE: described_gpu.install_interface,
+    described_gpu.CODE_CACHE: described_gpu.install_keys,
+    traced_devices.MODULE: traced_devices.install,
+    graphs.MODULE: graphs.install_calls,
+    reduce_overhead.MODULE: reduce_overhead.install,
+    kernels.HEURISTICS: kernels.install_heuristics,
+    kernels.METRICS: kernels.install_metrics,
+    kernels.HELPERS: kernels.install_helpers,
+    kernels.ASYNC_COMPILE: kernels.install_async_compile,
+    kernels.BENCHMARKING: kernels.install_benchmarking,
 }
 """What is changed in a module once it is there."""
 

@@ -89,7 +89,8 @@ class _Watched(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         note = vars(self).get("__kernbench_note__")
-        if note is not None:
+        imported = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
+        if note is not None and not imported:  # a submodule that one rank imports is there for all
             note(self, name)
         super().__setattr__(name, value)
 

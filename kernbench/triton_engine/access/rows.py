@@ -54,7 +54,7 @@ def _rows_of(access: Access) -> _Rows | None:
     nl = len(lanes)
     scattered = access.pointer.scattered
     origin, lane_strides, tile_strides, per_lane = access.affine_pointer()
-    if batch.rank_index is not None:
+    if batch.rank_index is not None or (batch.execution.blind and scattered is not None):
         return None
     if scattered is not None:
         scattered, steps = _without_steps(scattered, nl, item)

@@ -77,6 +77,8 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
     ty = info.operand_types[0]
 
     def run(batch: Any, x: Any) -> Value:
+        if batch.execution.blind:
+            return None
         if type(x) is Tensor and bool(x.all()):
             return None
         if type(x) in (bool, int) and x:

@@ -1,0 +1,76 @@
+"""What a host enqueues while it captures a graph, to be enqueued again as one: CUDA graphs (ADR 0112).
+
+A capture is a list of steps. While it is open, what would be put on a stream becomes a step instead. Values are computed
+then, too, as those of a warm-up; a replay computes them again, in the same memory. To the host a replay is one launch: what
+the graph consists of follows on the device without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernbench.cost.work import Cost
+from kernbench.sim_engine.operation import Operation
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+"""What CUDA says when a host waits for a device, or looks at its memory, during a capture."""
+
+INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
+"""What it says at the end of such a capture."""
+
+
+class GraphCapture:
+    """The steps of one graph.
+
+    Attributes:
+        stream: on which the capture began; a replay has what was on it on the stream that it is launched on.
+        steps: what a replay does, in order.
+        works: by collective of the capture, the one that stands for it in the present replay.
+        broken: whether something was not permitted.
+    """
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.steps: list[Callable[[], Any]] = []
+        self.works: dict[Any, Any] = {}
+        self.broken = False
+
+    def forbid(self) -> None:
+        """Raise what CUDA says of what it does not permit now."""
+        self.broken = True
+        raise RuntimeError(NOT_PERMITTED)
+
+    def enqueue(
+        self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int
+    ) -> Operation:
+        """An operation that will be on the host's current stream when the graph is replayed; nobody waits for it now."""
+        if cost is None:
+            self.forbid()
+        stream = host.stream
+        self.steps.append(lambda: self.on_stream(host, stream, lambda: enqueue(host, name, cost, sip=sip)))
+        op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
+        op.start = op.end = host.clock
+        return op
+
+    def name(self, host: Any, stream: str) -> str:
+        """The name that a stream of the capture has in a replay."""
+        now: str = host.stream
+        return now if stream == self.stream else stream
+
+    def on_stream(self, host: Any, stream: str, step: Callable[[], Any]) -> None:
+        """Take a step on a stream of the capture."""
+        before = host.stream
+        if stream != self.stream:
+            host.stream = stream
+        try:
+            step()
+        finally:
+            host.stream = before
+
+    def replay(self, host: Any, overhead: float) -> None:
+        """Take all steps; the host pays ``overhead`` s."""
+        self.works.clear()
+        with host.launching_graph(overhead):
+            for step in self.steps:
+                step()

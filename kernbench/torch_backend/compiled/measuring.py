@@ -1,0 +1,33 @@
+"""How long what Inductor would measure takes by the models: nothing that is measured appears in the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernbench.cost.work import LEAST, Cost
+from kernbench.torch_backend.gpu.devices import bound_devices
+from kernbench.triton_engine.duration import estimate
+from kernbench.triton_engine.launching import sampled_launches
+
+
+def modelled_ms(fn: Callable[[], Any]) -> float:
+    """Milliseconds of the operations and launches that ``fn`` makes, one after the other.
+
+    Kernels are counted and change nothing; operations of torch are computed, on whatever ``fn`` gives them.
+    """
+    mine = bound_devices().mine()
+    gpu = mine.simulation.topology.device
+    seconds: list[float] = []
+
+    start = max(gpu.launch.latency - LEAST, 0.0)  # which passes beside the stream, and is not in a cost (ADR 0038)
+
+    def count(name: str, inputs: Any, outputs: Any, cost: Cost) -> None:
+        seconds.append(start + cost.seconds)
+
+    host = mine.host
+    with host.aside(), sampled_launches(gpu) as launches, mine.diverting(count):
+        host.unrecorded = False
+        fn()
+    seconds += [estimate(each.counts, None, gpu, kernel=each.kernel, cold=True).seconds for each in launches]
+    return 1e3 * sum(seconds)

@@ -1,0 +1,178 @@
+"""CUDA graphs of simulated GPUs: captured once, replayed as one launch, with the values that the inputs have then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import kernbench
+
+
+@pytest.fixture
+def run() -> Callable[..., list[Any]]:
+    """``run(body, ranks)``: what ``body()`` returns in each rank of a DGX H100."""
+
+    def on_gpus(body: Callable[[], Any], ranks: int = 1, **options: Any) -> list[Any]:
+        results: list[Any] = [None] * ranks
+
+        def worker(rank: int) -> None:
+            torch.cuda.set_device(rank)
+            dist.init_process_group("nccl")
+            results[rank] = body()
+            dist.destroy_process_group()
+
+        with kernbench.simulate("dgx_h100", world_size=ranks, seed=1, **options) as ctx:
+            ctx.multiprocessing.spawn(worker, nprocs=ranks)
+        return results
+
+    return on_gpus
+
+
+def host_seconds(call: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def test_a_replay_computes_anew_and_costs_one_launch(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 16)).cuda().eval()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = model(x)
+            dist.all_reduce(y)
+            return y.add_(x)
+
+        x = torch.zeros(4, 16, device="cuda")
+        with torch.no_grad():
+            step(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                assert torch.cuda.is_current_stream_capturing()
+                result = step(x)
+            where = result.data_ptr()
+            for _ in range(2):
+                x.copy_(torch.randn(4, 16, device="cuda"))
+                graph.replay()
+                assert torch.equal(result, step(x))
+            assert result.data_ptr() == where
+            return host_seconds(graph.replay), host_seconds(lambda: step(x)), host_seconds(lambda: x.add_(0))
+
+    for replay, eager, launch in run(body, 2):
+        assert replay == pytest.approx(launch)
+        assert eager > 3 * launch
+
+
+def test_kernels_and_streams_of_a_capture(run: Callable[..., list[Any]]) -> None:
+    triton = pytest.importorskip("triton", reason="kernels need Triton, which exists for Linux only")
+    tl = triton.language
+
+    @triton.jit
+    def add_one(x, n: tl.constexpr):
+        at = tl.arange(0, n)
+        tl.store(x + at, tl.load(x + at) + 1)
+
+    globals()["tl"] = tl
+
+    def body() -> Any:
+        x, y = torch.zeros(16, device="cuda"), torch.zeros(16, device="cuda")
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            add_one[(1,)](x, 16)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                y.copy_(x * 10)
+            torch.cuda.current_stream().wait_stream(side)
+            z = x + y
+        x.zero_()
+        for _ in range(3):
+            graph.replay()
+        return x[0].item(), y[0].item(), z[0].item()
+
+    assert run(body) == [(3.0, 30.0, 33.0)]
+
+
+def test_random_numbers_differ_between_replays(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x = torch.rand(64, device="cuda")
+        graph.replay()
+        first = x.clone()
+        graph.replay()
+        return torch.equal(first, x)
+
+    assert run(body) == [False]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda x: x.sum().item(), "operation not permitted when stream is capturing"),
+        (lambda x: torch.cuda.synchronize(), "operation not permitted when stream is capturing"),
+        (lambda x: torch.cuda.current_stream().query(), "operation not permitted when stream is capturing"),
+        (lambda x: torch.ones(3).to("cuda"), "unless the CPU tensor is pinned"),
+    ],
+    ids=["item", "synchronize", "query", "pageable"],
+)
+def test_what_cuda_refuses_in_a_capture_is_refused(
+    run: Callable[..., list[Any]], act: Callable[[torch.Tensor], Any], message: str
+) -> None:
+    def body() -> Any:
+        x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="previous error during capture") as failed, torch.cuda.graph(graph):
+            act(x)
+        assert message in str(failed.value.__context__)
+        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+            graph.replay()
+        return x.sum().item()  # which is possible again
+
+    assert run(body) == [4.0]
+
+
+def test_the_default_stream_is_not_captured(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        with pytest.raises(RuntimeError, match="must be captured on a non-default stream"):
+            torch.cuda.CUDAGraph().capture_begin()
+        return torch.cuda.is_current_stream_capturing()
+
+    assert run(body) == [False]
+
+
+def test_graphed_callables_are_trained(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).cuda()
+        x = torch.randn(4, 8, device="cuda", requires_grad=True)
+        model(x).pow(2).sum().backward()
+        expected = [x.grad, *(each.grad for each in model.parameters())]
+        x.grad = None
+        model.zero_grad()
+        graphed = torch.cuda.make_graphed_callables(model, (torch.randn(4, 8, device="cuda", requires_grad=True),))
+        graphed(x).pow(2).sum().backward()
+        for found, wanted in zip([x.grad, *(each.grad for each in model.parameters())], expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+        return True
+
+    assert run(body) == [True]
+
+
+def test_without_data_a_replay_takes_the_same_time(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        layer, x, graph = nn.Linear(512, 512).cuda(), torch.zeros(512, 512, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            layer(x).relu_()
+        begin = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    assert run(body) == run(body, enable_data=False)
