@@ -1,0 +1,54 @@
+"""The same program with values and without: the same operations, collectives, bytes, memory and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+from tests.parity.gpu_programs import PROGRAMS
+
+WORLD = 4
+
+
+class Outcome(NamedTuple):
+    """What a run has left: operations by rank and stream, peak bytes by rank, time at the end."""
+
+    operations: dict[tuple[Any, ...], list[Any]]
+    peaks: list[int]
+    end: float
+
+
+def outcome(program: Callable[..., None], width: int, *, data: bool, world: int = WORLD, **options: Any) -> Outcome:
+    with kernbench.simulate("dgx_h100", enable_data=data, log_limit=None, **options) as ctx:
+
+        def worker(rank: int) -> None:
+            torch.cuda.set_device(rank)
+            dist.init_process_group("nccl")
+            program(rank, world, width)
+            dist.destroy_process_group()
+
+        ctx.multiprocessing.spawn(worker, nprocs=world)
+        found: dict[tuple[Any, ...], list[Any]] = {}
+        for op in ctx.engine.op_log.operations:
+            seen = (op.name, op.kind, op.nbytes, op.enqueue, op.start, op.end)
+            found.setdefault((op.rank, op.sip, op.stream), []).append(seen)
+        peaks = [ctx.simulation.storages.memory(sip).peak for sip in ctx.sips[:world]]
+        return Outcome(found, peaks, ctx.now())
+
+
+@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_takes_the_same_with_and_without_data(program, width):
+    """16: nearly all is small, and computed; 128: weights and activations are not (64 KiB)."""
+    real, hollow = outcome(program, width, data=True), outcome(program, width, data=False)
+    assert real.operations.keys() == hollow.operations.keys()
+    for stream, ops in real.operations.items():
+        assert [op[:3] for op in ops] == [op[:3] for op in hollow.operations[stream]], stream
+        assert ops == hollow.operations[stream], f"times on {stream}"
+    assert real.peaks == hollow.peaks
+    assert real.end == hollow.end
