@@ -28,6 +28,7 @@ _ROOMS = ("autotune", "precompile", "sweep")
 
 _HOMES = {
     "simulate": "kernbench.runtime_api.context",
+    "assume": "kernbench.runtime_api.assuming",
     "RuntimeContext": "kernbench.runtime_api.context",
     "SpawnException": "kernbench.runtime_api.multiprocessing",
     "DeviceSelector": "kernbench.runtime_api.types",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from kernbench.errors import (
         OutOfMemoryError as OutOfMemoryError,
     )
+    from kernbench.runtime_api.assuming import assume as assume
     from kernbench.runtime_api.context import RuntimeContext as RuntimeContext
     from kernbench.runtime_api.context import simulate as simulate
     from kernbench.runtime_api.multiprocessing import SpawnException as SpawnException

@@ -8,6 +8,7 @@ says so: numbers that a program gets print with a ``?``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,7 @@ class Assumption:
         rank: the first that did, None for main.
         answer: what it was told first.
         times: how often that was, over all ranks.
+        stated: whether the program itself had said so (``kernbench.assume``).
     """
 
     where: Location
@@ -113,13 +115,14 @@ class Assumption:
     rank: int | None
     answer: str
     times: int = 1
+    stated: bool = False
 
     def __str__(self) -> str:
         by = "main" if self.rank is None else f"rank {self.rank}"
         times = "" if self.times == 1 else f", {self.times} times"
+        why = "as stated by kernbench.assume" if self.stated else "no data was computed"
         return (
-            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} ({by}{times}): no data "
-            "was computed"
+            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} ({by}{times}): {why}"
         )
 
 
@@ -146,24 +149,25 @@ class Assumptions:
 
     def state(self, place: str, value: Any) -> None:
         """What a look at ``place`` (``"train.py:42"``) is answered with."""
-        self._stated[place] = value
+        self._stated[os.path.normpath(place)] = value
 
     def stated_here(self) -> Any:
         """What was stated for the line of the user's program that is running; None if nothing was."""
         if not self._stated:
             return None
         where = user_location()
+        here = f"{os.sep}{where.file}:{where.line}"
         return next(
-            (value for place, value in self._stated.items() if f"{where.file}:{where.line}".endswith(place)), None
+            (value for place, value in self._stated.items() if here.endswith(f"{os.sep}{place.lstrip(os.sep)}")), None
         )
 
-    def told(self, entry: str, rank: int | None, answer: Any) -> None:
-        """A program has been told an assumed ``answer``.
+    def told(self, entry: str, rank: int | None, answer: Any, *, stated: bool = False) -> None:
+        """A program has been told an assumed ``answer``; ``stated``: one that it has given itself.
 
-        Raises :class:`KernbenchError` if the policy is to stop there.
+        Raises :class:`KernbenchError` if the policy is to stop there, and the program has not said what the value is.
         """
         where = user_location()
-        if self.policy == "error":
+        if self.policy == "error" and not stated:
             raise KernbenchError(
                 f"{entry} at {where.file}:{where.line}: the host looks at a value that was not computed: this run has "
                 "enable_data=False (--no-data) and unknown='error'. Run it with data, say what the value is "
@@ -172,7 +176,7 @@ class Assumptions:
         key = (where.file, where.line, entry) if where is not NOWHERE else ("", 0, entry)
         found = self._by_place.get(key)
         if found is None:
-            self._by_place[key] = Assumption(where, entry, rank, _short(answer))
+            self._by_place[key] = Assumption(where, entry, rank, _short(answer), stated=stated)
         else:
             found.times += 1
 

@@ -80,7 +80,7 @@ def plain(rank: int, world: int, width: int) -> None:
 
 def data_parallel(rank: int, world: int, width: int) -> None:
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(Model(width).cuda(), device_ids=[rank])
+    model = nn.parallel.DistributedDataParallel(Model(width).cuda(), device_ids=[torch.cuda.current_device()])
     _train(model, width, torch.optim.AdamW(model.parameters(), lr=0.01))
 
 
@@ -91,7 +91,7 @@ def fsdp1(rank: int, world: int, width: int) -> None:
 
     torch.manual_seed(0)
     model = FSDP(
-        Model(width), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=rank, use_orig_params=True,
+        Model(width), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.cuda.current_device(), use_orig_params=True,
         mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -340,7 +340,7 @@ def scaled(rank: int, world: int, width: int) -> None:
 
     torch.manual_seed(0)
     model, scaler = Model(width).cuda(), torch.amp.GradScaler("cuda")
-    ddp = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    ddp = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
     for layer in model.layers:
         inner = layer.forward
         layer.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)  # type: ignore[method-assign]

@@ -115,6 +115,16 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
         place(tensor, memory)
 
 
+def resized(tensor: torch.Tensor) -> None:
+    """Count a fresh tensor's bytes again: kernels that make one of nothing (``arange``) begin with none."""
+    storage = _storage(tensor)
+    note = getattr(storage, NOTE, None)
+    if type(note) is Block and note.nbytes != storage.nbytes():
+        block = note.memory.hold(storage.nbytes(), shared=note.shared)
+        block.stand_in = note.stand_in
+        setattr(storage, NOTE, block)
+
+
 def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:
     """Put a storage (or a tensor without one), which takes ``nbytes`` there, on a SIP, or (None) back on the host.
 

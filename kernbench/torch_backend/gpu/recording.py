@@ -25,7 +25,7 @@ from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -369,6 +369,8 @@ class Recorder(TorchDispatchMode):
             memory = device.memory if source is None or source.shared else source.memory
             for output in outputs:
                 place_result(output, memory)
+                if not inputs:
+                    resized(output)
         if operation.allocates or not (outputs or inputs):
             return
         if launched or (device.in_custom_operation and kind != CUSTOM):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from kernbench.simulation.assumptions import default_stand_in
-from kernbench.simulation.storages import NOTE, Stored
-from kernbench.simulation.tensors import storage_of
+from kernbench.simulation.storages import NOTE, StorageTable, Stored
+from kernbench.simulation.tensors import plain, storage_of
 from kernbench.torch_backend.gpu.placement import PLAIN, wrapped_by
 
 
@@ -54,6 +54,24 @@ def element_of(tensor: torch.Tensor) -> float:
     """What an element of a tensor is taken to be."""
     found = stand_in_of(tensor)
     return default_stand_in(tensor.dtype) if found is None else found
+
+
+def state(storages: StorageTable, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Note that ``tensor`` has ``values``, of its shape and dtype: the bytes of a small one, the mean of another."""
+    if not is_unknown(tensor):
+        return
+    note = storages.note(tensor)
+    if not note.hollow:
+        plain(tensor).data.copy_(values)
+    elif tensor.numel():
+        mean = float(values.real.double().mean())
+        whole = storage_of(tensor).nbytes()
+        part = min(1.0, tensor.nbytes / whole) if whole else 1.0
+        before = default_stand_in(tensor.dtype) if note.stand_in is None else note.stand_in
+        note.stand_in = mean if part == 1.0 else before * (1.0 - part) + mean * part
+    if note.stand_in is None:
+        note.stand_in = 0.0
+    note.stated = tensor.nbytes == storage_of(tensor).nbytes()
 
 
 class HollowCall:
@@ -204,11 +222,12 @@ def _pointwise(call: HollowCall) -> float | None:
 
 _ROWS: tuple[tuple[str, Rule], ...] = (
     (
-        """to_copy clone copy contiguous index index_select gather take flip roll repeat constant_pad_nd embedding sort topk
+        """to_copy clone contiguous index index_select gather take flip roll repeat constant_pad_nd embedding sort topk
         masked_select view_copy expand_copy permute_copy split_with_sizes_copy tril triu cat stack repeat_interleave
         mean amax amin max min any all argsort cummax""",
         _keeps,
     ),
+    ("copy", _filled_with(1, "src")),
     ("zeros zeros_like zero new_zeros empty empty_like new_empty empty_strided", lambda call: 0.0),
     ("ones ones_like new_ones", lambda call: 1.0),
     ("full full_like fill", _filled_with(1, "fill_value")),
