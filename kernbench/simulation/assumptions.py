@@ -8,6 +8,7 @@ says so: numbers that a program gets print with a ``?``.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,18 +30,31 @@ def default_stand_in(dtype: torch.dtype) -> float:
     return 1.0 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
+def mean_of(tensor: torch.Tensor) -> float | None:
+    """What a tensor's elements are on average, by its bytes; None of complex numbers, and of none."""
+    return None if tensor.is_complex() or not tensor.numel() else float(tensor.detach().double().mean())
+
+
 def fill(tensor: torch.Tensor, value: float | None) -> None:
-    """Give a fresh tensor of few bytes the values that are assumed: whole numbers in shares as even as they can be."""
+    """Give a tensor of few bytes the values that are assumed: whole numbers in shares as even as they can be, and masks that
+    are true as often in every column."""
     if not tensor.numel():
         return
     element = default_stand_in(tensor.dtype) if value is None else value
     if tensor.dtype == torch.bool:
-        tensor.fill_(element >= 0.5)
+        true, count = round(min(1.0, abs(element)) * tensor.numel()), tensor.numel()
+        if count == 1 or true in (0, count):
+            tensor.fill_(element >= 0.5)
+        else:  # of n columns k: those of a row are one further than those of the row before
+            at = torch.arange(count)
+            tensor.copy_(((at + at // tensor.size(-1)) * true % count < true).view(tensor.shape))
         return
-    tensor.fill_(element if tensor.dtype.is_floating_point or tensor.dtype.is_complex else int(element))
-    rest = round(element * tensor.numel()) - int(element) * tensor.numel()
-    if rest > 0 and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.is_contiguous():
-        tensor.view(-1)[:rest] += 1
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        tensor.fill_(element)
+        return
+    whole = math.floor(element)
+    rest = round((element - whole) * tensor.numel())
+    tensor.copy_((whole + (torch.arange(tensor.numel()) < rest)).view(tensor.shape))
 
 
 def _marked(name: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import kernbench
+from tests.parity import moe_programs
 from tests.parity.gpu_programs import PROGRAMS
 
 WORLD = 4
@@ -52,3 +53,43 @@ def test_a_program_takes_the_same_with_and_without_data(program, width):
         assert ops == hollow.operations[stream], f"times on {stream}"
     assert real.peaks == hollow.peaks
     assert real.end == hollow.end
+
+
+# -- mixtures of experts: counts are balanced ------------------------------------------------------------------------------
+
+
+def routed(program: Callable[..., Any], world: int, tokens: int, *, data: bool = False) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+
+        def worker(rank: int) -> None:
+            torch.cuda.set_device(rank)
+            dist.init_process_group("nccl")
+            found[rank] = program(rank, world, tokens)
+
+        ctx.multiprocessing.spawn(worker, nprocs=world)
+    return found
+
+
+@pytest.mark.parametrize("tokens", [512, 1024, 4096])
+def test_every_expert_of_a_loop_gets_as_many_tokens(tokens):
+    """512: indices are small, masks are not; 4096: neither is. Every token has as many experts as it should."""
+    sizes = routed(moe_programs.loop_over_experts, 1, tokens)[0]
+    assert sizes == [tokens * moe_programs.TOP // moe_programs.EXPERTS] * moe_programs.EXPERTS
+
+
+@pytest.mark.parametrize("tokens", [64, 512, 1024, 4096])
+@pytest.mark.parametrize("program", [moe_programs.routing_map, moe_programs.sorted_by_expert], ids=lambda each: each.__name__)
+def test_what_ranks_send_each_other_agrees_and_is_balanced(program, tokens):
+    """64: all is small, and what is drawn at random is known: sizes agree, and are what they are with data."""
+    ranks = routed(program, WORLD, tokens)
+    for rank, found in ranks.items():
+        assert found["rows"] == [sum(found["sent"])] == [tokens * moe_programs.TOP]
+        assert found["received"] == [ranks[other]["sent"][rank] for other in range(WORLD)]
+        if tokens >= 512:
+            assert found["sent"] == [tokens * moe_programs.TOP // WORLD] * WORLD
+
+
+@pytest.mark.parametrize("program", [moe_programs.routing_map, moe_programs.sorted_by_expert], ids=lambda each: each.__name__)
+def test_small_routers_are_computed(program):
+    assert routed(program, WORLD, 64) == routed(program, WORLD, 64, data=True)

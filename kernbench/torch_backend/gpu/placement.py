@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kernbench.simulation.assumptions import mean_of
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory, Stored
 from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.relies_on import Reliance
@@ -108,7 +109,8 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
             if type(note) is not Block:
                 block = memory.hold(nbytes)
                 if note is not None:
-                    block.stand_in = note.stand_in
+                    counted = block.hollow and not note.hollow and not tensor.dtype.is_floating_point
+                    block.stand_in = mean_of(tensor) if counted else note.stand_in
                 setattr(storage, NOTE, block)
             return
     if block_of(tensor) is None:

@@ -25,6 +25,7 @@ from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import tells_of_looks
 from kernbench.torch_backend.gpu.generators import draws
+from kernbench.torch_backend.gpu.missing_kernels import kernel_of
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.relies_on import Reliance
@@ -145,7 +146,7 @@ class Recorded:
                 self.name = self.title = func.name()
                 self.draws = False  # what it consists of does
             return
-        self.call = func._op
+        self.call = kernel_of(func)
         self.name = func._opname if func.namespace in _TORCHS_OWN else f"{func.namespace}::{func._opname}"
         if self.kind == CUSTOM:
             self.title = self.name

@@ -21,7 +21,7 @@ from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Record
 from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
 from kernbench.torch_backend.hollow.shapes import MOST_KNOWN, Described, UnknownShapeError, allocate, described
-from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, stored_of
+from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -292,7 +292,8 @@ class HollowRecorder(Recorder):
         small = tensor.nbytes <= self._storages.most_bytes
         value = assume(func, operation.name, args, kwargs or {}, what.dtype, what.numel)
         if small:
-            fill(tensor, value)
+            if not places(operation.name, args, tensor):
+                fill(tensor, value)
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
         note = self._storages.note(tensor)

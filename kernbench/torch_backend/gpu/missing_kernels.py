@@ -1,0 +1,24 @@
+"""Operators that have kernels for GPUs and none for CPUs: how they are computed on the CPU tensors that stand for a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``histc`` counts whole numbers on a GPU. Up to 2**53 they are the same as doubles."""
+    stock = torch.ops.aten.histc.default._op
+    if tensor.dtype.is_floating_point:
+        return stock(tensor, *args, **kwargs)
+    return stock(tensor.double(), *args, **kwargs).to(tensor.dtype)
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {"aten::histc": _histc}
+
+
+def kernel_of(func: Any) -> Any:
+    """What computes an ``OpOverload``: its own kernel, unless the CPU has none."""
+    return _KERNELS.get(func.name(), func._op)
