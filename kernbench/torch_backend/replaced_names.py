@@ -18,7 +18,15 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.features import compiling, profiling
-from kernbench.torch_backend.gpu import classes, cuda_names, functions, memory_names, memory_owners, tensor_methods
+from kernbench.torch_backend.gpu import (
+    classes,
+    cuda_names,
+    functions,
+    fused_attention,
+    memory_names,
+    memory_owners,
+    tensor_methods,
+)
 from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
@@ -138,7 +146,9 @@ class ReplacedNames:
         self._replace_distributed(names)
         clocks.install(names, self.clock)
         self.futures.install(names)
-        for module in (cuda_names, memory_names, memory_owners, classes, functions, tensor_methods, profiling):
+        for module in (
+            cuda_names, memory_names, memory_owners, classes, functions, fused_attention, tensor_methods, profiling,
+        ):  # fmt: skip
             module.install(names)
         symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 STEPS = 2
+LAYERS = 2
 
 
 class Block(nn.Module):
@@ -40,10 +41,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     """An embedding, blocks and a head over ``2 * width`` tokens."""
 
-    def __init__(self, width: int, layers: int = 2) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(2 * width, width)
-        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(width) for _ in range(LAYERS))
         self.head = nn.Linear(width, 2 * width, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

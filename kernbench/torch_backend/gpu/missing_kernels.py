@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.gpu import fused_attention
+
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``histc`` counts whole numbers on a GPU. Up to 2**53 they are the same as doubles."""
@@ -16,7 +18,7 @@ def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return stock(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"aten::histc": _histc}
+_KERNELS: dict[str, Callable[..., Any]] = {"aten::histc": _histc, **fused_attention.KERNELS}
 
 
 def kernel_of(func: Any) -> Any:
