@@ -34,7 +34,9 @@ def assume(what: torch.Tensor | str, value: Any) -> None:
     if isinstance(what, str):
         name, _, line = what.rpartition(":")
         if not name or not line.isdigit():
-            raise KernbenchError(f"kernbench.assume({what!r}, ...): expected a tensor, or a place such as 'train.py:42'")
+            raise KernbenchError(
+                f"kernbench.assume({what!r}, ...): expected a tensor, or a place such as 'train.py:42'"
+            )
         simulation.assumptions.state(what, value)
         return
     if not isinstance(what, torch.Tensor):

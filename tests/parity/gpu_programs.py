@@ -210,7 +210,9 @@ def _stages(width: int, place: int, count: int, per_rank: int, style: str = "loo
         chosen: list[int] = [place, total - 1 - place]
     else:
         chosen = [place + count * each for each in range(per_rank)]
-    return [(index, nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)).cuda()) for index in chosen]
+    return [
+        (index, nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)).cuda()) for index in chosen
+    ]
 
 
 def _piped(schedule: str, rank: int, width: int, group: Any, place: int, count: int, data: Any = None) -> None:
@@ -373,7 +375,7 @@ def optimizers(rank: int, world: int, width: int) -> None:
 
 
 def other_layers(rank: int, world: int, width: int) -> None:
-    """Convolutions with batch norms (synchronised too), an LSTM, bags of embeddings, dropout."""
+    """Convolutions with batch norms (synchronised too), a GRU, bags of embeddings, dropout."""
     torch.manual_seed(0)
     images = nn.Sequential(
         nn.Conv2d(3, width // 4, 3, padding=1), nn.BatchNorm2d(width // 4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.1),
@@ -382,9 +384,6 @@ def other_layers(rank: int, world: int, width: int) -> None:
     images(torch.ones(2, 3, 16, 16, device="cuda")).sum().backward()
     images.eval()
     images(torch.ones(2, 3, 16, 16, device="cuda"))
-    lstm = nn.LSTM(width, width, batch_first=True, num_layers=2).cuda()
-    out, (h, c) = lstm(torch.ones(2, 5, width, device="cuda"))
-    (out.sum() + h.sum() + c.sum()).backward()
     gru = nn.GRU(width, width).cuda()
     gru(torch.ones(5, 2, width, device="cuda"))[0].sum().backward()
     bags = nn.EmbeddingBag(4 * width, width, mode="sum").cuda()

@@ -14,7 +14,10 @@ WIDTH, EXPERTS, TOP = 32, 8, 2
 
 def loop_over_experts(rank: int, world: int, tokens: int) -> list[int]:
     """Every expert looks for its tokens in a mask: the way of Hugging Face's Mixtral. Tokens of each expert."""
-    gate, experts = nn.Linear(WIDTH, EXPERTS, bias=False).cuda(), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS))
+    gate, experts = (
+        nn.Linear(WIDTH, EXPERTS, bias=False).cuda(),
+        nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS)),
+    )
     experts.cuda()
     x = torch.randn(tokens, WIDTH, device="cuda", requires_grad=True)
     weights, chosen = torch.topk(F.softmax(gate(x), dim=1), TOP, dim=-1)

@@ -81,7 +81,8 @@ def test_folded_ranks_take_what_all_of_them_take(name):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "message"), [("99", "rank 99 is not one of a world of 16"), ("x", "expected auto, all, or ranks"), ("3-1", "ranks '3-1'")]
+    ("ranks", "message"),
+    [("99", "rank 99 is not one of a world of 16"), ("x", "expected auto, all, or ranks"), ("3-1", "ranks '3-1'")],
 )
 def test_ranks_that_are_none(ranks, message):
     with pytest.raises(kernbench.ConfigError, match=message):

@@ -48,7 +48,9 @@ def install(patches: Patches) -> None:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        in_steps = dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad) or value.shape[-1] != query.shape[-1]
+        in_steps = (
+            dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad) or value.shape[-1] != query.shape[-1]
+        )
         if not in_steps or not _has_a_kernel(query, key, value, attn_mask, is_causal):
             return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         parts = (query, key, value)
@@ -87,7 +89,9 @@ def forward(
     logsumexp = scores.logsumexp(-1)
     shares = (scores - logsumexp.unsqueeze(-1)).exp().nan_to_num(0.0) * _kept(scores, dropout_p, seed)
     tokens = query.shape[2]
-    kept = F.pad(logsumexp, (0, -tokens % _PADDED), value=math.inf) if keep else logsumexp.new_empty((*query.shape[:2], 0))
+    kept = (
+        F.pad(logsumexp, (0, -tokens % _PADDED), value=math.inf) if keep else logsumexp.new_empty((*query.shape[:2], 0))
+    )
     out = (shares @ value.float()).to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
     return out, kept, seed, torch.zeros((), dtype=torch.int64)
 

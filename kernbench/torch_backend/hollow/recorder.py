@@ -69,7 +69,6 @@ class _Shape:
         prefix = f"{func.namespace}/{func._schema.name.partition('::')[2]}"
         self.in_python = any(each.startswith((f"{prefix}/", f"{prefix}.")) for each in torch.library._impls)
 
-
     def unsaid(self, args: Any) -> list[tuple[int, str]]:
         """Arguments that it writes although its schema does not say so: a norm's running statistics, in training."""
         return self._statistics if self._statistics and args[5] else []
@@ -384,7 +383,9 @@ class HollowRecorder(Recorder):
             stated = self._assumptions.stated_here()
             if stated is not None:
                 answer = type(answer)(as_stated(stated, tensors[0].new_empty(())).item())
-            by_itself = stated is not None or any(note is not None and note.stated for note in map(stored_of, tensors[:1]))
+            by_itself = stated is not None or any(
+                note is not None and note.stated for note in map(stored_of, tensors[:1])
+            )
             name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operation.name, operation.name)
             self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer

@@ -69,7 +69,9 @@ def test_a_look_is_answered_and_noted_with_its_line(name):
 @pytest.mark.parametrize("name", LOOKS)
 def test_unknown_error_stops_at_the_look(name):
     body, _ = LOOKS[name]
-    with pytest.raises(kernbench.SpawnException, match=rf"test_known_and_unknown.py:{body.__code__.co_firstlineno}: .*not computed"):
+    with pytest.raises(
+        kernbench.SpawnException, match=rf"test_known_and_unknown.py:{body.__code__.co_firstlineno}: .*not computed"
+    ):
         run(body, unknown="error")
 
 
@@ -186,7 +188,10 @@ def test_running_statistics_of_a_batch_norm_are_assumed_and_finite():
 
 def test_a_gradient_scaler_finds_no_overflow_and_steps():
     def body() -> list[Any]:
-        weight, scaler = torch.randn(LARGE, device="cuda", requires_grad=True), torch.amp.GradScaler("cuda", growth_interval=2)
+        weight, scaler = (
+            torch.randn(LARGE, device="cuda", requires_grad=True),
+            torch.amp.GradScaler("cuda", growth_interval=2),
+        )
         optimizer = torch.optim.SGD([weight], lr=0.1)
         steps: list[int] = []
         optimizer.register_step_post_hook(lambda *ignored: steps.append(1))
@@ -296,7 +301,12 @@ def test_assume_with_data_does_nothing():
 
 @pytest.mark.parametrize(
     ("what", "value", "message"),
-    [("nowhere", 1, "train.py:42"), (3, 1, "expected a tensor"), (None, 1, "expected a tensor"), ("tensor", [1, 2], "does not fit")],
+    [
+        ("nowhere", 1, "train.py:42"),
+        (3, 1, "expected a tensor"),
+        (None, 1, "expected a tensor"),
+        ("tensor", [1, 2], "does not fit"),
+    ],
 )
 def test_assume_says_what_is_wrong(what, value, message):
     def body() -> None:
