@@ -19,10 +19,10 @@ WORLD = 4
 
 
 class Outcome(NamedTuple):
-    """What a run has left: operations by rank and stream, peak bytes by rank, time at the end."""
+    """What a run has left: operations by rank and stream, peak bytes by SIP, time at the end."""
 
     operations: dict[tuple[Any, ...], list[Any]]
-    peaks: list[int]
+    peaks: list[tuple[int, int]]
     end: float
 
 
@@ -40,7 +40,7 @@ def outcome(program: Callable[..., None], width: int, *, data: bool, world: int 
         for op in ctx.engine.op_log.operations:
             seen = (op.name, op.kind, op.nbytes, op.enqueue, op.start, op.end)
             found.setdefault((op.rank, op.sip, op.stream), []).append(seen)
-        peaks = [ctx.simulation.storages.memory(sip).peak for sip in ctx.sips[:world]]
+        peaks = [(ledger.sip, ledger.peak) for ledger in ctx.engine.op_log.ledgers]
         return Outcome(found, peaks, ctx.now())
 
 
@@ -105,9 +105,7 @@ def test_tensors_of_a_context_too(width, isolation):
                 lambda rank, ctx=ctx: on_context(ctx, rank, width), nprocs=WORLD, isolation=isolation
             )
             log = [(op.rank, op.stream, op.name, op.nbytes, op.start, op.end) for op in ctx.engine.op_log.operations]
-            found.append(
-                (sorted(log), [ctx.simulation.storages.memory(sip).peak for sip in ctx.sips[:WORLD]], ctx.now())
-            )
+            found.append((sorted(log), [(each.sip, each.peak) for each in ctx.engine.op_log.ledgers], ctx.now()))
     assert found[0] == found[1]
 
 

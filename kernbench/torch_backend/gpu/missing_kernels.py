@@ -12,10 +12,9 @@ from kernbench.torch_backend.gpu import fused_attention
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``histc`` counts whole numbers on a GPU. Up to 2**53 they are the same as doubles."""
-    stock = torch.ops.aten.histc.default._op
     if tensor.dtype.is_floating_point:
-        return stock(tensor, *args, **kwargs)
-    return stock(tensor.double(), *args, **kwargs).to(tensor.dtype)
+        return torch.histc(tensor, *args, **kwargs)
+    return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {"aten::histc": _histc, **fused_attention.KERNELS}
