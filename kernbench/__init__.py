@@ -30,6 +30,7 @@ _HOMES = {
     "report_batch": "kernbench.reporting",
     "report_step": "kernbench.reporting",
     "simulate": "kernbench.runtime_api.context",
+    "assume": "kernbench.runtime_api.assuming",
     "RuntimeContext": "kernbench.runtime_api.context",
     "SpawnException": "kernbench.runtime_api.multiprocessing",
     "DeviceSelector": "kernbench.runtime_api.types",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     )
     from kernbench.reporting import report_batch as report_batch
     from kernbench.reporting import report_step as report_step
+    from kernbench.runtime_api.assuming import assume as assume
     from kernbench.runtime_api.context import RuntimeContext as RuntimeContext
     from kernbench.runtime_api.context import simulate as simulate
     from kernbench.runtime_api.multiprocessing import SpawnException as SpawnException

@@ -8,6 +8,8 @@ says so: numbers that a program gets print with a ``?``.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,18 +30,31 @@ def default_stand_in(dtype: torch.dtype) -> float:
     return 1.0 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
+def mean_of(tensor: torch.Tensor) -> float | None:
+    """What a tensor's elements are on average, by its bytes; None of complex numbers, and of none."""
+    return None if tensor.is_complex() or not tensor.numel() else float(tensor.detach().double().mean())
+
+
 def fill(tensor: torch.Tensor, value: float | None) -> None:
-    """Give a fresh tensor of few bytes the values that are assumed: whole numbers in shares as even as they can be."""
+    """Give a tensor of few bytes the values that are assumed: whole numbers in shares as even as they can be, and masks that
+    are true as often in every column."""
     if not tensor.numel():
         return
     element = default_stand_in(tensor.dtype) if value is None else value
     if tensor.dtype == torch.bool:
-        tensor.fill_(element >= 0.5)
+        true, count = round(min(1.0, abs(element)) * tensor.numel()), tensor.numel()
+        if count == 1 or true in (0, count):
+            tensor.fill_(element >= 0.5)
+        else:  # of n columns k: those of a row are one further than those of the row before
+            at = torch.arange(count)
+            tensor.copy_(((at + at // tensor.size(-1)) * true % count < true).view(tensor.shape))
         return
-    tensor.fill_(element if tensor.dtype.is_floating_point or tensor.dtype.is_complex else int(element))
-    rest = round(element * tensor.numel()) - int(element) * tensor.numel()
-    if rest > 0 and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.is_contiguous():
-        tensor.view(-1)[:rest] += 1
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        tensor.fill_(element)
+        return
+    whole = math.floor(element)
+    rest = round((element - whole) * tensor.numel())
+    tensor.copy_((whole + (torch.arange(tensor.numel()) < rest)).view(tensor.shape))
 
 
 def _marked(name: str) -> Callable[..., Any]:
@@ -106,6 +121,7 @@ class Assumption:
         rank: the first that did, None for main.
         answer: what it was told first.
         times: how often that was, over all ranks.
+        stated: whether the program itself had said so (``kernbench.assume``).
     """
 
     where: Location
@@ -113,13 +129,14 @@ class Assumption:
     rank: int | None
     answer: str
     times: int = 1
+    stated: bool = False
 
     def __str__(self) -> str:
         by = "main" if self.rank is None else f"rank {self.rank}"
         times = "" if self.times == 1 else f", {self.times} times"
+        why = "as stated by kernbench.assume" if self.stated else "no data was computed"
         return (
-            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} ({by}{times}): no data "
-            "was computed"
+            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} ({by}{times}): {why}"
         )
 
 
@@ -146,24 +163,25 @@ class Assumptions:
 
     def state(self, place: str, value: Any) -> None:
         """What a look at ``place`` (``"train.py:42"``) is answered with."""
-        self._stated[place] = value
+        self._stated[os.path.normpath(place)] = value
 
     def stated_here(self) -> Any:
         """What was stated for the line of the user's program that is running; None if nothing was."""
         if not self._stated:
             return None
         where = user_location()
+        here = f"{os.sep}{where.file}:{where.line}"
         return next(
-            (value for place, value in self._stated.items() if f"{where.file}:{where.line}".endswith(place)), None
+            (value for place, value in self._stated.items() if here.endswith(f"{os.sep}{place.lstrip(os.sep)}")), None
         )
 
-    def told(self, entry: str, rank: int | None, answer: Any) -> None:
-        """A program has been told an assumed ``answer``.
+    def told(self, entry: str, rank: int | None, answer: Any, *, stated: bool = False) -> None:
+        """A program has been told an assumed ``answer``; ``stated``: one that it has given itself.
 
-        Raises :class:`KernbenchError` if the policy is to stop there.
+        Raises :class:`KernbenchError` if the policy is to stop there, and the program has not said what the value is.
         """
         where = user_location()
-        if self.policy == "error":
+        if self.policy == "error" and not stated:
             raise KernbenchError(
                 f"{entry} at {where.file}:{where.line}: the host looks at a value that was not computed: this run has "
                 "enable_data=False (--no-data) and unknown='error'. Run it with data, say what the value is "
@@ -172,7 +190,7 @@ class Assumptions:
         key = (where.file, where.line, entry) if where is not NOWHERE else ("", 0, entry)
         found = self._by_place.get(key)
         if found is None:
-            self._by_place[key] = Assumption(where, entry, rank, _short(answer))
+            self._by_place[key] = Assumption(where, entry, rank, _short(answer), stated=stated)
         else:
             found.times += 1
 

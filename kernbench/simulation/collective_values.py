@@ -6,6 +6,7 @@ what any member assumed is assumed of all that it gives. Otherwise nothing moves
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -38,13 +39,18 @@ def anything_unknown(storages: StorageTable, arrivals: Sequence[Arrival]) -> boo
 def moved(storages: StorageTable, arrivals: Sequence[Arrival], *, unknown: bool) -> None:
     """Note what is known of the outputs after the values have moved."""
     for arrival in arrivals:
+        written: Counter[int] = Counter()
         for tensor in arrival.outputs:
             stored = storages.note(tensor) if unknown else storages.of(tensor)
             if stored is None:
                 continue
+            stored.stated = False
             if unknown:
                 stored.stand_in = 0.0
-            elif tensor.nbytes == storage_of(tensor).nbytes():
+                continue
+            storage = storage_of(tensor)
+            written[id(stored)] += tensor.nbytes  # outputs may be rows of one tensor, one per member
+            if written[id(stored)] >= storage.nbytes():
                 stored.stand_in = None
 
 
@@ -56,6 +62,7 @@ def assumed(storages: StorageTable, arrivals: Sequence[Arrival], *, reduces: boo
         given = {id(tensor) for tensor in arrival.inputs}
         for tensor in arrival.outputs:
             stored = storages.note(tensor)
+            stored.stated = False
             stored.hollow |= tensor.nbytes > SMALL_BYTES
             if stored.hollow:
                 stored.stand_in = value

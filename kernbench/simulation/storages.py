@@ -93,14 +93,16 @@ class Stored:
         hollow: whether its bytes mean nothing: nobody computes or touches them (a simulation without data).
         stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
             of a hollow one, nothing better is known than the default of its dtype.
+        stated: whether the program itself has said what its values are (``kernbench.assume``), and nobody has written it since.
     """
 
-    __slots__ = ("_whole", "allocation", "hollow", "last", "stand_in", "table")
+    __slots__ = ("_whole", "allocation", "hollow", "last", "stand_in", "stated", "table")
 
     def __init__(self, table: StorageTable) -> None:
         self.table = table
         self.hollow = False
         self.stand_in: float | None = None
+        self.stated = False
         self.allocation: Allocation | None = None
         self.last: Operation | None = None
         self._whole: tuple[MemoryRange] | None = None
@@ -154,6 +156,7 @@ class Block(Stored):
         self.table = memory.table  # and what a Stored has: each operation's result gets one
         self.hollow = nbytes > self.table.most_bytes
         self.stand_in = None
+        self.stated = False
         self.allocation = None
         self.last = None
         self._whole = None

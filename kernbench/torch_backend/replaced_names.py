@@ -24,6 +24,7 @@ from kernbench.torch_backend.gpu import (
     cuda_names,
     functions,
     fused,
+    fused_attention,
     memory_names,
     memory_owners,
     tensor_methods,
@@ -147,7 +148,9 @@ class ReplacedNames:
         self._replace_distributed(names)
         clocks.install(names, self.clock)
         self.futures.install(names)
-        for module in (cuda_names, memory_names, memory_owners, classes, functions, fused, tensor_methods, profiling):
+        for module in (
+            cuda_names, memory_names, memory_owners, classes, functions, fused, fused_attention, tensor_methods, profiling,
+        ):  # fmt: skip
             module.install(names)
         symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kernbench.simulation.assumptions import mean_of
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory, Stored
 from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.relies_on import Reliance
@@ -108,11 +109,22 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
             if type(note) is not Block:
                 block = memory.hold(nbytes)
                 if note is not None:
-                    block.stand_in = note.stand_in
+                    counted = block.hollow and not note.hollow and not tensor.dtype.is_floating_point
+                    block.stand_in = mean_of(tensor) if counted else note.stand_in
                 setattr(storage, NOTE, block)
             return
     if block_of(tensor) is None:
         place(tensor, memory)
+
+
+def resized(tensor: torch.Tensor) -> None:
+    """Count a fresh tensor's bytes again: kernels that make one of nothing (``arange``) begin with none."""
+    storage = _storage(tensor)
+    note = getattr(storage, NOTE, None)
+    if type(note) is Block and note.nbytes != storage.nbytes():
+        block = note.memory.hold(storage.nbytes(), shared=note.shared)
+        block.stand_in = note.stand_in
+        setattr(storage, NOTE, block)
 
 
 def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:

@@ -29,7 +29,8 @@ from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result
+from kernbench.torch_backend.gpu.missing_kernels import kernel_of
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.wide_products import widened
 from kernbench.torch_backend.relies_on import Reliance
@@ -160,7 +161,7 @@ class Recorded:
                 self.name = self.title = func.name()
                 self.draws = False  # what it consists of does
             return
-        self.call = func._op
+        self.call = kernel_of(func)
         self.name = func._opname if func.namespace in _TORCHS_OWN else f"{func.namespace}::{func._opname}"
         if self.kind == CUSTOM:
             self.title = self.name
@@ -441,6 +442,8 @@ class Recorder(TorchDispatchMode):
             memory = device.memory if source is None or source.shared else source.memory
             for output in outputs:
                 place_result(output, memory)
+                if not inputs:
+                    resized(output)
         if operation.allocates or not (outputs or inputs):
             return
         if launched or (device.in_custom_operation and kind != CUSTOM):

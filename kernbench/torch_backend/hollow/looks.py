@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from kernbench.errors import KernbenchError
 from kernbench.simulation.assumptions import marked
+from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.hollow.stand_ins import element_of, is_unknown, stored_of
@@ -35,12 +37,25 @@ def visible(simulation: Simulation, tensor: torch.Tensor, entry: str) -> torch.T
         stated = assumptions.stated_here()
         seen = plain(tensor).detach()
         if stated is not None:
-            seen = torch.as_tensor(stated).to(tensor.dtype).expand(tensor.shape)
+            seen = as_stated(stated, tensor)
         elif stored is not None and stored.hollow:
             seen = torch.tensor(element_of(tensor)).to(tensor.dtype).expand(tensor.shape)
         single = seen.reshape(-1)[:1].tolist()
-    assumptions.told(entry, host.rank, single[0] if seen.numel() == 1 else f"{tuple(seen.shape)} of {single}")
+    answer = single[0] if seen.numel() == 1 else f"{tuple(seen.shape)} of {single}"
+    by_itself = stated is not None or (stored is not None and stored.stated)
+    assumptions.told(entry, host.rank, answer, stated=by_itself)
     return seen
+
+
+def as_stated(value: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """What was stated for a line that looks at ``tensor``, in its shape. Raises :class:`KernbenchError` if it does not fit."""
+    try:
+        return torch.as_tensor(value).to(tensor.dtype).broadcast_to(tensor.shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise KernbenchError(
+            f"what kernbench.assume states for {user_location()} does not fit: {value!r} for a tensor of shape "
+            f"{tuple(tensor.shape)} and {tensor.dtype} ({error})"
+        ) from None
 
 
 def number(values: Any) -> Any:

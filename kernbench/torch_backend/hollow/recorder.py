@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.assumptions import fill
+from kernbench.simulation.assumptions import default_stand_in, fill
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
 from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Recorded, Recorder
+from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
 from kernbench.torch_backend.hollow.shapes import MOST_KNOWN, Described, UnknownShapeError, allocate, described
-from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, stored_of
+from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -46,10 +47,11 @@ class _Shape:
     Attributes:
         given: arguments that it writes and returns, by place and name, one per result; None if a result is fresh.
         written: arguments that it writes, by place and name.
+        out: whether what it writes is written as a whole, and not read (``out=``).
         sized: whether its arguments say how large its result is.
     """
 
-    __slots__ = ("given", "in_python", "sized", "written")
+    __slots__ = ("_statistics", "given", "in_python", "out", "sized", "written")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -58,12 +60,18 @@ class _Shape:
             for at, each in enumerate(schema.arguments)
             if each.alias_info is not None and each.alias_info.is_write
         ]
+        self.out = bool(self.written) and all(schema.arguments[at].is_out for at, _ in self.written)
         returned = [each.alias_info is not None and each.alias_info.is_write for each in schema.returns]
         self.given = self.written if all(returned) and (returned or self.written) else None
         takes_tensors = any("Tensor" in str(each.type) for each in schema.arguments)
+        self._statistics = [(3, "running_mean"), (4, "running_var")] if func._opname == "native_batch_norm" else []
         self.sized = not takes_tensors or any(str(each.type) in _SIZES for each in schema.arguments)
         prefix = f"{func.namespace}/{func._schema.name.partition('::')[2]}"
         self.in_python = any(each.startswith((f"{prefix}/", f"{prefix}.")) for each in torch.library._impls)
+
+    def unsaid(self, args: Any) -> list[tuple[int, str]]:
+        """Arguments that it writes although its schema does not say so: a norm's running statistics, in training."""
+        return self._statistics if self._statistics and args[5] else []
 
 
 class _ShapeByOperator(dict[Any, _Shape]):
@@ -76,6 +84,7 @@ _shapes = _ShapeByOperator()
 _STRIDED = torch.strided
 _empty_strided: Any = torch.empty_strided
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
+_DEVICE = type(torch.device("cpu"))  # in a rank, `torch.device` is another class, which makes these
 _fake_mode: Any = torch._C._get_dispatch_mode
 _storage: Any = torch._C.TensorBase.untyped_storage
 
@@ -120,7 +129,7 @@ class Survey:
             elif isinstance(value, torch.Tensor):
                 stored, size = stored_of(value), value.numel()
                 parts += (kind, value.shape, value.dtype)
-            elif kind is torch.device:
+            elif kind is _DEVICE:
                 self.on_gpu |= value.type == "cuda"
                 self.meta |= value.type == "meta"
                 parts.append(value)
@@ -215,7 +224,7 @@ class HollowRecorder(Recorder):
             what = self._described(operation, func, args, kwargs, found.key)
         if what is None:
             return self._call(device, operation, args, kwargs)
-        for at, name in shape.written:
+        for at, name in shape.written + shape.unsaid(args):
             for target in _flat((_argument(args, kwargs, at, name),)):
                 self._mark(target, None)
         stays = on_gpu and operation.kind != TRANSFER
@@ -280,7 +289,8 @@ class HollowRecorder(Recorder):
         small = tensor.nbytes <= self._storages.most_bytes
         value = assume(func, operation.name, args, kwargs or {}, what.dtype, what.numel)
         if small:
-            fill(tensor, value)
+            if not places(operation.name, args, tensor):
+                fill(tensor, value)
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
         note = self._storages.note(tensor)
@@ -294,6 +304,8 @@ class HollowRecorder(Recorder):
             value = None
             if not isinstance(given[0], list | tuple):
                 value = assume(func, operation.name, args, kwargs or {}, target.dtype, target.numel())
+                if value is None and (shape.out or operation.name in _OVERWRITES):
+                    value = default_stand_in(target.dtype)
             self._mark(target, value)
         if not func._schema.returns:
             return None
@@ -301,22 +313,21 @@ class HollowRecorder(Recorder):
 
     def _mark(self, target: torch.Tensor, value: float | None) -> None:
         """What was written to ``target`` is not known: its elements are ``value`` on average, None: nothing is known."""
-        stored = stored_of(target)
-        if stored is None:
-            if target.numel() * target.element_size() <= self._storages.most_bytes:
-                return  # the host's, and as it was
-            stored = self._storages.note(target)
-            stored.hollow = True
+        stored = self._storages.note(target)
+        stored.stated = False
         if not stored.hollow:
             if type(stored) is not Block and target.nbytes > self._storages.most_bytes:
                 stored.hollow = True
                 stored.stand_in = value
-            elif stored.stand_in is None:
-                stored.stand_in = 0.0  # it keeps its bytes, which are assumed now
+                return
+            if value is not None:
+                fill(target.data, value)
+            if stored.stand_in is None:
+                stored.stand_in = 0.0  # its bytes are assumed now
             return
         whole = _storage(target).nbytes() if type(target) in PLAIN else target.nbytes
         if value is not None and target.nbytes < whole and target.element_size():
-            before = 0.0 if stored.stand_in is None else stored.stand_in
+            before = default_stand_in(target.dtype) if stored.stand_in is None else stored.stand_in
             part = target.nbytes / whole
             value = before * (1.0 - part) + value * part
         stored.stand_in = value
@@ -326,7 +337,7 @@ class HollowRecorder(Recorder):
     ) -> None:
         """Results of what is assumed are assumed; those of what is known are known."""
         if unknown:
-            targets = [_argument(args, kwargs, at, name) for at, name in shape.written]
+            targets = [_argument(args, kwargs, at, name) for at, name in shape.written + shape.unsaid(args)]
             if operation.name in _OVERWRITES and not any(
                 stored is not None and stored.unknown for stored in map(stored_of, _flat(args[1:]))
             ):
@@ -334,6 +345,7 @@ class HollowRecorder(Recorder):
                 return
             for tensor in _flat((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
                 note = self._storages.note(tensor)
+                note.stated = False
                 if note.stand_in is None:
                     note.stand_in = 0.0
 
@@ -367,9 +379,13 @@ class HollowRecorder(Recorder):
             answer = bool(element_of(tensors[0])) if tensors else None
         if unknown and not device.host.unrecorded:
             stated = self._assumptions.stated_here()
-            answer = answer if stated is None else type(answer)(stated)
+            if stated is not None:
+                answer = type(answer)(as_stated(stated, tensors[0].new_empty(())).item())
+            by_itself = stated is not None or any(
+                note is not None and note.stated for note in map(stored_of, tensors[:1])
+            )
             name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operation.name, operation.name)
-            self._assumptions.told(name, device.host.rank, answer)
+            self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer
 
 

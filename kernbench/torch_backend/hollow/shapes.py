@@ -67,7 +67,22 @@ def _find(func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*_described_to_meta(args), **options)
     except (NotImplementedError, RuntimeError):
         result = _fake(func, args, kwargs)
-    return _map(result, _describe)
+    return _as_on_host(func, args, _map(result, _describe))
+
+
+def _as_on_host(func: Any, args: Any, found: Any) -> Any:
+    """Statistics of a norm as the CPU's kernels keep them, so that a program takes the same bytes with data and without.
+
+    Meta kernels describe the GPU's: they keep float32 where the CPU's keep the input's dtype, unless weights have more bits.
+    """
+    name = func._opname
+    if name in ("native_layer_norm", "native_group_norm"):
+        first = args[0].dtype
+        mixed = any(isinstance(each, torch.Tensor) and each.dtype is torch.float32 for each in args[1:])
+        return (found[0], *(each._replace(dtype=torch.float32 if mixed else first) for each in found[1:]))
+    if name == "native_batch_norm" and not args[5]:
+        return (found[0], *(each._replace(size=(0,), stride=(1,)) for each in found[1:]))
+    return found
 
 
 def _fake(func: Any, args: Any, kwargs: Any) -> Any:

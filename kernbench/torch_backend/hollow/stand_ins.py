@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from kernbench.simulation.assumptions import default_stand_in
-from kernbench.simulation.storages import NOTE, Stored
-from kernbench.simulation.tensors import storage_of
+from kernbench.simulation.storages import NOTE, StorageTable, Stored
+from kernbench.simulation.tensors import plain, storage_of
 from kernbench.torch_backend.gpu.placement import PLAIN, wrapped_by
 
 
@@ -54,6 +54,24 @@ def element_of(tensor: torch.Tensor) -> float:
     """What an element of a tensor is taken to be."""
     found = stand_in_of(tensor)
     return default_stand_in(tensor.dtype) if found is None else found
+
+
+def state(storages: StorageTable, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Note that ``tensor`` has ``values``, of its shape and dtype: the bytes of a small one, the mean of another."""
+    if not is_unknown(tensor):
+        return
+    note = storages.note(tensor)
+    if not note.hollow:
+        plain(tensor).data.copy_(values)
+    elif tensor.numel():
+        mean = float(values.real.double().mean())
+        whole = storage_of(tensor).nbytes()
+        part = min(1.0, tensor.nbytes / whole) if whole else 1.0
+        before = default_stand_in(tensor.dtype) if note.stand_in is None else note.stand_in
+        note.stand_in = mean if part == 1.0 else before * (1.0 - part) + mean * part
+    if note.stand_in is None:
+        note.stand_in = 0.0
+    note.stated = tensor.nbytes == storage_of(tensor).nbytes()
 
 
 class HollowCall:
@@ -202,17 +220,60 @@ def _pointwise(call: HollowCall) -> float | None:
     return float(result) if isinstance(result, torch.Tensor) and result.numel() == 1 else None
 
 
+def places(name: str, args: Any, tensor: torch.Tensor) -> bool:
+    """Give the places that an operation such as ``topk`` found the values that are assumed; False: ``name`` finds none.
+
+    No place is found more often than another: a router sends each expert as many tokens, and of the k places that a row has
+    none is there twice. What is sorted was in order.
+    """
+    if name not in PLACES or tensor.dtype is not torch.int64 or not tensor.numel():
+        return False
+    count, dim = _choices(name, args)
+    if name in ("sort", "argsort"):
+        shape = [1] * tensor.dim()
+        if shape:
+            shape[dim] = count
+        tensor.copy_(torch.arange(count).view(shape).expand(tensor.shape))
+        return True
+    moved = tensor.movedim(dim, -1) if name == "topk" and tensor.dim() else tensor
+    moved.copy_((torch.arange(tensor.numel()) % max(count, 1)).view(moved.shape))
+    return True
+
+
+PLACES = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "multinomial"})
+"""Operations that tell where values are, or draw places."""
+
+
+def _choices(name: str, args: Any) -> tuple[int, int]:
+    """Of how many places one is told, and along which dimension."""
+    first = args[0]
+    if not first.dim():
+        return 1, 0
+    at = 2 if name in ("topk", "kthvalue") else 1
+    ints = [value for value in args[1:] if type(value) is int]
+    if name in ("sort", "argsort"):
+        dim = ints[0] if ints else -1
+    elif name in ("argmax", "argmin") and not ints:
+        return first.numel(), 0
+    else:
+        dim = args[at] if len(args) > at and type(args[at]) is int and name != "multinomial" else -1
+    return first.size(dim), dim
+
+
 _ROWS: tuple[tuple[str, Rule], ...] = (
     (
-        """to_copy clone copy contiguous index index_select gather take flip roll repeat constant_pad_nd embedding sort topk
+        """to_copy clone contiguous index index_select gather take flip roll repeat constant_pad_nd embedding sort topk
         masked_select view_copy expand_copy permute_copy split_with_sizes_copy tril triu cat stack repeat_interleave
-        mean amax amin max min any all argsort cummax""",
+        mean amax amin max min cummax""",
         _keeps,
     ),
+    ("copy", _filled_with(1, "src")),
     ("zeros zeros_like zero new_zeros empty empty_like new_empty empty_strided", lambda call: 0.0),
     ("ones ones_like new_ones", lambda call: 1.0),
     ("full full_like fill", _filled_with(1, "fill_value")),
     ("new_full", _filled_with(2, "fill_value")),
+    ("any", lambda call: float(bool(_keeps(call)))),
+    ("all", lambda call: float((_keeps(call) or 0.0) >= 1.0)),
     ("sum count_nonzero", _sums),
     ("bincount histc", _counts),
     ("scatter scatter_add scatter_reduce", _mixed(3, "src", _indexed(2, "index"))),
@@ -229,7 +290,7 @@ _RULES = {name: rule for names, rule in _ROWS for name in names.split()}
 
 def has_rule(name: str) -> bool:
     """Whether more than the default of its dtype may be assumed of what the operation ``name`` gives."""
-    return name.strip("_") in _RULES
+    return name.strip("_") in _RULES or name in PLACES
 
 
 def assume(func: Any, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:
@@ -240,6 +301,8 @@ def assume(func: Any, name: str, args: Any, kwargs: Any, dtype: torch.dtype, num
         name: of it, without overload.
         args, kwargs: as it was called.
     """
+    if name in PLACES and dtype is torch.int64 and (name.startswith("arg") or args[0].dtype is not torch.int64):
+        return (_choices(name, args)[0] - 1) / 2
     rule = _RULES.get(name.strip("_"))
     if rule is not None:
         return rule(HollowCall(func, args, kwargs, numel))

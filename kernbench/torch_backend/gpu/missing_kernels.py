@@ -1,0 +1,25 @@
+"""Operators that have kernels for GPUs and none for CPUs: how they are computed on the CPU tensors that stand for a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernbench.torch_backend.gpu import fused_attention
+
+
+def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``histc`` counts whole numbers on a GPU. Up to 2**53 they are the same as doubles."""
+    if tensor.dtype.is_floating_point:
+        return torch.histc(tensor, *args, **kwargs)
+    return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {"aten::histc": _histc, **fused_attention.KERNELS}
+
+
+def kernel_of(func: Any) -> Any:
+    """What computes an ``OpOverload``: its own kernel, unless the CPU has none."""
+    return _KERNELS.get(func.name(), func._op)
