@@ -19,6 +19,7 @@ from typing import Any
 
 from kernbench.torch_backend.features import (
     attention_sharding,
+    checkpoint_files,
     compiling,
     context_parallel,
     device_meshes,
@@ -37,7 +38,8 @@ _PLAIN = (
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
-    symmetric_memory.MODULE: symmetric_memory.install_module
+    symmetric_memory.MODULE: symmetric_memory.install_module,
+    checkpoint_files.STREAMS: checkpoint_files.install_streams,
 }
 """What is changed in a module once it is there."""
 
