@@ -117,7 +117,9 @@ def main() -> None:
         if dist.get_rank() == 0:
             rate = options.batch * options.length / took
             peak = torch.cuda.max_memory_allocated() / 2**30
-            print(f"step {step}: loss {loss.item():.3f}, {took:.3f} s, {rate:.0f} tokens/s per GPU, peak {peak:.1f} GiB")
+            print(
+                f"step {step}: loss {loss.item():.3f}, {took:.3f} s, {rate:.0f} tokens/s per GPU, peak {peak:.1f} GiB"
+            )
     dist.destroy_process_group()
 
 

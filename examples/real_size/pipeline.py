@@ -1,6 +1,6 @@
 """A GPT of 7 billion parameters in eight pipeline stages, 1F1B or interleaved, with torch.distributed.pipelining.
 
-    kernbench run --no-data --system dgx_h100 --nproc-per-node 8 examples/real_size/pipeline.py --schedule 1F1B
+kernbench run --no-data --system dgx_h100 --nproc-per-node 8 examples/real_size/pipeline.py --schedule 1F1B
 """
 
 import argparse

@@ -143,9 +143,7 @@ class Assumptions:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a run says of itself in the end, each in a sentence."""
-        files = (
-            f"checkpoints: {self._left_out:,} bytes of values that nobody computed were not written; their files are sparse"
-        )
+        files = f"checkpoints: {self._left_out:,} bytes of values that nobody computed were not written; their files are sparse"
         return (*map(str, self.made), *((files,) if self._left_out else ()))
 
     def left_out(self, nbytes: int) -> None:

@@ -23,7 +23,9 @@ LARGE = 1 << 24
 
 def save(path: Path) -> None:
     large = torch.randn(LARGE, device="cuda")
-    torch.save({"large": large, "view": large[:10], "small": torch.arange(8, device="cuda"), "host": torch.ones(5000)}, path)
+    torch.save(
+        {"large": large, "view": large[:10], "small": torch.arange(8, device="cuda"), "host": torch.ones(5000)}, path
+    )
 
 
 def on_disk(path: Path) -> int:
