@@ -43,7 +43,10 @@ html_css_files = ["wide.css"]
 highlight_language = "none"  # of blocks that name no language
 
 CONTENTS = {
-    "Programs": ["docs/distributed", "docs/runtime", "docs/triton", "docs/symmetric_memory", "docs/tensor_parallel"],
+    "Programs": [
+        "docs/distributed", "docs/runtime", "docs/triton", "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile",
+        "docs/real_size", "docs/memory",
+    ],
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
     "Times": ["docs/trace", "docs/cost_models", "docs/accuracy", "docs/limits"],
     "Studies": ["docs/testing", "docs/benches", "docs/sweep", "docs/what_if", "docs/precompile", "docs/autotune"],

@@ -214,7 +214,7 @@ def print_summary(ctx: RuntimeContext) -> None:
     for note in (
         "" if folding is None else str(folding),
         *timeline.unmodelled,
-        *map(str, ctx.simulation.assumptions.made),
+        *ctx.simulation.assumptions.notes,
         ctx.engine.op_log.note,
     ):
         if note:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import importlib.util
 import marshal
 import os
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -52,10 +54,10 @@ class RankProgram:
     @classmethod
     def module(cls, name: str, args: Sequence[str]) -> RankProgram:
         """``python -m name args...``. Raises :class:`ConfigError` if there is no such module."""
-        spec = importlib.util.find_spec(name)
+        spec = _find(name)
         if spec is not None and spec.submodule_search_locations is not None:
             name += ".__main__"
-            spec = importlib.util.find_spec(name)
+            spec = _find(name)
         if spec is None or spec.origin is None or not spec.has_location:
             raise ConfigError(f"no module named {name} that could be run")
         source = Path(spec.origin).read_bytes()
@@ -69,6 +71,21 @@ class RankProgram:
         vars(main)["__builtins__"] = builtins
         vars(main)["__cached__"] = None
         return main
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Where the module is that ``python -m name`` runs. Its packages are not imported: each rank does that itself."""
+    here, found = [os.getcwd(), *sys.path], None
+    path: Sequence[str] = here
+    for end in [at for at, sign in enumerate(name) if sign == "."] + [len(name)]:
+        full = name[:end]
+        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+        specs = (find(full, None if path is here else path) for find in finders if find is not None)
+        found = PathFinder.find_spec(full, path) or next((spec for spec in specs if spec is not None), None)
+        if found is None or (end < len(name) and found.submodule_search_locations is None):
+            return None
+        path = found.submodule_search_locations or ()
+    return found
 
 
 def _compile(source: bytes, path: str) -> CodeType:
@@ -120,6 +137,8 @@ def run_ranks(
         }
 
     def body(rank: int) -> None:
+        if program.package:
+            importlib.import_module(program.package)
         # code of its own: torch.compile keeps what it has compiled with the code, for the globals that it saw
         exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
 

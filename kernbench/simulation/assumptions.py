@@ -76,7 +76,7 @@ class AssumedFloat(float):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        return float.__format__(self, spec) + MARK
+        return float.__format__(self, spec).removesuffix(MARK) + MARK
 
     __hash__ = float.__hash__
 
@@ -97,7 +97,7 @@ class AssumedInt(int):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        return int.__format__(self, spec) + MARK
+        return int.__format__(self, spec).removesuffix(MARK) + MARK
 
     __hash__ = int.__hash__
 
@@ -155,6 +155,17 @@ class Assumptions:
         self.policy = policy
         self._by_place: dict[tuple[str, int, str], Assumption] = {}
         self._stated: dict[str, Any] = {}
+        self._left_out = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a run says of itself in the end, each in a sentence."""
+        files = f"checkpoints: {self._left_out:,} bytes of values that nobody computed were not written; their files are sparse"
+        return (*map(str, self.made), *((files,) if self._left_out else ()))
+
+    def left_out(self, nbytes: int) -> None:
+        """A program has saved ``nbytes`` that have no values: their file has their size alone."""
+        self._left_out += nbytes
 
     @property
     def made(self) -> tuple[Assumption, ...]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu
-from kernbench.torch_backend.features import compiling
+from kernbench.torch_backend.features import checkpoint_files, compiling
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
@@ -83,6 +83,7 @@ class Environment:
             self._replaced.devices.open(self._host_devices)
             self._replaced.symmetric_memory.open()
             module_hooks.install(self._patches, self.state.modules)
+            checkpoint_files.install(self._patches, self._host_devices.simulation)
             self.state.open(self._patches)
             self._imports.open()
         except BaseException:

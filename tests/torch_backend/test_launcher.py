@@ -155,6 +155,33 @@ def test_modules_and_what_lies_beside_them(tmp_path: Path, monkeypatch: pytest.M
     assert told(result) == {rank: ["launched_package", [str(rank)], ["x"]] for rank in range(2)}
 
 
+def test_a_package_is_imported_by_the_ranks_that_run_a_module_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their command line, as ``python -m`` does it; a submodule is bound in its package for all of them."""
+    package = tmp_path / "launched_by_parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os, sys\nSEEN = [os.environ.get('RANK'), sys.argv[1:]]\n")
+    (package / "other.py").write_text("NAME = 'other'\n")
+    (package / "run.py").write_text(
+        "import json, torch, launched_by_parts, launched_by_parts.other\n"
+        "import torch.distributed.checkpoint.format_utils\n"
+        "print(json.dumps([launched_by_parts.SEEN[1], launched_by_parts.other.NAME, "
+        "torch.distributed.checkpoint.format_utils.__name__]))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(command, ["--nproc-per-node", "2", "-m", "launched_by_parts.run", "x"])
+    assert result.exit_code == 0, result.output
+    assert told(result) == {rank: [["x"], "other", "torch.distributed.checkpoint.format_utils"] for rank in range(2)}
+
+
+@pytest.mark.parametrize("name", ["launched_nowhere", "json.nowhere", "json.decoder.nowhere", "sys"])
+def test_a_module_that_cannot_be_run(name: str) -> None:
+    result = CliRunner().invoke(command, ["--nproc-per-node", "2", "-m", name])
+    assert isinstance(result.exception, ConfigError)
+    assert f"no module named {name}" in str(result.exception)
+
+
 def test_a_script_that_spawns_itself(run: Run) -> None:
     result = run(
         "import sys, torch.multiprocessing as mp, torch.distributed as dist\n"

@@ -110,7 +110,7 @@ def backward(
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     found = (of_scores @ wide[1] * factor, of_scores.mT @ wide[0] * factor, (shares * kept).mT @ grad)
     made = [each.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2) for each in found]
-    return *made, of_scores.to(query.dtype) if wanted[3] else None  # type: ignore[return-value]
+    return *made, of_scores.to(query.dtype) if wanted[3] else None
 
 
 def _scores(query: Any, key: Any, bias: Any, is_causal: bool, scale: float | None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"aten::histc": _histc, **fused_attention.KERNELS}
+_KERNELS: dict[str, Any] = {"aten::histc": _histc, **fused_attention.KERNELS}
 
 
 def kernel_of(func: Any) -> Any:

@@ -93,6 +93,11 @@ class HollowCall:
         """An argument by place or name."""
         return self.args[at] if at < len(self.args) else self.kwargs.get(name, default)
 
+    def parameter(self, name: str, default: Any = None) -> Any:
+        """An argument by its name in the operation's schema."""
+        names = [each.name for each in self.func._schema.arguments]
+        return self.argument(names.index(name), name, default) if name in names else default
+
     def first(self) -> torch.Tensor | None:
         """The first tensor among the arguments, also in a list."""
         for value in self.args:
@@ -182,6 +187,19 @@ def _opposite(call: HollowCall) -> float | None:
     if first is None:
         return None
     return 1.0 - min(1.0, element_of(first)) if first.dtype == torch.bool else _pointwise(call)
+
+
+def _normal(call: HollowCall) -> float | None:
+    return _number(call.parameter("mean", 0.0))
+
+
+def _uniform(call: HollowCall) -> float | None:
+    return (float(call.parameter("from", 0.0)) + float(call.parameter("to", 1.0))) / 2
+
+
+def _bernoulli(call: HollowCall) -> float | None:
+    share = call.parameter("p")
+    return _keeps(call) if share is None else _number(share)
 
 
 def _drawn(call: HollowCall) -> float | None:
@@ -284,6 +302,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("logical_and bitwise_and and", _both),
     ("where", _chosen),
     ("randint randint_like", _drawn),
+    ("normal normal_functional randn randn_like", _normal),
+    ("uniform rand rand_like", _uniform),
+    ("bernoulli", _bernoulli),
 )
 _RULES = {name: rule for names, rule in _ROWS for name in names.split()}
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.simulation.tensors import plain
+from kernbench.torch_backend.hollow.stand_ins import is_unknown
 from kernbench.torch_backend.modes import plain_torch
 
 Tensors = Sequence[torch.Tensor]
@@ -54,13 +55,13 @@ def _checked(op: Any, dtype: torch.dtype) -> ReduceOp:
 
 
 def premultiplied(opts: Any, tensors: Tensors) -> Tensors:
-    """What is summed up: the tensors, or those times the factor of NCCL's ``PREMUL_SUM``."""
+    """What is summed up: the tensors, or those times the factor of NCCL's ``PREMUL_SUM``; of unknown values themselves."""
     wanted = getattr(opts, "reduceOp", opts)
     if getattr(wanted, "op", None) != _PREMUL_SUM:
         return tensors
     factor = wanted.__getstate__()[1]
     with plain_torch():
-        return [tensor.data * factor for tensor in tensors]
+        return [tensor if is_unknown(tensor) else tensor.data * factor for tensor in tensors]
 
 
 def root_of(opts: Any) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from kernbench.torch_backend.compiled import described_gpu, graphs, kernels, reduce_overhead, traced_devices
 from kernbench.torch_backend.features import (
     attention_sharding,
+    checkpoint_files,
     compiling,
     context_parallel,
     device_meshes,
@@ -49,6 +50,7 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
     kernels.HELPERS: kernels.install_helpers,
     kernels.ASYNC_COMPILE: kernels.install_async_compile,
     kernels.BENCHMARKING: kernels.install_benchmarking,
+    checkpoint_files.STREAMS: checkpoint_files.install_streams,
 }
 """What is changed in a module once it is there."""
 

@@ -89,9 +89,8 @@ class _Watched(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         note = vars(self).get("__kernbench_note__")
-        imported = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
-        if note is not None and not imported:  # a submodule that one rank imports is there for all
-            note(self, name)
+        if note is not None:
+            note(self, name, value)
         super().__setattr__(name, value)
 
 
@@ -202,9 +201,9 @@ class ModuleGlobals:
         switched.values[None] = [_fresh(value) for value in switched.initial.values()]
         self._switched.append(switched)
 
-    def _note(self, module: ModuleType, name: str) -> None:
-        if self.paused:
-            return
+    def _note(self, module: ModuleType, name: str, value: Any) -> None:
+        if self.paused or (isinstance(value, ModuleType) and sys.modules.get(f"{module.__name__}.{name}") is value):
+            return  # an import binds a submodule once, for whoever imports it
         for switched in self._switched:
             if switched.module is module and name not in switched.names:
                 before = vars(module).get(name, MISSING)
