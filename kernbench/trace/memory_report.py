@@ -101,7 +101,7 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
             if each.device == each.rank or len({one.rank for one in ranks}) == len(ranks)
             else f" (GPU {each.device})"
         )
-        yield f"{each.rank:>6} {cells} {each.step:>5}  {each.place}{device}"
+        yield f"{each.rank:>6} {cells} {each.step:>5}  {each.place or '(not known)'}{device}"
     retries, failures = sum(each.retries for each in ranks), sum(each.failures for each in ranks)
     if retries or failures:
         yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"
