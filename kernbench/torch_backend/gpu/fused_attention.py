@@ -41,7 +41,7 @@ _PADDED = 32
 
 
 ring: Callable[..., Any] | None = None
-"""What is asked first, with the same arguments: attention over a ring while a rank is in ``context_parallel``; None: not there."""
+"""What is asked first, with the same arguments: attention over a ring, while a rank is in ``context_parallel``."""
 
 
 def install(patches: Patches) -> None:
