@@ -93,12 +93,12 @@ def install(patches: Patches, module: Any) -> None:
 
     def enable(seq_dim: int, mesh: Any) -> None:
         inside[current_rank()] = seq_dim, mesh
-        fused_attention.ring = attention
+        fused_attention.go_around(attention)
 
     def disable() -> None:
         inside.pop(current_rank(), None)
         if not inside:
-            fused_attention.ring = None  # then Dynamo traces attention
+            fused_attention.go_around(None)
 
     patches.set(fused_attention, "ring", None)  # and so it will be again, whatever happens
     patches.set(module, "_enable_context_parallel_dispatcher_impl", enable)

@@ -40,6 +40,9 @@ _PADDED = 32
 """The kernel keeps the logsumexp of queries up to a multiple of these."""
 
 
+_TRACED = "_torchdynamo_inline"
+"""The attribute of a function in whose place Dynamo traces another."""
+
 ring: Callable[..., Any] | None = None
 """What is asked first, with the same arguments: attention over a ring, while a rank is in ``context_parallel``."""
 
@@ -53,10 +56,7 @@ def install(patches: Patches) -> None:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
-        if ring is None:
-            if torch.compiler.is_compiling():  # Dynamo knows torch's own
-                return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        else:
+        if ring is not None:
             found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if found is not None:
                 return found
@@ -77,7 +77,18 @@ def install(patches: Patches) -> None:
         operator = getattr(torch.ops.aten, _OPERATOR).default
         return operator(*parts, bias, keep, dropout_p, is_causal, scale=scale)[0]
 
+    vars(attention)[_TRACED] = stock
     patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def go_around(attention: Callable[..., Any] | None) -> None:
+    """Ask ``attention`` first (:data:`ring`), which Dynamo does not trace; None: nobody, and Dynamo traces torch's own."""
+    global ring
+    ring = attention
+    found = vars(F.scaled_dot_product_attention)
+    found.pop(_TRACED, None)
+    if attention is None and "__wrapped__" in found:
+        found[_TRACED] = found["__wrapped__"]
 
 
 def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> bool:
