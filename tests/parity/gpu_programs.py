@@ -375,7 +375,7 @@ def optimizers(rank: int, world: int, width: int) -> None:
 
 
 def other_layers(rank: int, world: int, width: int) -> None:
-    """Convolutions with batch norms (synchronised too), a GRU, bags of embeddings, dropout."""
+    """Convolutions with batch norms (synchronised too), a GRU, dropout."""
     torch.manual_seed(0)
     images = nn.Sequential(
         nn.Conv2d(3, width // 4, 3, padding=1), nn.BatchNorm2d(width // 4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.1),
@@ -386,8 +386,13 @@ def other_layers(rank: int, world: int, width: int) -> None:
     images(torch.ones(2, 3, 16, 16, device="cuda"))
     gru = nn.GRU(width, width).cuda()
     gru(torch.ones(5, 2, width, device="cuda"))[0].sum().backward()
-    bags = nn.EmbeddingBag(4 * width, width, mode="sum").cuda()
-    found = bags(torch.arange(12, device="cuda"), torch.tensor([0, 4, 8], device="cuda"))
+
+
+def bags(rank: int, world: int, width: int) -> None:
+    """Bags of embeddings."""
+    torch.manual_seed(0)
+    summed = nn.EmbeddingBag(4 * width, width, mode="sum").cuda()
+    found = summed(torch.arange(12, device="cuda"), torch.tensor([0, 4, 8], device="cuda"))
     found.sum().backward()
     pooled = nn.EmbeddingBag(4 * width, width, mode="mean", sparse=False).cuda()
     pooled(torch.arange(12, device="cuda").view(3, 4)).sum().backward()
@@ -407,5 +412,5 @@ def kernbench_layers(rank: int, world: int, width: int) -> None:
 PROGRAMS = (
     plain, data_parallel, fsdp1, fsdp2, hsdp, tensor_parallel, tensor_and_sharded, gpipe, one_forward_one_backward, interleaved,
     zero_bubble, zero_bubble_v, pipeline_and_data, context_parallel, expert_parallel, dtensor_ops, scaled, optimizers,
-    other_layers, kernbench_layers,
+    other_layers, bags, kernbench_layers,
 )  # fmt: skip

@@ -56,8 +56,9 @@ def quiet() -> Iterator[None]:
 IN_ANY_ORDER = ("zero_bubble", "zero_bubble_v")
 """torch walks sets of autograd's nodes there: gradients of a stage are added in an order that differs from run to run."""
 
-SAMPLED = ("kernbench_layers",)
-"""Triton kernels: without data a few of their programs are looked at, so that bytes and times are estimates."""
+ESTIMATED = ("kernbench_layers", "bags")
+"""Triton kernels: without data a few of their programs are looked at, so that bytes and times are estimates. Bags: the GPU's
+kernel, which the meta kernel describes, keeps some tens of bytes more than the CPU's."""
 
 
 @pytest.mark.parametrize("width", [16, 128])
@@ -67,7 +68,7 @@ def test_a_program_takes_the_same_with_and_without_data(program, width):
     real, hollow = outcome(program, width, data=True), outcome(program, width, data=False)
     assert real.operations.keys() == hollow.operations.keys()
     assert real.operations
-    if program.__name__ in SAMPLED:
+    if program.__name__ in ESTIMATED:
         for stream, ops in real.operations.items():
             assert [op[:2] for op in ops] == [op[:2] for op in hollow.operations[stream]], stream
         assert hollow.end == pytest.approx(real.end, rel=0.05)

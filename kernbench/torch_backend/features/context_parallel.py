@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from kernbench.errors import KernbenchError
+from kernbench.torch_backend.gpu import fused_attention
 from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -40,7 +40,6 @@ RELIES_ON = (
         f"{MODULE}._templated_ring_attention_backward", "and back",
         parameters=("group", "seq_dim", "op", "grad_out", "grad_out_name", "query", "key", "value", "out", "logsumexp"),
     ),
-    Reliance("torch.nn.functional.scaled_dot_product_attention", "a rank's attention asks whether it is in a block"),
     Reliance(
         "torch.ops.aten", "kernels of the CPU's attention", has=(
             "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -74,18 +73,15 @@ class _Ring(torch.autograd.Function):
 
 def install(patches: Patches, module: Any) -> None:
     """Let the block say where a rank is, and the attention look there."""
-    stock = F.scaled_dot_product_attention
     inside: dict[int | None, tuple[int, Any]] = {}
 
     def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-        scale: float | None = None, enable_gqa: bool = False,
+        query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
+        enable_gqa: bool,
     ) -> Any:  # fmt: skip
         place = inside.get(current_rank()) if inside else None
         if place is None:
-            return stock(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )  # fmt: skip
+            return None
         if attn_mask is not None or dropout_p or enable_gqa:
             raise KernbenchError(
                 "context_parallel on simulated ranks takes neither attn_mask, dropout_p nor enable_gqa: repeat the "
@@ -97,13 +93,13 @@ def install(patches: Patches, module: Any) -> None:
 
     def enable(seq_dim: int, mesh: Any) -> None:
         inside[current_rank()] = seq_dim, mesh
-        F.scaled_dot_product_attention = attention
+        fused_attention.go_around(attention)
 
     def disable() -> None:
         inside.pop(current_rank(), None)
         if not inside:
-            F.scaled_dot_product_attention = stock  # which Dynamo traces
+            fused_attention.go_around(None)
 
-    patches.set(F, "scaled_dot_product_attention", stock)  # and so it will be again, whatever happens
+    patches.set(fused_attention, "ring", None)  # and so it will be again, whatever happens
     patches.set(module, "_enable_context_parallel_dispatcher_impl", enable)
     patches.set(module, "_disable_context_parallel_dispatcher_impl", disable)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,13 @@ _PADDED = 32
 """The kernel keeps the logsumexp of queries up to a multiple of these."""
 
 
+_TRACED = "_torchdynamo_inline"
+"""The attribute of a function in whose place Dynamo traces another."""
+
+ring: Callable[..., Any] | None = None
+"""What is asked first, with the same arguments: attention over a ring, while a rank is in ``context_parallel``."""
+
+
 def install(patches: Patches) -> None:
     """Replace ``F.scaled_dot_product_attention``."""
     stock = F.scaled_dot_product_attention
@@ -48,6 +56,10 @@ def install(patches: Patches) -> None:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
+        if ring is not None:
+            found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            if found is not None:
+                return found
         in_steps = (
             dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad) or value.shape[-1] != query.shape[-1]
         )
@@ -65,7 +77,18 @@ def install(patches: Patches) -> None:
         operator = getattr(torch.ops.aten, _OPERATOR).default
         return operator(*parts, bias, keep, dropout_p, is_causal, scale=scale)[0]
 
+    vars(attention)[_TRACED] = stock
     patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def go_around(attention: Callable[..., Any] | None) -> None:
+    """Ask ``attention`` first (:data:`ring`), which Dynamo does not trace; None: nobody, and Dynamo traces torch's own."""
+    global ring
+    ring = attention
+    found = vars(F.scaled_dot_product_attention)
+    found.pop(_TRACED, None)
+    if attention is None and "__wrapped__" in found:
+        found[_TRACED] = found["__wrapped__"]
 
 
 def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> bool:
@@ -130,4 +153,4 @@ def _kept(scores: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> Any:
     return (drawn >= dropout_p).float() / (1 - dropout_p)
 
 
-KERNELS = {f"aten::{_OPERATOR}": forward, f"aten::{_OPERATOR}_backward": backward}
+KERNELS: dict[str, Callable[..., Any]] = {f"aten::{_OPERATOR}": forward, f"aten::{_OPERATOR}_backward": backward}
