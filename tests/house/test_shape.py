@@ -38,7 +38,7 @@ UPWARD = {("triton_engine", "torch_backend")}
 CONTRACT = {"_HOST_READ_BARRIERS", "_drain_pending", "_pending_worker_waits", "_rank_by_greenlet"}
 """Names with an underscore that are promised: anybody may use them."""
 
-TORCH = {"_config", "_device", "_plugins"}
+TORCH = {"_config", "_device", "_load", "_plugins"}
 """Private names of torch that a class of ours happens to have too."""
 
 

@@ -23,7 +23,6 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch.serialization"
-STREAMS = "torch.distributed.checkpoint.filesystem"
 UNKNOWN = "kernbench/unknown_storages.json"
 """The record of the names of those storages in a file that have no values."""
 
@@ -35,10 +34,6 @@ RELIES_ON = (
     Reliance(
         f"{MODULE}._load", "`torch.load` reads a zip file with it", looked_up_by=(f"{MODULE}.load",),
         parameters=("zip_file", "map_location", "pickle_module", "pickle_file", "overall_storage"),
-    ),
-    Reliance(
-        f"{STREAMS}._StorageWriterTransforms.transform_save_stream", "the stream that a tensor is saved to",
-        looked_up_by=(f"{STREAMS}._write_item",), parameters=("self", "write_item", "raw_stream"),
     ),
     Reliance("torch._C.PyTorchFileWriter", "a record without its bytes", has=("write_record", "write_record_metadata")),
     Reliance(
@@ -121,16 +116,3 @@ def install(patches: Patches, simulation: Simulation) -> None:
 
     patches.set(serialization, "_save", saving)
     patches.set(serialization, "_load", loading)
-
-
-def install_streams(patches: Patches, module: Any) -> None:
-    """A distributed checkpoint's streams can leave bytes out: their wrapper seeks where its file does."""
-    stock = module._StorageWriterTransforms.transform_save_stream
-
-    def transform_save_stream(self: Any, write_item: Any, raw_stream: Any) -> Any:
-        stream, descriptors = stock(self, write_item, raw_stream)
-        if not descriptors and stream is not raw_stream:
-            stream.seek = raw_stream.seek
-        return stream, descriptors
-
-    patches.set(module._StorageWriterTransforms, "transform_save_stream", transform_save_stream)

@@ -20,7 +20,7 @@ from typing import Any
 from kernbench.torch_backend.compiled import described_gpu, graphs, kernels, reduce_overhead, traced_devices
 from kernbench.torch_backend.features import (
     attention_sharding,
-    checkpoint_files,
+    checkpoint_streams,
     compiling,
     context_parallel,
     device_meshes,
@@ -34,8 +34,8 @@ from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
-    attention_sharding, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors, fsdp_profiler,
-    loss_parallel,
+    attention_sharding, checkpoint_streams, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors,
+    fsdp_profiler, loss_parallel,
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
@@ -50,7 +50,6 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
     kernels.HELPERS: kernels.install_helpers,
     kernels.ASYNC_COMPILE: kernels.install_async_compile,
     kernels.BENCHMARKING: kernels.install_benchmarking,
-    checkpoint_files.STREAMS: checkpoint_files.install_streams,
 }
 """What is changed in a module once it is there."""
 
