@@ -105,7 +105,7 @@ class FeedForward(nn.Module):
         return result
 
 
-class TransformerLayer(nn.Module):
+class LlamaLayer(nn.Module):
     """One layer."""
 
     def __init__(self, shape: Shape) -> None:
@@ -130,7 +130,7 @@ class Llama(nn.Module):
         super().__init__()
         self.shape, self.seq = shape, seq
         self.embedding = nn.Embedding(shape.vocab, shape.dim) if first == 0 else None
-        self.layers = nn.ModuleDict({str(number): TransformerLayer(shape) for number in range(first, last)})
+        self.layers = nn.ModuleDict({str(number): LlamaLayer(shape) for number in range(first, last)})
         ends = last == shape.layers
         self.norm = nn.RMSNorm(shape.dim) if ends else None
         self.output = nn.Linear(shape.dim, shape.vocab, bias=False) if ends else None
