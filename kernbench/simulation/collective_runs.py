@@ -151,12 +151,13 @@ class CollectiveRuns:
     ) -> None:
         """Move values among members some of whom do not run, and bring what their representatives bring: that is assumed."""
         running = list(dict.fromkeys(arrivals))
-        if not all_have_bytes(self.storages, running):
+        kind = KINDS[arrivals[0].signature.op]
+        brings_nothing = kind.root == "gives" and root is not None and arrivals[root].rank != group.ranks[root]
+        if brings_nothing or not all_have_bytes(self.storages, running):
             assumed(self.storages, running, reduces=reduction is not None)
             return
         op = arrivals[0].signature.op
-        certain = KINDS[op].root == "gives" and root is not None and arrivals[root].rank == group.ranks[root]
-        unknown = not certain or anything_unknown(self.storages, running)
+        unknown = kind.root != "gives" or anything_unknown(self.storages, running)
         tensors = {id(arrival): _values_of(arrival) for arrival in running}
         brought = [tensors[id(arrival)][0] for arrival in arrivals]
         receivers = {group.index[arrival.rank]: tensors[id(arrival)][1] for arrival in running}

@@ -61,8 +61,8 @@ def one_step_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 LAYOUTS: dict[str, tuple[Any, int]] = {
     "data_parallel": (gpu_programs.data_parallel, 2),
     "fsdp2": (gpu_programs.fsdp2, 2),
-    "hsdp": (gpu_programs.hsdp, 4),
-    "tensor_and_sharded": (gpu_programs.tensor_and_sharded, 4),
+    "hsdp": (gpu_programs.hsdp, 2),
+    "tensor_and_sharded": (gpu_programs.tensor_and_sharded, 2),
     "pipeline_and_data": (gpu_programs.pipeline_and_data, 4),
     "expert_parallel": (gpu_programs.expert_parallel, 2),
 }

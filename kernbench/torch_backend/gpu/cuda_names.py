@@ -106,7 +106,7 @@ def properties_of(topology: Topology) -> SimpleNamespace:
     arch = spec.target.arch
     major, minor = divmod(arch, 10) if isinstance(arch, int) else (9, 4)
     return SimpleNamespace(
-        name=spec.name, major=major, minor=minor, total_memory=spec.hbm.size, multi_processor_count=spec.pes,
+        name=spec.product or spec.name, major=major, minor=minor, total_memory=spec.hbm.size, multi_processor_count=spec.pes,
         is_integrated=0, is_multi_gpu_board=0, warp_size=spec.target.warp_size, gcnArchName=str(arch),
         max_threads_per_multi_processor=spec.pe.max_threads, regs_per_multiprocessor=spec.pe.registers // 4,
         shared_memory_per_multiprocessor=spec.pe.tcm.size, shared_memory_per_block=spec.pe.tcm_per_block,

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.assumptions import marked
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import plain
-from kernbench.torch_backend.gpu.placement import PLAIN
+from kernbench.torch_backend.gpu.placement import stored_in
 from kernbench.torch_backend.hollow.stand_ins import element_of, is_unknown, stored_of
-from kernbench.torch_backend.relies_on import Reliance
-
-RELIES_ON = (
-    Reliance("torch.utils._python_dispatch.is_traceable_wrapper_subclass", "what a wrapper consists of is named by it"),
-)  # fmt: skip
 
 NUMBERS = frozenset({"item", "tolist"})
 """Looks that give Python's numbers, which can say that they are assumed."""
@@ -27,16 +21,7 @@ NUMBERS = frozenset({"item", "tolist"})
 
 def is_assumed(simulation: Simulation, tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` shows values that nobody has computed."""
-    return not simulation.engine.enable_data and any(map(is_unknown, _plain_parts(tensor)))
-
-
-def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What a tensor of a class that wraps others consists of (``DTensor``, ``AsyncCollectiveTensor``); else itself."""
-    if type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _plain_parts(getattr(tensor, name))
+    return not simulation.engine.enable_data and any(map(is_unknown, stored_in(tensor)))
 
 
 def visible(simulation: Simulation, tensor: torch.Tensor, entry: str) -> torch.Tensor:

@@ -33,7 +33,7 @@ def run(body: Callable[[], Any], *, data: bool = False, unknown: str = "assume")
 
 
 def large() -> torch.Tensor:
-    return torch.randn(LARGE, device="cuda")
+    return torch.randn(LARGE, device="cuda").exp()
 
 
 def numbers() -> torch.Tensor:
