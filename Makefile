@@ -43,6 +43,7 @@ suite: install
 test-long: install  ## the checks that take too long for every change
 	KERNBENCH_TORCH_OWN=1 KERNBENCH_STRESS=full $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 900 \
 	  tests/torch_backend/test_torch_own.py tests/testing/test_pool.py $(ARGS)
+	$(BIN)/python -m pytest -m long -n $(JOBS) --dist worksteal --timeout 900 $(ARGS)
 
 # An interpreter of version $(1): on the PATH, where one of pyenv's may be a name that leads nowhere, or in pyenv's folder.
 interpreter = $(shell for python in python$(1) $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(1).*/bin/python$(1); do \

@@ -213,6 +213,7 @@ def print_summary(ctx: RuntimeContext) -> None:
         )
     for note in (
         "" if folding is None else str(folding),
+        *(() if folding is None else folding.unlike({line.rank: line.compute for line in times})),
         *timeline.unmodelled,
         *ctx.simulation.assumptions.notes,
         ctx.engine.op_log.note,

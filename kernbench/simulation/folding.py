@@ -15,7 +15,7 @@ stand in for it, and whatever it prints is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -28,6 +28,10 @@ FOLDED_ABOVE = 16
 
 MOST_STEPPED = 1 << 16
 """Transfers up to which collectives among folded ranks are stepped through; larger ones take their closed form."""
+
+
+_ALIKE = 0.01
+"""Share by which the compute of ranks that are taken to do the same may differ before it is said."""
 
 
 class Axis(NamedTuple):
@@ -190,6 +194,24 @@ class Folding:
         plain = Folding(self.world, (0,), frozenset(axes), frozenset(unfolded))
         last = {plain._class_of(rank): rank for rank in range(self.world)}
         return Folding(self.world, tuple(sorted(last.values())), frozenset(axes), frozenset(unfolded))
+
+    def unlike(self, seconds: Mapping[int, float]) -> Iterator[str]:
+        """What to say of representatives of one place that do not take the same, so that it matters who stands for whom.
+
+        Args:
+            seconds: that each rank which has run has computed.
+        """
+        by_place: dict[tuple[int, ...], list[int]] = {}
+        for rank in self.live:
+            by_place.setdefault(self._class_of(rank)[:-1], []).append(rank)
+        for first, *others in by_place.values():
+            for other in others:
+                low, high = sorted((seconds.get(first, 0.0), seconds.get(other, 0.0)))
+                if high - low > _ALIKE * high:
+                    yield (
+                        f"not the same: rank {first} computes for {seconds[first] * 1e3:.4g} ms, and rank {other}, which "
+                        f"stands for the others of its place, for {seconds[other] * 1e3:.4g} ms; --ranks runs others, too"
+                    )
 
     # -- what is said ------------------------------------------------------------------------------------------------
 

@@ -133,6 +133,18 @@ class KernelLauncher:
             op.name = name
         return op
 
+    def _compute(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Without data: whether a launch is computed, as all that it touches has bytes.
+
+        Otherwise, or if anything that it reads is assumed, all that it is given is: what it writes is not looked into.
+        """
+        notes = [stored for tensor in tensors if (stored := self.streams.stored_of(tensor)) is not None]
+        computed = bool(tensors) and not any(stored.hollow for stored in notes)
+        if not computed or any(stored.unknown for stored in notes):
+            for tensor in tensors:
+                self.streams.note_assumed(tensor)
+        return computed
+
     def submit(self, launch: Launch) -> None:
         """Enqueue a launch on the stream of whoever runs."""
         if self.hosts.inside_kernel:
@@ -143,7 +155,7 @@ class KernelLauncher:
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
         launch.rank = host.rank
-        launch.blind = not self.engine.enable_data
+        launch.blind = not (self.engine.enable_data or self._compute(tensors))
         if host.capture is not None:
             self._capture(host, host.capture, launch)
             return
@@ -151,7 +163,7 @@ class KernelLauncher:
         detail = {"grid": list(launch.grid), "at": launch.where}
         op = self.streams.enqueue(host, launch.name, None, tensors=tensors, deferred=True, detail=detail)
         self.last = op
-        deferred = (TritonLaunch if self.engine.enable_data else SampledLaunch)(self, op, launch, awaited)
+        deferred = (SampledLaunch if launch.blind else TritonLaunch)(self, op, launch, awaited)
         self.executor.submit(deferred)
         if not tensors or not all(map(tells_of_looks, tensors)):
             # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody

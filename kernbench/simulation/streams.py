@@ -11,7 +11,7 @@ from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Host, Hosts
-from kernbench.simulation.storages import StorageTable
+from kernbench.simulation.storages import StorageTable, Stored
 from kernbench.simulation.tensors import tensors_in
 
 
@@ -79,6 +79,16 @@ class Streams:
         if self._hooks is not None:
             self._hooks.launched(op)
         return op
+
+    def stored_of(self, tensor: torch.Tensor) -> Stored | None:
+        """What is known about a tensor's storage, None if nothing."""
+        return self._storages.of(tensor)
+
+    def note_assumed(self, tensor: torch.Tensor) -> None:
+        """From now on, what a tensor's bytes say is assumed; of one that has none, nothing better is known than before."""
+        stored = self._storages.note(tensor)
+        if not stored.hollow and stored.stand_in is None:
+            stored.stand_in = 0.0
 
     def _touch(self, op: Operation, tensor: torch.Tensor, host: Host, access: str = "rw") -> Any:
         stored = self._storages.adopt(tensor, host)

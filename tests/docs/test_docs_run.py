@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kernbench
 from tests.docs.pages import ROOT, Page, find_pages, matches
 
+LONG = ("docs/compile.md", "docs/what_if.md")
+"""Pages whose examples compile with Inductor, or run a program many times."""
+
+
+def _param(path: Path) -> Any:
+    return pytest.param(path, marks=[pytest.mark.long] if str(path).endswith(LONG) else [])
+
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", find_pages(), ids=str)
+@pytest.mark.parametrize("path", [_param(page) for page in find_pages()], ids=str)
 def test_a_page_does_what_it_says(path: Path, tmp_path: Path) -> None:
     page = Page(path, tmp_path)
     page.run()

@@ -67,8 +67,12 @@ LAYOUTS: dict[str, tuple[Any, int]] = {
     "expert_parallel": (gpu_programs.expert_parallel, 2),
 }
 
+QUICK = ("data_parallel", "pipeline_and_data")
 
-@pytest.mark.parametrize("name", LAYOUTS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in LAYOUTS]
+)
 def test_folded_ranks_take_what_all_of_them_take(name):
     """Within 1 %, and not to the bit: links that several groups share carry what the groups that run send, not their
     siblings'; and ranks that are represented by others have no jitter of their own in who comes first."""

@@ -61,7 +61,7 @@ ESTIMATED = ("kernbench_layers", "bags")
 kernel, which the meta kernel describes, keeps some tens of bytes more than the CPU's."""
 
 
-@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.long), 128])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_program_takes_the_same_with_and_without_data(program, width):
     """16: nearly all is small, and computed; 128: weights and activations are not (64 KiB)."""

@@ -200,8 +200,8 @@ def test_how_points_are_run() -> None:
     )  # fmt: skip
     first, second, third = tasks_of(asked)
     assert first.arguments == (
-        "run", "--system", "dgx_h100", "--nproc-per-node", "4", "--seed=3", "--tokens-per-step", "64", str(PROGRAM), "--width",
-        "32", "--batch=2",
+        "run", "--system", "dgx_h100", "--nproc-per-node", "4", "--memory-limit", "off", "--seed=3", "--tokens-per-step", "64",
+        str(PROGRAM), "--width", "32", "--batch=2",
     )  # fmt: skip
     assert first.environment == {"NAME": "w32"}
     assert second.arguments[3:7] == ("--nproc-per-node", "8", "--nnodes", "2")
