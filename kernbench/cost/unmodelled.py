@@ -37,7 +37,6 @@ class Unmodelled:
         self._where = where
         self._first: dict[str, str] = {}
         self._calls: dict[str, int] = {}
-        self.computed: dict[str, str] = {}
         self._said: dict[str, None] = {}
 
     def note(self, name: str) -> None:
@@ -45,11 +44,6 @@ class Unmodelled:
         if name not in self._calls:
             self._first[name] = self._where() if self._where is not None else ""
         self._calls[name] = self._calls.get(name, 0) + 1
-
-    def note_shape(self, name: str) -> None:
-        """An operator whose result nobody can describe without computing it."""
-        if name not in self.computed:
-            self.computed[name] = self._where() if self._where is not None else ""
 
     def say(self, sentence: str) -> None:
         """Something else that is assumed or stood in for: said once."""

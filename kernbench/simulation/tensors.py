@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +46,17 @@ def tensors_in(args: Any, kwargs: Any = None) -> Iterator[torch.Tensor]:
             yield from tensors_in(value.values())
     if kwargs:
         yield from tensors_in(kwargs.values())
+
+
+def listed_tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Tensors among an operation's arguments and in lists of them, no deeper: for those who ask at every operation."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += [each for each in value if isinstance(each, torch.Tensor)]
+    return found
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:

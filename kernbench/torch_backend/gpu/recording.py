@@ -11,7 +11,7 @@ An operation that follows one whose end is known, which is nearly always, needs 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.tensors import tells_of_looks
+from kernbench.simulation.tensors import listed_tensors, tells_of_looks
 from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
@@ -188,7 +188,7 @@ class Recorded:
 
     def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """The arguments that it writes and does not return."""
-        return _tensors_in([args[at] if at < len(args) else (kwargs or {}).get(name) for at, name in self.writes])
+        return listed_tensors([args[at] if at < len(args) else (kwargs or {}).get(name) for at, name in self.writes])
 
     def body(self, args: Any, kwargs: Any, on_gpu: bool) -> Any:
         """Compute it so that a mode which is on sees what it consists of.
@@ -216,17 +216,6 @@ class Recorded:
 
 _COPIES = ("clone", "copy_", "_to_copy")
 _CAUSAL = ("is_causal", "causal")
-
-
-def _tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Tensors among arguments and in lists of them."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif type(value) in (list, tuple):
-            found += [each for each in value if isinstance(each, torch.Tensor)]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +325,7 @@ class Recorder(TorchDispatchMode):
     @staticmethod
     def _capture(device: RankDevice, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Have the values of an operation on a GPU computed again when the graph that is being captured is replayed."""
-        tensors = _tensors_in((*args, *(kwargs or {}).values(), result))
+        tensors = listed_tensors((*args, *(kwargs or {}).values(), result))
         if device.moving or any(block_of(each) is not None for each in tensors):
             host = device.host
             assert host.capture is not None
@@ -361,7 +350,7 @@ class Recorder(TorchDispatchMode):
         host = device.host
         custom, tails = operation.kind == CUSTOM, list(host.tails.values())
         device.in_custom_operation += custom
-        on_gpu = any(block_of(each) is not None for each in _tensors_in((*args, *kwargs.values())))
+        on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
         try:
             with open_recorder(self):
                 result = operation.body(args, kwargs, on_gpu)
@@ -406,8 +395,8 @@ class Recorder(TorchDispatchMode):
         self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
     ) -> None:
         kind, shared = operation.kind, False
-        inputs = _tensors_in(args)
-        outputs = [result] if isinstance(result, torch.Tensor) else _tensors_in((result,))
+        inputs = listed_tensors(args)
+        outputs = [result] if isinstance(result, torch.Tensor) else listed_tensors((result,))
         for output in outputs:
             if type(output) not in PLAIN and not tells_of_looks(output):
                 return

@@ -15,6 +15,7 @@ from kernbench.errors import KernbenchError
 from kernbench.simulation.assumptions import default_stand_in, fill
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
+from kernbench.simulation.tensors import listed_tensors
 from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Recorded, Recorder
@@ -25,8 +26,6 @@ from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rul
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
-    Reliance("torch.library._impls", "kernels that were registered from Python, as `namespace/name/key`",
-             holds=lambda known: all(isinstance(each, str) and each.count("/") == 2 for each in known)),
     Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
     Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=("_get_dispatch_mode",)),
     Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE",)),
@@ -51,7 +50,7 @@ class _Shape:
         sized: whether its arguments say how large its result is.
     """
 
-    __slots__ = ("_statistics", "given", "in_python", "out", "sized", "written")
+    __slots__ = ("_statistics", "given", "out", "sized", "written")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -66,8 +65,6 @@ class _Shape:
         takes_tensors = any("Tensor" in str(each.type) for each in schema.arguments)
         self._statistics = [(3, "running_mean"), (4, "running_var")] if func._opname == "native_batch_norm" else []
         self.sized = not takes_tensors or any(str(each.type) in _SIZES for each in schema.arguments)
-        prefix = f"{func.namespace}/{func._schema.name.partition('::')[2]}"
-        self.in_python = any(each.startswith((f"{prefix}/", f"{prefix}.")) for each in torch.library._impls)
 
     def unsaid(self, args: Any) -> list[tuple[int, str]]:
         """Arguments that it writes although its schema does not say so: a norm's running statistics, in training."""
@@ -172,16 +169,6 @@ def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
     return args[at] if at < len(args) else (kwargs or {}).get(name)
 
 
-def _flat(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif type(value) in (list, tuple):
-            found += [each for each in value if isinstance(each, torch.Tensor)]
-    return found
-
-
 class HollowRecorder(Recorder):
     """Records operations that are not computed."""
 
@@ -225,7 +212,7 @@ class HollowRecorder(Recorder):
         if what is None:
             return self._call(device, operation, args, kwargs)
         for at, name in shape.written + shape.unsaid(args):
-            for target in _flat((_argument(args, kwargs, at, name),)):
+            for target in listed_tensors((_argument(args, kwargs, at, name),)):
                 self._mark(target, None)
         stays = on_gpu and operation.kind != TRANSFER
         if stays and wanted is None and not shape.written and self._is_plain(operation, what):
@@ -234,7 +221,7 @@ class HollowRecorder(Recorder):
             self._plain[found.key] = what
         made = self._made(what, func, operation, args, kwargs, on_gpu=stays)
         if stays and wanted is not None and wanted.type == "cuda":
-            for tensor in _flat((made,)):
+            for tensor in listed_tensors((made,)):
                 device.on_device(tensor, wanted)
         return made
 
@@ -265,8 +252,8 @@ class HollowRecorder(Recorder):
         try:
             return described(func, args, kwargs or {}, key)
         except UnknownShapeError as error:
-            self._costs.unmodelled.note_shape(operation.name)
-            if any(each.numel() > SMALL_ON_HOST for each in _flat(args)):
+            self._costs.unmodelled.say(f"computed without data: {operation.name}, as nobody knows what it gives")
+            if any(each.numel() > SMALL_ON_HOST for each in listed_tensors(args)):
                 raise KernbenchError(
                     f"{operation.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
                     f"without data: register one with torch.library.register_fake ({error})"
@@ -300,7 +287,7 @@ class HollowRecorder(Recorder):
 
     def _written(self, operation: Recorded, func: Any, shape: _Shape, args: Any, kwargs: Any) -> Any:
         given = [_argument(args, kwargs, at, name) for at, name in shape.written]
-        for target in _flat(given):
+        for target in listed_tensors(given):
             value = None
             if not isinstance(given[0], list | tuple):
                 value = assume(func, operation.name, args, kwargs or {}, target.dtype, target.numel())
@@ -339,11 +326,11 @@ class HollowRecorder(Recorder):
         if unknown:
             targets = [_argument(args, kwargs, at, name) for at, name in shape.written + shape.unsaid(args)]
             if operation.name in _OVERWRITES and not any(
-                stored is not None and stored.unknown for stored in map(stored_of, _flat(args[1:]))
+                stored is not None and stored.unknown for stored in map(stored_of, listed_tensors(args[1:]))
             ):
                 self._forget(targets[0])
                 return
-            for tensor in _flat((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
+            for tensor in listed_tensors((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
                 note = self._storages.note(tensor)
                 note.stated = False
                 if note.stand_in is None:
