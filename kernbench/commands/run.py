@@ -180,6 +180,7 @@ def _write_autotune_report(report: AutotuneReport) -> None:
 def print_summary(ctx: RuntimeContext) -> None:
     """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept."""
     from kernbench.trace.memory_report import memory_lines
+    from kernbench.trace.notes import notes_of
     from kernbench.trace.rank_times import rank_times, traffic
     from kernbench.trace.report import report_of
     from kernbench.trace.timeline import Timeline
@@ -187,7 +188,7 @@ def print_summary(ctx: RuntimeContext) -> None:
     times = rank_times(ctx.simulation)
     if not times:
         return
-    folding = None if ctx.fold is None else ctx.fold.found
+    folding = ctx.simulation.hosts.folding
     world = f"{len(times)} ranks" if folding is None else f"{folding.world} ranks, of which {len(times)} ran"
     click.echo(f"\nmodelled on {ctx.topology.system.name}, {world}")
     click.echo(f"{'rank':>6} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9} {'host':>9}")
@@ -211,12 +212,5 @@ def print_summary(ctx: RuntimeContext) -> None:
         click.echo(
             f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks{(folding and ' that ran') or ''}"
         )
-    for note in (
-        "" if folding is None else str(folding),
-        *(() if folding is None else folding.unlike({line.rank: line.compute for line in times})),
-        *timeline.unmodelled,
-        *ctx.simulation.assumptions.notes,
-        ctx.engine.op_log.note,
-    ):
-        if note:
-            click.echo(note)
+    for note in notes_of(ctx.simulation, times):
+        click.echo(note)

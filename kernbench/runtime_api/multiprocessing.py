@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from greenlet import getcurrent
@@ -68,8 +69,19 @@ class ProcessContext:
         return self._joined
 
 
-Fold = Callable[..., "Folding | None"]
-"""``fold(multiprocessing, fn, args, nprocs, isolation, per_rank_modules)``: who runs, None: all."""
+@dataclass(frozen=True)
+class SpawnCall:
+    """What a spawn runs, as :meth:`Multiprocessing.spawn` was given it."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    nprocs: int
+    isolation: str
+    per_rank_modules: Sequence[str]
+
+
+Fold = Callable[["Multiprocessing", SpawnCall], "Folding | None"]
+"""Who runs a program that is spawned; None: all."""
 
 
 class Multiprocessing:
@@ -141,34 +153,26 @@ class Multiprocessing:
                 f"{scheduler.live_count} ranks of an earlier spawn(join=False) have not ended: join them first"
             )
         self._require_fit(nprocs)
-        folding = None if self._fold is None else self._fold(self, fn, args, nprocs, isolation, per_rank_modules)
-        self._start(fn, args, nprocs, isolation, per_rank_modules, folding)
+        program = SpawnCall(fn, args, nprocs, isolation, per_rank_modules)
+        self._start(program, None if self._fold is None else self._fold(self, program))
         self._daemon = daemon
         if not join:
             return ProcessContext(simulation, nprocs)
         simulation.world.run()
         return None
 
-    def _start(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        nprocs: int,
-        isolation: str,
-        per_rank_modules: Sequence[str],
-        folding: Folding | None,
-    ) -> None:
+    def _start(self, program: SpawnCall, folding: Folding | None) -> None:
         """Make the ranks that run, ready to."""
         simulation, scheduler = self._simulation, self._simulation.scheduler
         activate(simulation)
         follow_active_simulation()
         simulation.drain.pending()
-        simulation.world.open(nprocs, simulation.now(), folding)
-        ranks = range(nprocs) if folding is None else folding.live
-        bodies: list[Callable[[], Any]] = [functools.partial(fn, rank, *args) for rank in ranks]
+        simulation.world.open(program.nprocs, simulation.now(), folding)
+        ranks = range(program.nprocs) if folding is None else folding.live
+        bodies: list[Callable[[], Any]] = [functools.partial(program.fn, rank, *program.args) for rank in ranks]
         environment: Environment | GreenletEnvironment
-        if isolation == "carrier":
-            environment = Environment(self._devices, per_rank_modules)
+        if program.isolation == "carrier":
+            environment = Environment(self._devices, program.per_rank_modules)
             if self.configure is not None:
                 self.configure(environment)
             before_run = environment.state.enter
@@ -180,18 +184,11 @@ class Multiprocessing:
         environment.open()
         optimizers.open()
         self._distributed.open(environment.groups)
-        scheduler.start(bodies, isolation=isolation, before_run=before_run, indices=ranks)
+        scheduler.start(bodies, isolation=program.isolation, before_run=before_run, indices=ranks)
 
-    def run_part(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        nprocs: int,
-        per_rank_modules: Sequence[str],
-        folding: Folding,
-    ) -> None:
-        """Call ``fn(rank, *args)`` in the ranks of ``folding`` alone, and join them. Raises what :meth:`spawn` does."""
-        self._start(fn, args, nprocs, "carrier", per_rank_modules, folding)
+    def run_part(self, program: SpawnCall, folding: Folding) -> None:
+        """Run a program in the ranks of ``folding`` alone, and join them. Raises what :meth:`spawn` does."""
+        self._start(program, folding)
         self._simulation.world.run()
 
     def join_at_exit(self) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.runtime_api.multiprocessing import Multiprocessing, SpawnCall
 from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.folding import Axis, Folding, chosen_ranks
 
@@ -26,64 +25,38 @@ class Scouts:
     Args:
         ranks: ``"auto"``, ``"all"``, or the ranks to run, as ``"0,8-11"``.
         fresh: makes a context like the one that the program will run in.
-
-    Attributes:
-        found: the folding of the last spawn, None if all ranks ran.
     """
 
     def __init__(self, ranks: str, fresh: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self._ranks = ranks
         self._fresh = fresh
-        self.found: Folding | None = None
 
-    def __call__(
-        self,
-        multiprocessing: Any,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        nprocs: int,
-        isolation: str,
-        per_rank_modules: Sequence[str],
-    ) -> Folding | None:
-        """Who runs of ``nprocs`` ranks; None: all."""
-        chosen = chosen_ranks(self._ranks, nprocs)
-        self.found = None
-        if chosen == "all" or nprocs == 1:
+    def __call__(self, multiprocessing: Multiprocessing, program: SpawnCall) -> Folding | None:
+        """Who runs ``program``; None: all."""
+        world = program.nprocs
+        chosen = chosen_ranks(self._ranks, world)
+        if chosen == "all" or world == 1:
             return None
-        if isolation != "carrier":
+        if program.isolation != "carrier":
             raise ConfigError(f"ranks={self._ranks!r} needs isolation='carrier'")
         if isinstance(chosen, tuple):
-            folding = Folding(nprocs, chosen, frozenset({Axis(1, nprocs)}))
+            folding = Folding(world, chosen, frozenset({Axis(1, world)}))
         else:
-            folding = Folding(nprocs, (0,), scouting=True)
+            folding = Folding(world, (0,), scouting=True)
         for _ in range(_MOST_SCOUTS):
             if not folding.scouting:
                 break
-            self._scout(multiprocessing, fn, args, nprocs, per_rank_modules, folding)
+            self._scout(multiprocessing, program, folding)
             folding = folding.refined()
-        if len(folding.live) == nprocs or folding.scouting:
-            return None
-        self.found = folding
-        return folding
+        return None if len(folding.live) == world or folding.scouting else folding
 
-    def _scout(
-        self,
-        multiprocessing: Any,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        nprocs: int,
-        per_rank_modules: Sequence[str],
-        folding: Folding,
-    ) -> None:
-        hook = register_optimizer_step_post_hook(lambda *ignored: folding.stepped())
-        try:
-            with _silence(), self._fresh() as ctx:
-                ctx.multiprocessing.configure = multiprocessing.configure
-                # an error of the program's is for the run to tell: whoever runs then meets it too
-                with contextlib.suppress(SpawnException, KernbenchError):
-                    ctx.multiprocessing.run_part(fn, args, nprocs, per_rank_modules, folding)
-        finally:
-            hook.remove()
+    def _scout(self, multiprocessing: Multiprocessing, program: SpawnCall, folding: Folding) -> None:
+        with _silence(), self._fresh() as ctx:
+            ctx.simulation.steps.stop_after(1)
+            ctx.multiprocessing.configure = multiprocessing.configure
+            # an error of the program's is for the run to tell: whoever runs then meets it too
+            with contextlib.suppress(SpawnException, KernbenchError):
+                ctx.multiprocessing.run_part(program, folding)
 
 
 @contextlib.contextmanager

@@ -145,11 +145,6 @@ class Folding:
         else:
             self._seen.add(axis)
 
-    def stepped(self) -> None:
-        """Rank 0 has made its first optimizer step. Raises :class:`ScoutEndedError` in a scout."""
-        if self.scouting:
-            raise ScoutEndedError("the scout has seen a step")
-
     def need(self, rank: int, members: Sequence[int], what: str) -> None:
         """``rank`` wants something of ``members``, some of which may not run.
 

@@ -44,7 +44,7 @@ class Host:
         untimed: whether looks at its clock are not the program's, but of torch's own code.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         phase: what its program does (:mod:`kernbench.memory.ledger`).
-        step: optimizer steps that it has finished.
+        step: steps of its program that have ended (:mod:`kernbench.simulation.steps`).
         generator: its random generator.
         account: what it has done so far.
     """

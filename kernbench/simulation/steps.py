@@ -166,6 +166,7 @@ class Steps:
 
     def _note(self, host: Host, mine: RankSteps, number: int) -> None:
         mine.ends.setdefault(number, []).append(StepEnd(host.clock, tuple(host.tails.values()), host.account.copy()))
+        host.step = mine.count
 
     def _enough(self, mine: RankSteps) -> bool:
         return self.limit is not None and mine.count >= self.limit

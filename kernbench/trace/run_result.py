@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kernbench.errors import ConfigError
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.memory_report import memory_of_ranks
+from kernbench.trace.notes import notes_of
 from kernbench.trace.rank_times import RankTime, rank_times, traffic
 from kernbench.trace.step_times import TOLERANCE, StepTimes, achieved
 from kernbench.version import __version__
@@ -150,7 +151,8 @@ def result_of(
     failures = tuple(failure_of(rank, error) for rank, error in sorted((errors or {}).items()))
     whole = None if extrapolate is None else times.extrapolate(extrapolate)
     held = {memory.rank: memory.peak_reserved + sum(memory.overhead.values()) for memory in memory_of_ranks(simulation)}
-    ranks = [_of_rank(simulation, line, held.get(line.rank, 0)) for line in rank_times(simulation)]
+    lines = rank_times(simulation)
+    ranks = [_of_rank(simulation, line, held.get(line.rank, 0)) for line in lines]
     return RunResult(
         kernbench=__version__,
         program=program,
@@ -162,9 +164,15 @@ def result_of(
         seconds=max((line.seconds for line in ranks), default=0.0),
         steps=tuple(
             ResultOfStep(
-                number=step.number, seconds=step.seconds, compute=step.compute, communication=step.communication,
-                idle=step.idle, model_flops=sum(step.flops.values()), recomputed_flops=sum(step.recomputed.values()),
-                tokens=step.tokens if tokens is None else tokens, samples=step.samples if samples is None else samples,
+                number=step.number,
+                seconds=step.seconds,
+                compute=step.compute,
+                communication=step.communication,
+                idle=step.idle,
+                model_flops=sum(step.flops.values()),
+                recomputed_flops=sum(step.recomputed.values()),
+                tokens=step.tokens if tokens is None else tokens,
+                samples=step.samples if samples is None else samples,
             )
             for step in times.steps
         ),
@@ -174,9 +182,8 @@ def result_of(
         collectives=tuple(
             ResultOfCollective(name=each.name, calls=each.calls, bytes=each.nbytes) for each in traffic(simulation)
         ),
-        notes=tuple(filter(None, (*times.notes, *simulation.op_costs.unmodelled.sentences,
-                                  *map(str, simulation.assumptions.made), simulation.engine.op_log.note, *notes))),
-    )  # fmt: skip
+        notes=(*times.notes, *notes_of(simulation, lines), *notes),
+    )
 
 
 def _of_rank(simulation: Simulation, line: RankTime, held: int) -> ResultOfRank:

@@ -36,7 +36,7 @@ def outcome(program: Callable[..., None], ranks: str) -> Outcome:
             dist.destroy_process_group()
 
         ctx.multiprocessing.spawn(worker, nprocs=WORLD)
-        found = None if ctx.fold is None else ctx.fold.found
+        found = ctx.simulation.hosts.folding
         live = tuple(range(WORLD)) if found is None else found.live
         nbytes = dict.fromkeys(live, 0)
         for op in ctx.engine.op_log.operations:

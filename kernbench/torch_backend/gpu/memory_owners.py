@@ -241,7 +241,6 @@ class MemoryOwnersOfTorch:
         host, known = found
         host.phase = next_phase(host.phase, FORWARD)
         count = known.optimizers[optimizer] = known.optimizers.get(optimizer, 0) + 1
-        host.step = max(host.step, count)
         if count <= 2:  # it is made in the first step, and of parameters without gradients later
             known.claim_state(optimizer)
 
