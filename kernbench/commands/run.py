@@ -35,8 +35,8 @@ if TYPE_CHECKING:
               "python -m torch.distributed.flight_recorder.fr_trace.")  # fmt: skip
 @click.option("--autotune-report", metavar="FILE", help="Write the configs that the program's autotuners chose here.")
 @click.option("--per-rank-module", "per_rank_modules", metavar="PREFIX", multiple=True, default=("megatron",),
-              show_default=True, help="Modules whose globals each rank has of its own; may be repeated. Modules beside "
-              "the script always are.")  # fmt: skip
+              show_default=True, help="Packages that each rank imports for itself, also with compiled parts; may be "
+              "repeated. The program's own and those of Python alone always are.")  # fmt: skip
 @click.option("--data/--no-data", default=True, help="Compute values; without, only what steers the program: real size in "
               "little time and memory.")  # fmt: skip
 @click.option("--unknown", type=click.Choice(["assume", "error"]), default="assume", show_default=True, help="Without "

@@ -7,12 +7,13 @@ import importlib
 import importlib.util
 import marshal
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from kernbench.runtime_api.context import RuntimeContext
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
+from kernbench.torch_backend.rank_state.rank_modules import RankModules
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,32 @@ def _find(name: str) -> ModuleSpec | None:
         full = name[:end]
         finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
         specs = (find(full, None if path is here else path) for find in finders if find is not None)
-        found = PathFinder.find_spec(full, path) or next((spec for spec in specs if spec is not None), None)
+        found = _find_in(path, full) or next((spec for spec in specs if spec is not None), None)
         if found is None or (end < len(name) and found.submodule_search_locations is None):
             return None
         path = found.submodule_search_locations or ()
     return found
 
 
+def _find_in(path: Sequence[str], name: str) -> ModuleSpec | None:
+    """As ``PathFinder`` does, which would need a namespace package that ``name`` is in to be imported."""
+    portions: list[str] = []
+    for entry in path:
+        finder: Any = pkgutil.get_importer(entry or os.getcwd())
+        spec: ModuleSpec | None = None if finder is None else finder.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec and spec.submodule_search_locations) or ()
+    if not portions:
+        return None
+    namespace = ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace
+
+
 def _compile(source: bytes, path: str) -> CodeType:
     try:
-        code: CodeType = compile(source, path, "exec")
+        code: CodeType = compile(source, path, "exec", dont_inherit=True)  # not this file's __future__
     except SyntaxError as error:
         raise ConfigError("".join(traceback.format_exception_only(error)).strip()) from None
     return code
@@ -131,6 +149,11 @@ def run_ranks(
     def configure(environment: Any) -> None:
         mains.update({rank: program.fresh_main() for rank in range(world)})
         environment.state.main_modules.update(mains)
+        package = (program.package or "").partition(".")[0]
+        environment.state.rank_modules = RankModules(
+            named=[name for name in (package, *per_rank_modules) if name],
+            remark=lambda text: ctx.simulation.remarks.setdefault(text),
+        )
         environment.state.variables = lambda rank: {
             **rank_variables(rank, world, nproc_per_node),
             **(variables or {}),
@@ -145,7 +168,7 @@ def run_ranks(
     ctx.multiprocessing.configure = configure
     try:
         with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
-            ctx.multiprocessing.spawn(body, (), world, per_rank_modules=(*own_modules(program), *per_rank_modules))
+            ctx.multiprocessing.spawn(body, (), world, per_rank_modules=per_rank_modules)
     finally:
         ctx.multiprocessing.configure = None
 
@@ -172,14 +195,3 @@ def run_once(
                     at_end()
     finally:
         patches.undo()
-
-
-def own_modules(program: RankProgram) -> tuple[str, ...]:
-    """The modules beside a script, which are the program's own: their globals are each rank's."""
-    if program.package is not None:
-        return (program.package.partition(".")[0],) if program.package else ()
-    found = []
-    for entry in sorted(Path(program.file).parent.iterdir()):
-        if (entry.suffix == ".py" and str(entry) != program.file) or (entry / "__init__.py").is_file():
-            found.append(entry.stem)
-    return tuple(name for name in found if name not in ("kernbench", "torch"))

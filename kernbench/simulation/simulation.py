@@ -77,6 +77,7 @@ class Simulation:
         steps: where the ranks' programs have got to.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
+        remarks: what the run is to say of itself besides, sentences; the values mean nothing.
         hooks: what plugins are told, None if none listens.
         distributed: makes process groups.
         torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
@@ -113,6 +114,7 @@ class Simulation:
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
         self.assumptions = Assumptions(unknown)
+        self.remarks: dict[str, None] = {}
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)

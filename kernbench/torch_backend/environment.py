@@ -63,7 +63,7 @@ class Environment:
         self._isolated = False
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
-        self._imports = StockImports(self._patches, self._lifted, self.state.modules)
+        self._imports = StockImports(self._patches, self._lifted, self.state)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

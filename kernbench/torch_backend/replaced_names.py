@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu, graphs
-from kernbench.torch_backend.features import profiling
+from kernbench.torch_backend.features import operator_libraries, profiling
 from kernbench.torch_backend.gpu import (
     classes,
     cuda_names,
@@ -157,6 +157,7 @@ class ReplacedNames:
         described_gpu.install_names(names)
         graphs.install_backend(names)
         warning_filters.install(names, self._own_modules)
+        operator_libraries.install(names, lambda: self.generators.resident, self._own_modules)
 
     def _replace_distributed(self, names: Patches) -> None:
         names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -78,6 +78,23 @@ def _events_and_statistics() -> None:
     x.record_stream(torch.cuda.current_stream())
 
 
+def _classes_are_classes() -> None:
+    """In annotations, in ``isinstance``, and as what others derive from."""
+    for cls in (
+        torch.cuda.MemPool, torch.cuda.CUDAGraph, torch.cuda.Stream, torch.cuda.Event, torch.Stream, torch.Event,
+        torch.Generator, torch.cuda.graphs.CUDAGraph, torch.cuda.memory.MemPool,
+    ):  # fmt: skip
+        assert isinstance(cls, type)
+        assert set(get_args(cls | None)) == {cls, type(None)}
+        assert not isinstance(3, cls)
+        assert issubclass(type("Derived", (cls,), {}), cls)
+    assert issubclass(torch.cuda.Stream, torch.Stream)
+    assert isinstance(torch.cuda.current_stream(), torch.Stream)
+    derived: Any = type("Derived", (torch.Stream,), {})
+    assert not isinstance(torch.cuda.current_stream(), derived)
+    assert torch.cuda.memory.MemPool is torch.cuda.MemPool
+
+
 def _what_cannot_be_pretended() -> None:
     for attempt in (torch.cuda.MemPool, torch.cuda.cudart):
         with pytest.raises(kernbench.KernbenchError, match="cannot pretend"):
@@ -91,6 +108,7 @@ CASES = (
     _pinned_memory,
     _loading,
     _events_and_statistics,
+    _classes_are_classes,
     _what_cannot_be_pretended,
 )
 

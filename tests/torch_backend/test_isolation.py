@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,6 +60,62 @@ def test_environment_and_default_dtype(ranks: Ranks) -> None:
     assert ranks(body) == [(str(rank), str(rank), kind) for rank, kind in enumerate(kinds)]
     assert "KERNBENCH_TEST" not in os.environ
     assert os.system('test -z "$KERNBENCH_TEST"') == 0
+
+
+def test_command_line_path_and_working_directory(ranks: Ranks, tmp_path: Path) -> None:
+    before = os.getcwd(), [*sys.argv], [*sys.path]
+
+    def body() -> tuple[str, list[str], str]:
+        rank = dist.get_rank()
+        sys.argv.append(f"--rank={rank}")
+        sys.path.insert(0, f"/nowhere/{rank}")
+        if rank != 1:
+            (tmp_path / str(rank)).mkdir()
+            os.chdir(tmp_path / str(rank))
+        dist.barrier()
+        return os.getcwd(), sys.argv[len(before[1]) :], sys.path[0]
+
+    folders = [before[0] if rank == 1 else str(tmp_path / str(rank)) for rank in range(4)]
+    assert ranks(body) == [(folders[rank], [f"--rank={rank}"], f"/nowhere/{rank}") for rank in range(4)]
+    assert (os.getcwd(), sys.argv, sys.path) == before
+
+
+def test_the_debug_level(ranks: Ranks) -> None:
+    """Also as the environment says: C++ reads the process's."""
+    before = dist.get_debug_level()
+
+    def body() -> dist.DebugLevel:
+        rank = dist.get_rank()
+        if rank < 2:
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = ("DETAIL", "INFO")[rank]
+        dist.barrier()
+        if rank < 3:
+            dist.set_debug_level_from_env()
+        dist.barrier()
+        return dist.get_debug_level()
+
+    assert ranks(body) == [dist.DebugLevel.DETAIL, dist.DebugLevel.INFO, dist.DebugLevel.OFF, before]
+    assert dist.get_debug_level() == before
+    assert os.system('test -z "$TORCH_DISTRIBUTED_DEBUG"') == 0
+
+
+def test_a_submodule_is_bound_for_all_who_import_it(ranks: Ranks) -> None:
+    """Though somebody has set that name before, to leave the import out, say."""
+    name = "torch.distributed._mesh_layout"
+    module = importlib.import_module(name)
+
+    def body() -> bool:
+        if dist.get_rank() == 0:
+            dist._mesh_layout = None
+            del sys.modules[name]
+            importlib.import_module(name)
+        dist.barrier()
+        return dist._mesh_layout is sys.modules[name]
+
+    try:
+        assert ranks(body) == [True] * 4
+    finally:
+        dist._mesh_layout = sys.modules[name] = module
 
 
 def test_thread_local_modes_do_not_leak(ranks: Ranks) -> None:

@@ -196,6 +196,13 @@ def test_a_script_that_spawns_itself(run: Run) -> None:
     assert told(result) == {rank: [3, ["a"]] for rank in range(3)}
 
 
+def test_a_script_has_its_own_future(run: Run) -> None:
+    """Not that of the file which compiles it: annotations are objects unless the script says otherwise."""
+    source = "import json\ndef f(x: int): ...\nprint(json.dumps(type(f.__annotations__['x']).__name__))\n"
+    assert told(run(source, "--nproc-per-node", "1")) == {0: "type"}
+    assert told(run("from __future__ import annotations\n" + source, "--nproc-per-node", "1")) == {0: "str"}
+
+
 def test_prefix_and_summary_can_be_left_out(run: Run) -> None:
     result = run("print('hello')", "--nproc-per-node", "2", "--no-prefix", "--no-summary")
     assert result.stdout == "hello\nhello\n"

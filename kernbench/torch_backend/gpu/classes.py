@@ -67,13 +67,20 @@ class _DeviceKind(type):
 
 
 class _OfAnyDevice(type):
-    """A class of streams or events: one on ``cuda``, which is the default, is ``simulated``, any other one is ``stock``'s."""
+    """A class of streams or events: one on ``cuda``, which is the default, is ``simulated``, any other one is ``stock``'s.
+
+    ``torch.cuda``'s are subclasses of it, as torch's are.
+    """
 
     stock: Any
     simulated: type
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, (cls.stock, cls.simulated))
+        return cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        own = type.__subclasscheck__(cls, subclass)
+        return own if cls not in _CLASSES.values() else own or issubclass(subclass, (cls.stock, cls.simulated))
 
 
 class _StreamKind(_OfAnyDevice):

@@ -285,9 +285,11 @@ NVTX: dict[str, Any] = {
 }  # fmt: skip
 """``torch.cuda.nvtx``'s attributes."""
 
+_REFUSED = {name: _unavailable(name) for name in UNAVAILABLE}
+
 _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch.cuda", torch.cuda, CUDA),
-    ("torch.cuda", torch.cuda, {name: _unavailable(name) for name in UNAVAILABLE}),
+    ("torch.cuda", torch.cuda, _REFUSED),
     ("torch.cuda.nccl", torch.cuda.nccl, {"version": nccl_version}),
     (
         "torch.cuda.profiler",
@@ -316,5 +318,5 @@ def install(patches: Patches) -> None:
         torch.cuda.streams,
         torch.cuda.graphs,
     ):  # which have names of torch.cuda's
-        for name in sorted(vars(module).keys() & CUDA.keys()):
-            patches.set(module, name, CUDA[name])
+        for name in sorted(vars(module).keys() & (CUDA | _REFUSED).keys()):
+            patches.set(module, name, vars(torch.cuda)[name])

@@ -31,6 +31,7 @@ from kernbench.torch_backend.features import (
 )
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
@@ -62,15 +63,15 @@ class StockImports:
     Args:
         patches: where what is changed in a module goes.
         lifted: stock torch and Python, for the length of a block.
-        modules: those whose globals are each rank's.
+        state: has the modules whose globals are each rank's, and those that each rank executes.
     """
 
     def __init__(
-        self, patches: Patches, lifted: Callable[[], AbstractContextManager[None]], modules: ModuleGlobals
+        self, patches: Patches, lifted: Callable[[], AbstractContextManager[None]], state: ProcessState
     ) -> None:
         self._patches = patches
         self._lifted = lifted
-        self._modules = modules
+        self._state = state
 
     def open(self) -> None:
         """Be asked first."""
@@ -86,7 +87,10 @@ class StockImports:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         """Asked by ``import``."""
-        per_rank = self._modules.matches(name)
+        own, modules = self._state.rank_modules, self._state.modules
+        if own is not None and (spec := own.find_spec(name, path, target, self)) is not None:
+            return spec
+        per_rank = modules.matches(name)
         if not per_rank and not name.startswith(PREFIXES):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -94,7 +98,7 @@ class StockImports:
             loader = _Loader(spec.loader.name, spec.loader.path)
             loader.lifted = self._lifted if name.startswith(PREFIXES) else nullcontext
             loader.patches = self._patches
-            loader.modules = self._modules if per_rank else None
+            loader.modules = modules if per_rank else None
             spec.loader = loader
         return spec
 

@@ -15,11 +15,12 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 MISSING: Any = object()
 
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
-_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, Counter, deque)
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, Counter, deque, WeakValueDictionary)
 
 ALWAYS = (
     "torch.distributed.tensor._random",
@@ -202,8 +203,11 @@ class ModuleGlobals:
         self._switched.append(switched)
 
     def _note(self, module: ModuleType, name: str, value: Any) -> None:
-        if self.paused or (isinstance(value, ModuleType) and sys.modules.get(f"{module.__name__}.{name}") is value):
-            return  # an import binds a submodule once, for whoever imports it
+        if isinstance(value, ModuleType) and sys.modules.get(f"{module.__name__}.{name}") is value:
+            self._bound(module, name, value)
+            return
+        if self.paused:
+            return
         for switched in self._switched:
             if switched.module is module and name not in switched.names:
                 before = vars(module).get(name, MISSING)
@@ -211,6 +215,15 @@ class ModuleGlobals:
                 switched.initial[name] = before
                 for values in switched.values.values():
                     values.append(before)
+
+    def _bound(self, module: ModuleType, name: str, value: ModuleType) -> None:
+        """An import binds a submodule once, for whoever imports it: also where somebody has set that name before."""
+        for switched in self._switched:
+            if switched.module is module and name in switched.names:
+                at = switched.names.index(name)
+                switched.initial[name] = value
+                for values in switched.values.values():
+                    values[at] = value
 
     def switch(self, leaving: int | None, entering: int | None) -> None:
         """Save the globals of one rank, and load those of another."""

@@ -2,8 +2,9 @@
 
 Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
-product attention, ``os.environ``, ``__main__``, and the globals of ``per_rank_modules``. The generators of ``random`` and
-``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
+product attention, ``os.environ``, ``sys.argv``, ``sys.path``, the working directory, ``__main__``, the modules of the program,
+and the globals of ``per_rank_modules``. The generators of ``random`` and ``numpy.random`` are costly to switch and rarely
+used: they follow at a rank's next use of them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch.distributed as dist
 
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state import loggers
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.rank_state.rank_modules import RankModules
 from kernbench.torch_backend.relies_on import Reliance
 
 Getter = Callable[[], Any]
@@ -50,7 +53,10 @@ RELIES_ON = (
     Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
         "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
     )),
-    Reliance("torch.distributed", "the debug level is read and changed by these", has=("get_debug_level", "set_debug_level")),
+    Reliance("torch.distributed", "the debug level is read and changed by these", has=(
+        "get_debug_level", "set_debug_level", "set_debug_level_from_env",
+    )),
+    Reliance("torch._C._distributed_c10d.set_debug_level", "it changes the level, also while torch.distributed's is replaced"),
 )  # fmt: skip
 
 
@@ -63,23 +69,36 @@ _SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
 """Variables that are the same in every rank, which C++ may read past ``os.environ``."""
 
 
+_chdir = os.chdir
+_DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+
 _GENERATOR = torch.default_generator
 
 
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("environ", "flags", "generator", "given", "main")
+    __slots__ = ("argv", "environ", "flags", "folder", "generator", "given", "main", "path")
 
     generator: torch.Tensor | None  # None: a rank's that has not run yet
     flags: tuple[Any, ...]
     environ: dict[Any, Any]
     main: Any
+    argv: list[str]
+    path: list[str]
+    folder: str | None  # the working directory, once a rank has changed its own
     given: dict[Any, Any]  # the variables that a rank started with
 
 
 class ProcessState:
-    """Switches the state of the process between the ranks of one spawn and main (rank None)."""
+    """Switches the state of the process between the ranks of one spawn and main (rank None).
+
+    Attributes:
+        main_modules: the ranks' ``__main__``, where they have one of their own.
+        variables: the environment variables that a rank has besides main's.
+        modules: the globals of modules that ranks share.
+        rank_modules: modules that each rank executes itself; None: they share all that they import.
+    """
 
     def __init__(
         self, simulation: Simulation, world_size: int, per_rank_modules: Sequence[str], generators: LazyGenerators
@@ -92,12 +111,15 @@ class ProcessState:
         self._original: dict[Any, Any] = {}
         self._encodings: dict[str, Any] = {}
         self._told: dict[str, str] = {}
+        self._folder = ""
+        self._folders_differ = False
         self._open = False
         self._readers, self._writers = _READERS, _WRITERS
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
         self._generators = generators
         self.modules = ModuleGlobals(per_rank_modules)
+        self.rank_modules: RankModules | None = None
 
     def open(self, patches: Patches) -> None:
         """Remember main's state. From here on :meth:`enter` switches."""
@@ -105,6 +127,11 @@ class ProcessState:
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
+        patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
+        patches.set(os, "chdir", self._change_folder)
+        loggers.install(patches, self._generators, self.modules)
+        if self.rank_modules is not None:
+            self.rank_modules.open()
         self.modules.open()  # from here on, what is set in a module that it watches is main's
 
     def close(self) -> None:
@@ -115,6 +142,8 @@ class ProcessState:
         self._open = False
         self._generators.close()
         self.modules.close()
+        if self.rank_modules is not None:
+            self.rank_modules.close()
         self._restore_c_environment()
         self._saved.clear()
 
@@ -132,6 +161,8 @@ class ProcessState:
         saved.flags = flags
         saved.environ = self._environ._data
         saved.main = sys.modules.get("__main__")
+        saved.argv, saved.path = sys.argv, sys.path
+        saved.folder = os.getcwd() if self._folders_differ else None
         state = self._saved.get(rank)
         if state is None:
             assert rank is not None
@@ -146,9 +177,14 @@ class ProcessState:
                 if value != present:
                     write(value)
         self._environ._data = state.environ
+        sys.argv, sys.path = state.argv, state.path
+        if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
+            _chdir(folder)
         if state.main is not None:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
+        if self.rank_modules is not None:
+            self.rank_modules.switch(resident, rank)
         self._resident = self._generators.resident = rank
 
     def _switch_once_set(self, patches: Patches, owner: Any, name: str, read: Getter) -> None:
@@ -166,6 +202,32 @@ class ProcessState:
 
         patches.set(owner, name, change)
 
+    def _change_folder(self, path: Any) -> None:
+        """``os.chdir``. From the first one on, ranks' folders are looked at."""
+        if not self._folders_differ:
+            self._folder, self._folders_differ = os.getcwd(), True
+        _chdir(path)
+
+    @staticmethod
+    def _debug_level_from_env(stock: Callable[[], None]) -> Callable[[], None]:
+        """The level that the rank's own variable names: C++ reads the process's, which is whoever's set it last."""
+
+        @functools.wraps(stock)
+        def set_debug_level_from_env() -> None:
+            before = dist.get_debug_level()
+            if (named := os.environ.get(_DEBUG_VARIABLE)) is None:
+                os.unsetenv(_DEBUG_VARIABLE)
+            else:
+                os.putenv(_DEBUG_VARIABLE, named)
+            try:
+                stock()
+            finally:
+                level = dist.get_debug_level()
+                _C._distributed_c10d.set_debug_level(before)
+            dist.set_debug_level(level)  # as what it is from here on: this rank's
+
+        return set_debug_level_from_env
+
     def _fresh(self, rank: int) -> _Saved:
         main = self._saved[None]
         fresh = _Saved()
@@ -174,6 +236,7 @@ class ProcessState:
         fresh.environ = {**main.environ, **self._encoded(self.variables(rank))}
         fresh.given = fresh.environ.copy()
         fresh.main = self.main_modules.get(rank, main.main)
+        fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
         return fresh
 
     def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:
@@ -196,7 +259,7 @@ class ProcessState:
         """``os.environ[...] = ...`` in a rank has also reached the C library's variables: put those back."""
         environ = self._environ
         current, original = environ._data, self._original
-        touched = {environ.encodekey(name) for name in self._told}
+        touched = {environ.encodekey(name) for name in (*self._told, _DEBUG_VARIABLE)}
         for state in self._saved.values():
             if state.environ != state.given:
                 touched |= {key for key in state.environ.keys() | state.given.keys()

@@ -1,0 +1,173 @@
+"""Operators that a program registers (``torch.library``): each rank has its own implementation of them.
+
+PyTorch's registry is the process's. Ranks that execute the same program define the same operators, which it refuses
+(``Library(ns, "DEF")``), or the second definition takes the first one's operator away (``custom_op``), and who has kept it
+calls into freed memory. So of equal definitions by several ranks the first is made, and the implementations are called by who
+calls: each rank runs its own. A definition with another schema is refused as by torch, and so is a second one by the same rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.library
+from torch._library import custom_ops, fake_impl
+
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.relies_on import Reliance
+
+_PER_RANK = ("OPDEF_TO_LIB", "OPDEFS")
+
+RELIES_ON = (
+    Reliance("torch._C._dispatch_library", "a library is made by it, and is called `define`, `impl` and `reset`",
+             looked_up_by=("torch.library.Library",)),
+    Reliance("torch._library.custom_ops", "what is known of custom operators, by name", has=_PER_RANK),
+    Reliance("torch._library.custom_ops.get_library_allowing_overwrite", "it takes away what another rank has defined",
+             looked_up_by=("torch._library.custom_ops.CustomOpDef",)),
+    Reliance("torch._library.fake_impl.FakeImplHolder", "the newest of its kernels is used", has=("kernel", "register")),
+    Reliance("torch.library.fallthrough_kernel", "C++ compares implementations with it"),
+)  # fmt: skip
+
+_OWNER = "kernbench_rank"  # attribute of a fake implementation: who registered it
+
+_TORCHS = ("aten", "prim", "prims", "_")
+"""Namespaces in which an implementation is everybody's."""
+
+Whose = Callable[[], "int | None"]
+
+
+@dataclass
+class _Namespace:
+    """What ranks have defined in one namespace.
+
+    Attributes:
+        definers: ranks that have a ``DEF`` library of it.
+        schemas: of its operators, by name.
+        implementations: by operator and dispatch key, by rank.
+        made: libraries that C++ has made for it, kept until nobody uses any of them.
+        users: how many libraries of ranks do.
+    """
+
+    definers: set[int] = field(default_factory=set)
+    schemas: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    implementations: dict[tuple[str, str], dict[int, Callable[..., Any]]] = field(default_factory=dict)
+    made: list[Any] = field(default_factory=list)
+    users: int = 0
+
+
+_namespaces: dict[str, _Namespace] = {}
+
+
+class _RankLibrary:
+    """A rank's part of a library, in the place of the one that C++ has."""
+
+    def __init__(self, name: str, rank: int, kind: str, made: Any, whose: Whose) -> None:
+        self._name = name
+        self._rank = rank
+        self._kind = kind
+        self._made = made
+        self._whose = whose
+        self._space = _namespaces.setdefault(name, _Namespace())
+        self._space.users += 1
+        self._space.made.append(made)
+        if kind == "DEF":
+            self._space.definers.add(rank)
+        self._own: list[tuple[tuple[str, str], Callable[..., Any]]] = []
+
+    def define(self, schema: str, *how: Any) -> Any:
+        name = schema.partition("(")[0].strip()
+        told = (schema, *map(str, how))
+        if self._space.schemas.get(name) == told:
+            return name
+        result = self._made.define(schema, *how)
+        self._space.schemas[name] = told
+        return result
+
+    def impl(self, name: str, key: str, function: Any, *how: Any) -> Any:
+        if function is torch.library.fallthrough_kernel:
+            return self._made.impl(name, key, function, *how)
+        place = name.rpartition("::")[2], key
+        known = self._space.implementations.get(place)
+        if known is None:
+            known = self._space.implementations[place] = {}
+            self._made.impl(name, key, _by_rank(known, self._whose, function), *how)
+        known[self._rank] = function
+        self._own.append((place, function))
+        return None
+
+    def reset(self) -> None:
+        """The rank uses it no more. C++ forgets what nobody uses."""
+        if self._made is None:
+            return
+        self._made = None
+        for place, function in self._own:
+            known = self._space.implementations[place]
+            if known.get(self._rank) is function and len(known) > 1:
+                del known[self._rank]
+        self._own.clear()
+        if self._kind == "DEF":
+            self._space.definers.discard(self._rank)
+        self._space.users -= 1
+        if not self._space.users:
+            for made in self._space.made:
+                made.reset()
+            _namespaces.pop(self._name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+
+def _by_rank(known: dict[int, Callable[..., Any]], whose: Whose, first: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls what the rank that calls has registered, or where it has nothing the first of the others."""
+
+    @functools.wraps(first)
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        rank = whose()
+        function = known.get(rank) if rank is not None else None
+        return (next(iter(known.values())) if function is None else function)(*args, **kwargs)
+
+    return implementation
+
+
+def install(patches: Patches, whose: Whose, modules: Callable[[], ModuleGlobals]) -> None:
+    """Let what ranks register be theirs: that of ``whose()``, None for main, whose libraries are torch's."""
+    C: Any = torch._C
+    make = C._dispatch_library
+
+    def dispatch_library(kind: str, name: str, key: str, *where: Any) -> Any:
+        rank = whose()
+        if rank is None or name in _TORCHS:
+            return make(kind, name, key, *where)
+        space = _namespaces.get(name)
+        again = kind == "DEF" and space is not None and space.definers and rank not in space.definers
+        return _RankLibrary(name, rank, kind, make("FRAGMENT" if again else kind, name, key, *where), whose)
+
+    patches.set(C, "_dispatch_library", dispatch_library)
+    overwrite = custom_ops.get_library_allowing_overwrite
+
+    def get_library_allowing_overwrite(namespace: str, name: str) -> Any:
+        if whose() is not None:
+            modules().take(custom_ops, _PER_RANK)
+        return overwrite(namespace, name)
+
+    patches.set(custom_ops, "get_library_allowing_overwrite", get_library_allowing_overwrite)
+    holder: Any = fake_impl.FakeImplHolder
+    register, kernel = holder.register, holder.kernel
+
+    def register_for_rank(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = register(self, *args, **kwargs)
+        setattr(self.kernels[-1], _OWNER, whose())
+        return handle
+
+    def kernel_of_rank(self: Any) -> Any:
+        rank = whose()
+        mine = [each for each in self.kernels if rank is not None and getattr(each, _OWNER, None) == rank]
+        return mine[-1] if mine else kernel.fget(self)
+
+    patches.set(holder, "register", functools.wraps(register)(register_for_rank))
+    patches.set(holder, "kernel", property(kernel_of_rank, kernel.fset))

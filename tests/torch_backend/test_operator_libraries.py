@@ -1,0 +1,70 @@
+"""Operators that each rank registers are each rank's."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+from tests.torch_backend.conftest import Ranks
+
+
+def test_a_custom_operator_with_a_gradient(ranks: Ranks) -> None:
+    def body() -> tuple[float, float, float, tuple[int, ...]]:
+        rank = dist.get_rank()
+
+        @torch.library.custom_op("kernbench_test::scaled", mutates_args=())
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return x * (rank + 1)
+
+        @scaled.register_fake
+        def _(x: torch.Tensor) -> torch.Tensor:
+            return x.new_empty(rank)
+
+        scaled.register_autograd(lambda ctx, grad: grad * (rank + 10), setup_context=lambda ctx, inputs, output: None)
+        dist.barrier()  # by now all have defined it
+        x = torch.ones(1, requires_grad=True)
+        y = scaled(x)
+        y.sum().backward()
+        assert x.grad is not None
+        by_name = torch.ops.kernbench_test.scaled(torch.full((1,), 2.0))
+        meta = torch.ops.kernbench_test.scaled(torch.empty(7, device="meta"))
+        dist.barrier()
+        return y.item(), x.grad.item(), by_name.item(), tuple(meta.shape)
+
+    for _ in range(2):
+        assert ranks(body) == [(rank + 1.0, rank + 10.0, 2.0 * (rank + 1), (rank,)) for rank in range(4)]
+
+
+def test_a_library_that_all_ranks_define(ranks: Ranks) -> None:
+    def body() -> float:
+        rank = dist.get_rank()
+        library = torch.library.Library("kernbench_defined", "DEF")
+        library.define("plus(Tensor x) -> Tensor")
+        library.impl("plus", lambda x: x + rank, "CompositeExplicitAutograd")
+        dist.barrier()
+        return float(torch.ops.kernbench_defined.plus(torch.zeros(1)).item())
+
+    for _ in range(2):
+        assert ranks(body) == [0.0, 1.0, 2.0, 3.0]
+        gc.collect()
+
+
+def test_what_torch_refuses_is_refused(ranks: Ranks) -> None:
+    def twice() -> None:
+        keep = torch.library.Library("kernbench_twice", "DEF")
+        torch.library.Library("kernbench_twice", "DEF")
+        keep.define("never() -> ()")
+
+    def unlike() -> None:
+        library = torch.library.Library("kernbench_unlike", "DEF")
+        library.define("op(Tensor x) -> Tensor" if dist.get_rank() else "op(Tensor x, int n) -> Tensor")
+        dist.barrier()
+
+    for body, message in ((twice, "Only a single TORCH_LIBRARY"), (unlike, "multiple times")):
+        with pytest.raises(kernbench.SpawnException, match=message):
+            ranks(body)
+        gc.collect()
