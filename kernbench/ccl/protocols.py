@@ -61,7 +61,8 @@ class ProtocolCosts:
             timed = KINDS[collective].timed_as if algorithm == "p2p" else "sendrecv"
             start = models.time_of(world, timed, "p2p", protocol, 0 * size)
             hop = max(float(start[0]) - base, 0.0)
-            inside = world.link * generation.all_to_all_share / float(models.slow_start(world, size, "p2p")[0])
+            if world.local > 1:
+                inside = world.link * generation.all_to_all_share / float(models.slow_start(world, size, "p2p")[0])
             return cls(base, inside, outside, hop, hop, inside)
         step = "tree" if algorithm in ("tree", "nvls_tree") else "ring"
         net_hop = world.net_hop(step, protocol) if world.nodes > 1 else hop

@@ -209,14 +209,14 @@ def send_recv(world: CollectiveWorld, size: Floats) -> Floats:
     for _ in range(5):
         channels = np.where((size / channels > _P2P_PART) & (channels < _P2P_CHANNELS), channels * 2, channels)
     peak = (world.pair if not world.switched else world.link) * generation.ring_share
-    inside = size / np.minimum(channels * generation.p2p_channel, peak)
+    inside = size / np.minimum(channels * generation.p2p_channel, peak) if world.local > 1 else 0 * size
     latency = generation.base["simple"] - library().launched_early + world.hop("simple")
     if world.nodes == 1:
         return latency + inside
     # One rank of each node sends across. Two nodes: the peer is the same both ways and both channels work.
     share = world.net / world.nics * max(1.0, world.nics / world.local)
     across = library().across * share if world.nodes == 2 else min(library().across * share, library().net_channel)
-    return latency + world.net_hop("ring", "simple") + np.maximum(inside if world.local > 1 else 0.0, size / across)
+    return latency + world.net_hop("ring", "simple") + np.maximum(inside, size / across)
 
 
 def time_of(world: CollectiveWorld, collective: str, algorithm: str, protocol: str, size: Floats) -> Floats:

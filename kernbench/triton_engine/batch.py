@@ -40,6 +40,8 @@ class Batch(Lanes):
     watched: np.ndarray | None = None
     #: The ranks along the rank axis, once asked for.
     order: tuple[int, ...] | None = None
+    #: One lane per program, once asked for (see :mod:`.thread_lanes`).
+    leaders: Any = None
 
     def __post_init__(self) -> None:
         self.size = prod(self.lanes)
@@ -62,6 +64,13 @@ class Batch(Lanes):
         linear = self.ids
         part = linear % gx if axis == 0 else linear // gx % gy if axis == 1 else linear // (gx * gy)
         return from_lane_array(squeeze(part))
+
+    def program_keys(self) -> np.ndarray:
+        """A number for each lane's program, of whatever rank, in row-major order."""
+        keys = np.broadcast_to(self.ids, self.lanes)
+        if self.rank_index is not None:
+            keys = keys + self.rank_index * self.execution.programs
+        return keys.reshape(-1)
 
     def wrote(self) -> None:
         """Memory changed: parked lanes of anybody may look again."""
@@ -124,8 +133,11 @@ def select(batch: Batch, axis: int, index: np.ndarray, live: Sequence[int]) -> B
         rank_index = chosen
         if chosen.size == 1:
             rank_index, rank = None, int(chosen.reshape(-1)[0])
+    threads = batch.threads
+    if threads is not None and threads.shape[axis] > 1:
+        threads = np.take(threads, index, axis=axis)
     lanes = (*batch.lanes[:axis], len(index), *batch.lanes[axis + 1 :])
-    return Batch(lanes, ids, rank_index, rank, batch.execution, out, written=batch.written)
+    return Batch(lanes, ids, rank_index, rank, threads, batch.execution, out, written=batch.written)
 
 
 def flat(batch: Batch, which: tuple[np.ndarray, ...], live: Sequence[int] | None = None) -> Batch:
@@ -134,8 +146,9 @@ def flat(batch: Batch, which: tuple[np.ndarray, ...], live: Sequence[int] | None
     for slot in range(len(env)) if live is None else live:
         v = batch.env[slot]
         env[slot] = v if v is None or type(v) in (int, float, bool) else flatten(v, batch.lanes, which)
-    ids, rank_index = (flatten(at, batch.lanes, which) for at in (batch.ids, batch.rank_index))
-    return Batch((len(which[0]),), ids, rank_index, batch.rank, batch.execution, env, written=batch.written)
+    ids, rank_index, threads = (flatten(at, batch.lanes, which) for at in (batch.ids, batch.rank_index, batch.threads))
+    lanes = (len(which[0]),)
+    return Batch(lanes, ids, rank_index, batch.rank, threads, batch.execution, env, written=batch.written)
 
 
 def merge(parts: list[Batch]) -> Batch:
@@ -151,7 +164,7 @@ def merge(parts: list[Batch]) -> Batch:
                 n.pc, n.spins = p.pc, p.spins
                 flattened.append(n)
         parts, axis = flattened, 0
-    parts = sorted(parts, key=lambda p: int(p.ids.reshape(-1)[0]))
+    parts = sorted(parts, key=lambda p: (int(p.ids.reshape(-1)[0]), 0 if p.threads is None else int(p.threads.min())))
     first = parts[0]
     env: list[Any] = [None] * len(first.env)
     lanes = [p.lanes for p in parts]
@@ -175,11 +188,16 @@ def merge(parts: list[Batch]) -> Batch:
             for p in parts
         ]
         rank_index = squeeze(np.concatenate(full, axis=axis))
+    threads = None
+    if first.threads is not None:
+        ids = squeeze(ids)
+        threads = squeeze(np.concatenate([np.broadcast_to(p.threads, p.lanes) for p in parts], axis=axis))  # type: ignore[arg-type]
     return Batch(
         shape,
         ids,
         rank_index,
         first.rank,
+        threads,
         first.execution,
         env,
         pc=first.pc,
@@ -223,6 +241,8 @@ def _other_ids(p: Batch, axis: int) -> tuple[Any, ...] | None:
     if p.rank_index is not None:
         r = p.rank_index
         out.append(r.take([0], axis=axis).tobytes() if r.shape[axis] > 1 else r.tobytes())
+    if p.threads is not None:
+        out.append(np.broadcast_to(p.threads, p.lanes).take([0], axis=axis).tobytes())
     return tuple(out)
 
 

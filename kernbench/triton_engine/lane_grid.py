@@ -7,6 +7,8 @@ It depends on the program, the grid and the integer arguments, so it is made onc
   rectangle of lane axes in which those coordinates are affine, so that what depends on one of them only is computed
   once per row or column (this is what turns many small dots into one large matrix product);
 - cuts the lanes into rectangular chunks whose tiles fit into the cache, unless programs wait for one another.
+
+A program that tells its threads apart has a further axis, the last, with a lane for each (see :mod:`.thread_lanes`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ CHUNK_ELEMENTS_DOT = 1 << 20
 _LONGEST_FACTORED = 1 << 18
 #: Chunks whose launch-invariant values are kept between launches.
 _KEPT_CHUNKS = 64
+#: The lane axis that is none of the grid's, but the threads of a program.
+_THREADS = -1
 
 
 @dataclass
@@ -45,7 +49,8 @@ class Chunk:
 class LaneGrid:
     """The lanes of a launch, and what is known of them before it runs."""
 
-    #: Sizes of the lane axes; the first is the rank axis if several ranks run together.
+    #: Sizes of the lane axes; the first is the rank axis if several ranks run together, the last the thread axis if programs
+    #: are taken apart into threads.
     shape: tuple[int, ...]
     #: Linear program id of each lane.
     ids: np.ndarray
@@ -69,6 +74,11 @@ class _WholeGrid(Lanes):
             return 0
         at = self.axes.index(axis)
         return Affine(0, tuple([int(k == at) for k in range(len(self.lanes))]), (), 0, self.lanes[at] - 1)
+
+
+def thread_numbers(program: Program, n_axes: int) -> np.ndarray | None:
+    """Which thread each lane is, along the last of ``n_axes`` axes; None where lanes are programs."""
+    return index_array(program.threads, n_axes - 1, n_axes) if program.by_thread else None
 
 
 def _affine(v: np.ndarray) -> bool:
@@ -139,7 +149,11 @@ def make_lane_grid(
     for k, (axis, size) in enumerate(zip(axes, shape, strict=True)):
         linear = linear + weight[axis] * index_array(size, k, len(shape))
     ids = np.broadcast_to(linear, shape)
-    lanes = _WholeGrid(shape, ids, None, 0, binding, axes)
+    threads = program.threads if program.by_thread else 1
+    numbers_of = thread_numbers(program, len(shape) + 1)
+    if numbers_of is not None:
+        axes, shape, ids = (*axes, _THREADS), (*shape, threads), ids[..., None]
+    lanes = _WholeGrid(shape, ids, None, 0, numbers_of, binding, axes)
     values = list(env)
     for slot, numbers in by_rank:
         values[slot] = per_rank(numbers, len(shape))
@@ -154,14 +168,18 @@ def make_lane_grid(
         values[slot] = instr.fn(lanes, *[values[a] for a in instr.args])
         scalars.append((slot, values[slot]))
     arrange = [
-        None if axis is None else _arrange_axis(values, program.frontier, shape, k) for k, axis in enumerate(axes)
+        None if axis in (None, _THREADS) else _arrange_axis(values, program.frontier, shape, k)
+        for k, axis in enumerate(axes)
     ]
     if any(a is not None for a in arrange):
         ids = _rearrange(np.ascontiguousarray(ids), arrange)
         scalars = [(slot, _rearranged(v, shape, arrange)) for slot, v in scalars]
-        shape = ids.shape
+        shape = ids.shape if numbers_of is None else (*ids.shape[:-1], threads)
     lane_grid = LaneGrid(shape, np.array(ids, dtype=np.int64), scalars, tiles)
-    lane_grid.chunks = [Chunk(r) for r in _chunks(program, shape, binding.n_ranks)]
+    if numbers_of is None:
+        lane_grid.chunks = [Chunk(r) for r in _chunks(program, shape, binding.n_ranks)]
+    else:  # threads of a program stay together
+        lane_grid.chunks = [Chunk((*r, (0, threads))) for r in _chunks(program, shape[:-1], binding.n_ranks)]
     lane_grid.keep = len(lane_grid.chunks) <= _KEPT_CHUNKS
     return lane_grid
 
@@ -213,7 +231,8 @@ def _chunks(program: Program, shape: tuple[int, ...], n_ranks: int) -> list[tupl
         return [()]
     has_dot = any(op.row.product for op in program.ops)
     budget = CHUNK_ELEMENTS_DOT if has_dot else CHUNK_ELEMENTS
-    most = max(n_ranks, budget // max(1, program.widest))
+    widest = max(program.widest, program.threads) if program.by_thread else program.widest
+    most = max(n_ranks, budget // max(1, widest))
     fixed = 1 if n_ranks > 1 else 0  # the rank axis stays whole
     if program.waits or prod(shape) <= most:
         return [tuple((0, n) for n in shape)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ class Lanes:
 
     ``lanes``: sizes of the lane axes; dimensions of values follow them. ``ids``: linear program id of each lane (size 1 along
     axes that it does not vary with). ``rank_index``: position of its launch in the execution, the same way, if there are
-    several; else it is ``rank`` for all.
+    several; else it is ``rank`` for all. ``threads``: which thread of its program, the same way; None: lanes are programs.
     """
 
     lanes: tuple[int, ...]
     ids: np.ndarray
     rank_index: np.ndarray | None
     rank: int
+    threads: np.ndarray | None
 
 
 def cut(v: Any, axis: int, start: int, stop: int) -> Any:
@@ -91,6 +93,25 @@ def flatten(v: Any, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> An
             return np.broadcast_to(v[at], (count,))
         case Ptr() | Box() | Desc():
             return v.map(lambda part: flatten(part, lanes, which))
+    return v
+
+
+def unflatten(v: Any, lanes: tuple[int, ...]) -> Any:
+    """A value over one lane axis that lists all lanes, row-major, over the lane axes ``lanes``."""
+    n = len(lanes)
+    match v:
+        case Tensor():
+            return v.reshape((*((1,) * n if v.shape[0] == 1 else lanes), *v.shape[1:]))
+        case Affine():
+            per_lane = None
+            if v.lane_strides[0] or v.per_lane is not None:
+                part = lane_array(Affine(0, v.lane_strides, (), 0, 0, v.per_lane), (prod(lanes),))
+                per_lane = unflatten(part, lanes)
+            return Affine(v.constant, (0,) * n, v.tile_strides, v.least, v.most, per_lane)
+        case np.ndarray():
+            return v.reshape((1,) * n if v.shape[0] == 1 else lanes)
+        case Ptr() | Box() | Desc():
+            return v.map(lambda part: unflatten(part, lanes))
     return v
 
 

@@ -25,13 +25,14 @@ from .binding import Binding, Launch
 from .checks import checks_of
 from .counts import Counts
 from .frontend.program import BasicBlock, Branch, ForBack, ForHead, Jump, OpInfo
-from .lane_grid import Chunk, LaneGrid, make_lane_grid, per_rank
+from .lane_grid import Chunk, LaneGrid, make_lane_grid, per_rank, thread_numbers
 from .lanes import cut, same
 from .memory import AllocationMap, write_epoch
 from .ptx import Stuck
 from .report import describe_wait
 from .runners import Runner, ready
 from .tally import count
+from .thread_lanes import programs_of, shared, whole
 from .values import Affine, Ptr, Value, exact_bounds, from_lane_array, lane_array
 
 Status = Literal["done", "waiting", "yielded"]
@@ -99,8 +100,9 @@ class Execution(Binding):
         if self.wave is not None:  # the order of lanes is not that of programs: all of them, by address only
             self._pending = [Chunk(tuple([(0, n) for n in lane_grid.shape]))]
         if only is not None:
-            self._pending = [_middle_programs(lane_grid, only)]
-            self.sampled = prod(b - a for a, b in self._pending[0].ranges)
+            self._pending = [_middle_programs(lane_grid, only, program.threads if program.by_thread else 0)]
+            ranges = self._pending[0].ranges
+            self.sampled = prod(b - a for a, b in (ranges[:-1] if program.by_thread else ranges))
 
     # Running
 
@@ -127,7 +129,7 @@ class Execution(Binding):
         lanes = sizes
         if self.n_ranks > 1:
             rank_index = np.arange(self.n_ranks).reshape((self.n_ranks,) + (1,) * (len(sizes) - 1))
-        batch = Batch(lanes, ids, rank_index, 0, self, env)
+        batch = Batch(lanes, ids, rank_index, 0, thread_numbers(self.program, len(sizes)), self, env)
         n = len(lanes)
         for slot in self._constant_tiles:
             env[slot] = env[slot].reshape((1,) * n + tuple(env[slot].shape))
@@ -167,6 +169,7 @@ class Execution(Binding):
 
     def _schedule(self) -> Status:
         batches = self.batches
+        by_thread = self.program.by_thread
         while batches:
             epoch = write_epoch.count
             ready = [batch for batch in batches if batch.parked != epoch]
@@ -190,9 +193,19 @@ class Execution(Binding):
             else:
                 current = same[0]
             batches.remove(current)
+            if by_thread and self._comes_early(current):
+                current.parked = epoch
+                batches.append(current)
+                continue
             limit = min((batch.pc for batch in batches), default=len(self.program.blocks))
             batches.extend(self._run_batch(current, limit))
         return "done"
+
+    def _comes_early(self, batch: Batch) -> bool:
+        """Whether threads are at a block where all of their program meet, and some of it are still behind."""
+        if batch.at or not self.program.blocks[batch.pc].meets or whole(batch):
+            return False
+        return shared(batch, [other for other in self.batches if other.pc < batch.pc or other.at])
 
     def _run_batch(self, batch: Batch, limit: int) -> list[Batch]:
         """Run ``batch`` until it ends, splits, parks, or reaches a block that is not below ``limit``."""
@@ -211,7 +224,7 @@ class Execution(Binding):
                 else:
                     for k in block.kills:
                         env[k] = None
-                    block_lanes[batch.pc] += batch.size
+                    block_lanes[batch.pc] += programs_of(batch)
                 if timed:
                     info = self._timed(batch, todo)
                 else:
@@ -395,12 +408,13 @@ def _bulk(v: Value) -> int:
     return 0
 
 
-def _middle_programs(lane_grid: LaneGrid, count: int) -> Chunk:
-    """A chunk of at most ``count`` neighbouring programs, for sampling. Those in the middle of the grid do what the
-    average does: the first ones of a causal attention do least, the last ones of a tensor have a masked tail."""
-    ranges = []
+def _middle_programs(lane_grid: LaneGrid, count: int, threads: int) -> Chunk:
+    """A chunk of at most ``count`` neighbouring programs, for sampling, with all ``threads`` of each if they have lanes. Those
+    in the middle of the grid do what the average does: the first ones of a causal attention do least, the last ones of a
+    tensor have a masked tail."""
+    ranges = [(0, threads)] if threads else []
     left = count
-    for n in reversed(lane_grid.shape):
+    for n in reversed(lane_grid.shape[:-1] if threads else lane_grid.shape):
         take = max(1, min(n, left))
         begin = (n - take) // 2
         ranges.append((begin, begin + take))

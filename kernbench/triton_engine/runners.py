@@ -9,13 +9,16 @@ from typing import Any
 from .batch import Batch
 from .frontend.program import Instr, OpInfo, Program
 from .lane_grid import LaneGrid
+from .thread_lanes import per_program
 
 Runner = Callable[[list[Any], Batch], None]
 
 
-def _runner(instr: Instr) -> Runner:
+def _runner(instr: Instr, by_thread: bool) -> Runner:
     """An instruction as ``run(env, batch)``; the common arities avoid building argument lists."""
     fn, args, results, kills = instr.fn, instr.args, instr.results, instr.kills
+    if by_thread:
+        fn = per_program(instr.info, fn)
     if len(results) == 1:
         r = results[0]
         if len(args) == 1:
@@ -72,7 +75,7 @@ def ready(program: Program) -> Ready:
     """What execution needs of a program; kept with it."""
     if program.ready is None:
         program.ready = Ready(
-            [[(_runner(i), i.info) for i in block.instrs] for block in program.blocks],
+            [[(_runner(i, program.by_thread), i.info) for i in block.instrs] for block in program.blocks],
             [
                 [(i.info, *work) for i in block.instrs if (work := i.info.row.work_of(i.info))[0]]
                 for block in program.blocks

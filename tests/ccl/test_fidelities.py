@@ -14,10 +14,12 @@ from kernbench.ccl.protocols import ProtocolCosts
 from kernbench.ccl.registry import algorithm_module, build_schedule
 from kernbench.ccl.schedule import CannotServeError
 from kernbench.ccl.selection import select
+from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.plan import member_ends
 from kernbench.topology import resolve_topology
+from kernbench.topology.shipped import shipped_names
 
 CONFIG = load_ccl_config()
 SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30)
@@ -57,6 +59,35 @@ def library_ratio(topology, nodes, ranks, collective, algorithm, nbytes):
     counts = schedule.slot_lengths(count)[schedule.chunk]
     plan = lower_library(schedule, topology, sips, costs, counts=counts, itemsize=4)
     return max(member_ends(plan, np.zeros(ranks))) / selection.seconds
+
+
+@pytest.mark.parametrize(
+    "system", [s for s in shipped_names("systems") if resolve_topology(s).topology_obj.system.fabric]
+)
+def test_groups_of_one_rank_per_node_take_what_the_network_takes(system):
+    """Groups with nobody else in the node, of which a node without a switch has no links to speak of."""
+    topology = resolve_topology(system, nodes=3).topology_obj
+    sips = tuple(topology.sips_of(node)[0] for node in range(3))
+    where = Placement.of(topology, sips)
+    elements = 1 << 20
+    for collective in KINDS:
+        try:
+            selection = select(topology.system, collective, 4 * elements, where)
+        except ConfigError:  # no algorithm of the library: placed by hand
+            continue
+        schedule = build_schedule(CONFIG.select(selection.entry).module, 3, 0, where, selection.chunks)
+        choice = selection.choice
+        costs = ProtocolCosts.of(
+            selection.world, choice.algorithm, choice.protocol, collective, 4 * elements, selection.chunks
+        )
+        counts = schedule.slot_lengths(elements)[schedule.chunk]
+        plan = lower_library(schedule, topology, sips, costs, counts=counts, itemsize=4)
+        crossed = (
+            np.bincount(schedule.dst[schedule.src != schedule.dst], counts[schedule.src != schedule.dst]).max() * 4
+        )
+        spent = max(member_ends(plan, np.zeros(3)))
+        assert np.isfinite(spent), collective
+        assert spent >= 0.99 * crossed / selection.world.net, collective
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), CASES)

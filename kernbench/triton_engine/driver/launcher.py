@@ -44,7 +44,9 @@ def program_of(src: Any, metadata: Any) -> Program:
         if ttir is None:
             ttir = values_kernel(src, metadata).metadata.kernbench_ttir
         with plain_torch():
-            program = _programs[metadata.hash] = lower_ttir(_relocated(ttir, src), metadata.target.backend)
+            target, text = metadata.target, _relocated(ttir, src)
+            program = lower_ttir(text, target.backend, metadata.num_warps, target.warp_size)
+            _programs[metadata.hash] = program
     return program
 
 

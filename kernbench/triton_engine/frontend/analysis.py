@@ -263,6 +263,11 @@ def _sink_stored(program: Program) -> None:
 
 def finish(program: Program, types: list[Ty | None]) -> Program:
     """Fill in lifetimes and properties, then build every instruction."""
+    program.by_thread = any(
+        i.info.row.tells_threads is not None and i.info.row.tells_threads(i.info)
+        for code in program.blocks
+        for i in code.instrs
+    )
     invariant, invariant_slots = _invariants(program)
     hoisted = {id(i) for i in invariant}
     program.frontier = _frontier(program, invariant_slots, types)
@@ -271,7 +276,8 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     for code in program.blocks:
         code.instrs = [i for i in code.instrs if id(i) not in hoisted]
     program.waits = _loops(program)
-    _sink_stored(program)
+    if not program.by_thread:  # where there are threads, a store and what it stores need not be of the same lanes
+        _sink_stored(program)
 
     use_sites: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for code in program.blocks:

@@ -29,7 +29,7 @@ from .types import Ty
 
 
 class _Lowering:
-    def __init__(self, functions: dict[str, Function], ttir: str, backend: str) -> None:
+    def __init__(self, functions: dict[str, Function], ttir: str, backend: str, threads: int, warp_size: int) -> None:
         self.functions = functions
         self.kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
         self.blocks: list[BasicBlock] = []
@@ -39,6 +39,8 @@ class _Lowering:
         self.names: dict[str, int] = {}
         self.ttir = ttir
         self.backend = backend
+        self.threads = threads
+        self.warp_size = warp_size
 
     # Slots and blocks
 
@@ -75,6 +77,7 @@ class _Lowering:
                 ops=self.ops,
                 widest=max((t.numel for t in self.types if t is not None), default=1),
                 ttir=self.ttir,
+                threads=self.threads,
             ),
             self.types,
         )
@@ -133,7 +136,14 @@ class _Lowering:
                     on_return.append((jump, [self.use(o) for o in op.operands]))
                 case _ if not _ends_region(op):  # what ends a region is read by whoever lowers the region
                     self.instr(op, code.instrs)
+                    code.meets = code.meets or self.meets(op)
         return code
+
+    def meets(self, op: Op) -> bool:
+        """Whether all threads of a program come to an operation together: it has tiles, or is a barrier."""
+        meets = self.row(op).meets
+        types = [*op.result_types, *(self.types[self.use(o)] for o in op.operands)]
+        return any(t is not None and t.shape for t in types) or (meets is not None and meets(op.attrs))
 
     def branch_to(
         self, successor: tuple[str, list[str]], pending: list[tuple[str, Jump]], arg_slots: dict[str, list[int]]
@@ -168,6 +178,8 @@ class _Lowering:
             text=op.text,
             kernel=self.kernel.name,
             backend=self.backend,
+            threads=self.threads,
+            warp_size=self.warp_size,
         )
         self.ops.append(info)
         return info
@@ -364,11 +376,11 @@ def _rounded(value: float, ty: Ty) -> float:
     return float(torch.tensor(value, dtype=ty.dtype).to(torch.float64))
 
 
-def lower_ttir(ttir: str, backend: str = "cuda") -> Program:
-    """Lift printed TTIR to a program. ``backend``: the target's, ``cuda`` or ``hip``.
+def lower_ttir(ttir: str, backend: str = "cuda", warps: int = 4, warp_size: int = 32) -> Program:
+    """Lift printed TTIR to a program. ``backend``: the target's, ``cuda`` or ``hip``. ``warps``: those of one program.
 
     Raises:
         UnsupportedOpError: an operation is not implemented; names it and its source line.
     """
     functions = parse_module(ttir)
-    return _Lowering(functions, ttir, backend).run()
+    return _Lowering(functions, ttir, backend, warps * warp_size, warp_size).run()

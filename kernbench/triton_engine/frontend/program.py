@@ -45,6 +45,9 @@ class OpInfo:
     layouts: dict[Any, Any] = field(default_factory=dict)
     #: The GPU compiled for: ``cuda`` or ``hip``. Where they disagree, values are its.
     backend: str = "cuda"
+    #: Threads of a program, and of a warp.
+    threads: int = 128
+    warp_size: int = 32
 
     @property
     def ty(self) -> Ty:
@@ -141,6 +144,8 @@ class BasicBlock:
     #: Slots that the terminator reads, or that are read after it.
     live_out: tuple[int, ...] = ()
     kills: tuple[int, ...] = ()
+    #: All threads of a program come here together: there are tiles, or a barrier.
+    meets: bool = False
 
 
 @dataclass(eq=False)
@@ -157,6 +162,10 @@ class Program:
     #: Largest tile of the program, in elements.
     widest: int
     ttir: str = ""
+    #: Threads of one program.
+    threads: int = 128
+    #: Its threads are told apart: there is a lane for each.
+    by_thread: bool = False
     #: The type of each slot.
     types: list[Any] = field(default_factory=list)
 

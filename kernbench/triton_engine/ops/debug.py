@@ -39,7 +39,8 @@ def _name(rank: int | None, program: tuple[int, int, int]) -> str:
     return text if rank is None else f"rank {rank} {text}"
 
 
-@op("ttg.barrier", "ttg.local_barrier", "gpu.barrier", "nvvm.barrier0", "llvm.intr.assume", no_effect=True)
+@op("llvm.intr.assume", no_effect=True)
+@op("ttg.barrier", "ttg.local_barrier", "gpu.barrier", "nvvm.barrier0", no_effect=True, meets=lambda attrs: True)
 def _left_out(info: OpInfo) -> Callable[..., Value]:
     raise AssertionError(f"{info.name} is not part of a program")
 

@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernbench.triton_engine.frontend.program import OpInfo
-from kernbench.triton_engine.values import Value, dense_int
+from kernbench.triton_engine.values import Value, dense_int, from_lane_array, wrap
 
 from .registry import UnsupportedOpError, op
+from .special_registers import KNOWN_REGISTERS, OF_THREADS, register_of, special_registers
 
 _SQRT2 = math.sqrt(2.0)
 
@@ -234,9 +236,32 @@ def function_of(symbol: str) -> Callable[..., Tensor] | None:
     return FUNCTIONS.get(name)
 
 
-@op("tt.extern_elementwise", flops=1, unit="special")
+def _tells_threads(info: OpInfo) -> bool:
+    register = register_of(str(info.attrs.get("symbol", "")))
+    return register is not None and OF_THREADS.fullmatch(register.partition(".")[0]) is not None
+
+
+def _special_register(info: OpInfo, name: str) -> Callable[..., Value]:
+    """What a special register holds in each lane."""
+
+    def run(batch: Any) -> Value:
+        nowhere = np.zeros((1,) * len(batch.lanes), dtype=np.int64)
+        thread = nowhere if batch.threads is None else batch.threads
+        value = special_registers(batch.ids, batch.execution.grid, thread, info.threads, info.warp_size)[name]
+        if type(value) is not np.ndarray:
+            return wrap(int(value), info.ty.bits)
+        dtype = np.int32 if info.ty.bits == 32 else np.int64
+        return from_lane_array(value.astype(np.uint64).astype(dtype).astype(np.int64))
+
+    return run
+
+
+@op("tt.extern_elementwise", flops=1, unit="special", tells_threads=_tells_threads)
 def _extern(info: OpInfo) -> Callable[..., Value]:
     symbol = str(info.attrs.get("symbol", ""))
+    register = register_of(symbol)
+    if register is not None and register in KNOWN_REGISTERS and not info.operand_types:
+        return _special_register(info, register)
     found = function_of(symbol)
     if found is None:
         raise UnsupportedOpError(f"kernel {info.kernel}: device function {symbol} is not supported\n  at {info.loc}")

@@ -1,4 +1,9 @@
-"""Inline assembly (``tl.inline_asm_elementwise``): registers packed and unpacked around :mod:`..ptx`."""
+"""Inline assembly (``tl.inline_asm_elementwise``): registers packed and unpacked around :mod:`..ptx`.
+
+Assembly of tiles is executed once per element (or ``pack`` of them). Scalar assembly is executed by every thread of a program,
+which matters where it reads the thread's number, talks to other threads, or updates memory atomically: programs with such an
+instruction have a lane per thread (:mod:`..thread_lanes`).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,19 @@ from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
 
 from .memory import settle
-from .registry import op
+from .registry import UnsupportedOpError, op
 from .shape import materialise
+from .special_registers import OF_THREADS, special_registers
 
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _REGISTER_BITS = {"r": 32, "l": 64, "f": 32, "d": 64, "h": 16, "c": 16, "b": 1}
 _NP = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
+
+_EXCHANGES = re.compile(r"\b(?:shfl|vote|match|redux|elect|activemask)\b")
+"""What the threads of a warp tell each other."""
+_UPDATES = re.compile(r"\b(?:atom|red)\.")
+"""Updates that every thread makes anew: a store that all repeat is as one."""
 
 _MOST_SIGNALS = 1 << 13
 """Words that all programs together access with one instruction, if they are signals; more than that are data."""
@@ -75,10 +86,16 @@ class BatchMemory:
                     f"  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
                 )
             if found.base not in self._echoes:
-                self.batch.execution.touch(self.info, found, int(here.sum()) * nbytes, 0, found.nbytes)
+                self.batch.execution.touch(self.info, found, self._accesses(signed, here) * nbytes, 0, found.nbytes)
             out.append((found, here, (signed[here] - found.base) // nbytes))
             left &= ~here
         return out
+
+    def _accesses(self, address: np.ndarray, here: np.ndarray) -> int:
+        """How many accesses there are: what threads of a program do to one address is one."""
+        if self.batch.threads is None or len(here) != self.batch.size:
+            return int(here.sum())
+        return len(np.unique(np.stack([address[here], self.batch.program_keys()[here]]), axis=1).T)
 
     def _signal(self, allocation: HostAllocation, offsets: np.ndarray, wrote: bool) -> None:
         if allocation.words is not None and len(offsets) <= _MOST_SIGNALS:
@@ -134,7 +151,38 @@ def _from_registers(registers: list[np.ndarray], pack: int, bits: int, ty: Ty) -
     return out != 0 if ty.elem == "i1" else out.view(torch.int64 if ty.is_ptr else ty.dtype)
 
 
-@op("tt.elementwise_inline_asm", pure=False, reads=True, writes=True, waits=True)
+def _tile(info: OpInfo) -> tuple[int, ...]:
+    return next((t.shape for t in (*info.result_types, *info.operand_types) if t.shape), ())
+
+
+def _tells_threads(info: OpInfo) -> bool:
+    text = str(info.attrs["string"])
+    return not _tile(info) and any(found.search(text) for found in (OF_THREADS, _EXCHANGES, _UPDATES))
+
+
+def _check_threads(info: OpInfo, tile: tuple[int, ...], pack: int) -> None:
+    """Refuse assembly of tiles whose result depends on which thread has which element."""
+    text = str(info.attrs["string"])
+    found = _EXCHANGES.search(text)
+    if found is None and (tile != (info.threads,) or pack != 1):
+        found = OF_THREADS.search(text)
+    if found is not None:
+        raise UnsupportedOpError(
+            f"kernel {info.kernel}: inline assembly of a tile of {list(tile)} uses {found[0]}, and which of {info.threads} "
+            f"threads has which element is not known before compilation\n  at {info.loc}\n"
+            f"  Give it scalars (every thread runs it), or read %tid in a tile of one element per thread."
+        )
+
+
+@op(
+    "tt.elementwise_inline_asm",
+    pure=False,
+    reads=True,
+    writes=True,
+    waits=True,
+    meets=lambda attrs: re.search(r"\bbar(?:rier)?\.", str(attrs["string"])) is not None,
+    tells_threads=_tells_threads,
+)
 def _inline_asm(info: OpInfo) -> Callable[..., Any]:
     assembly = parse(str(info.attrs["string"]))
     pack = int(info.attrs.get("packed_element", 1))
@@ -142,7 +190,9 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
     outputs = [c.lstrip("=&+") for c in constraints if c.startswith(("=", "+"))]
     inputs = [c for c in constraints if not c.startswith("=")]
     types, results = info.operand_types, info.result_types
-    tile = next((t.shape for t in (*results, *types) if t.shape), ())
+    tile = _tile(info)
+    if tile:
+        _check_threads(info, tile, pack)
     n_results = len(results)
     per_result = max(1, len(outputs) // max(1, n_results))
 
@@ -155,7 +205,10 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         if tile:
             return tile
         nl = len(batch.lanes)
-        return tuple(torch.broadcast_shapes(*(x.shape[nl:] for x in xs if type(x) is Tensor)))
+        combined = tuple(torch.broadcast_shapes(*(x.shape[nl:] for x in xs if type(x) is Tensor)))
+        if combined:
+            _check_threads(info, combined, pack)
+        return combined
 
     def start(batch: Any, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
         elements = prod(tile)
@@ -178,15 +231,12 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
                 place += 1
         element = np.tile(np.arange(elements // pack), prod(batch.lanes))
         ids = np.broadcast_to(batch.ids, batch.lanes).reshape(-1).repeat(elements // pack)
-        gx, gy, gz = batch.execution.grid
-        specials: dict[str, Any] = {
-            "%tid.x": element, "%tid.y": 0, "%tid.z": 0, "%ntid.x": max(32, elements // pack), "%ntid.y": 1, "%ntid.z": 1,
-            "%ctaid.x": ids % gx, "%ctaid.y": ids // gx % gy, "%ctaid.z": ids // (gx * gy),
-            "%nctaid.x": gx, "%nctaid.y": gy, "%nctaid.z": gz,
-            "%smid": ids, "%nsmid": gx * gy * gz, "%laneid": element % 32, "%warpid": element // 32,
-            "%globaltimer": 0, "%globaltimer_lo": 0, "%globaltimer_hi": 0, "%clock": 0, "%clock64": 0,
-        }  # fmt: skip
-        return Frame(n, registers, np.zeros(n, dtype=np.int64), specials)
+        warps = None
+        if batch.threads is not None and not tile:
+            element = np.broadcast_to(batch.threads, batch.lanes).reshape(-1)
+            warps = batch.program_keys() * info.threads + element // info.warp_size
+        specials = special_registers(ids, batch.execution.grid, element, info.threads, info.warp_size)
+        return Frame(n, registers, np.zeros(n, dtype=np.int64), specials, warps)
 
     def finish(batch: Any, frame: Frame, tile: tuple[int, ...]) -> Any:
         out = []

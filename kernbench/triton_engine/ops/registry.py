@@ -40,6 +40,10 @@ class OpDef:
     waits: bool = False
     #: Means nothing here, where the lanes of a batch move in step: it is left out.
     no_effect: bool = False
+    #: Of one operation's attributes, whether the threads of a program wait for one another there.
+    meets: Callable[[dict[str, Any]], bool] | None = None
+    #: Of what is known of one operation, whether its scalars, or its effect, are those of single threads.
+    tells_threads: Callable[..., bool] | None = None
 
     # What its result is
     #: The result may share memory with an operand (a view).

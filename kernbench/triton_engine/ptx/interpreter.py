@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import arithmetic, conversions, memory_access, moves  # noqa: F401  (they fill the table)
+from . import arithmetic, conversions, exchanges, memory_access, moves  # noqa: F401  (they fill the table)
 from .numbers import decode
 from .parse import NO_EFFECT, Assembly, AssemblyError, Instruction
 from .state import Frame, GlobalMemory, State

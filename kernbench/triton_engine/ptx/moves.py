@@ -1,4 +1,4 @@
-"""Moves, bit fields, and what the threads of a warp tell each other: an element is a thread alone here."""
+"""Moves and bit fields."""
 
 from __future__ import annotations
 
@@ -119,21 +119,3 @@ def _count_bits(state: State, instr: Instruction) -> None:
     else:
         out = highest
     state.assign(d, encode(out.astype(np.int64), "s32"))
-
-
-@instruction("shfl")
-def _shfl(state: State, instr: Instruction) -> None:
-    """One element is one thread here: a shuffle returns its own value."""
-    d, a = instr.operands[:2]
-    state.assign(d.partition("|")[0], state.raw(a))
-
-
-@instruction("vote")
-def _vote(state: State, instr: Instruction) -> None:
-    d, a = instr.operands[:2]
-    state.assign(d, state.value(a, "pred").astype(U64))
-
-
-@instruction("activemask")
-def _activemask(state: State, instr: Instruction) -> None:
-    state.assign(instr.operands[0], np.ones(state.count, dtype=U64))

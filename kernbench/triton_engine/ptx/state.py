@@ -34,14 +34,18 @@ class Frame:
     registers: dict[str, np.ndarray]
     pc: np.ndarray
     specials: dict[str, np.ndarray | int] = field(default_factory=dict)
+    #: A number for the warp of each invocation that is a thread; None: they are elements, in no order of threads.
+    warps: np.ndarray | None = None
 
     def select(self, keep: np.ndarray) -> Frame:
-        """The invocations that ``keep`` (a mask) says."""
+        """The invocations that ``keep`` (a mask, or their places) says."""
+        pc = self.pc[keep]
         return Frame(
-            int(keep.sum()),
+            len(pc),
             {k: v[keep] for k, v in self.registers.items()},
-            self.pc[keep],
+            pc,
             {k: v[keep] if isinstance(v, np.ndarray) else v for k, v in self.specials.items()},
+            None if self.warps is None else self.warps[keep],
         )
 
 
