@@ -41,6 +41,7 @@ _HOMES = {
     "DeadlockError": "kernbench.errors",
     "CollectiveMismatchError": "kernbench.errors",
     "MemoryAccessError": "kernbench.errors",
+    "RaceError": "kernbench.errors",
     "OutOfMemoryError": "kernbench.errors",
 }
 __all__ = ["__version__", *_HOMES, *_ROOMS]
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     )
     from kernbench.errors import (
         OutOfMemoryError as OutOfMemoryError,
+    )
+    from kernbench.errors import (
+        RaceError as RaceError,
     )
     from kernbench.reporting import report_batch as report_batch
     from kernbench.reporting import report_step as report_step

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
               "without data, else all]")  # fmt: skip
 @click.option("--exact-dtype", is_flag=True, help="Compute 16-bit products as this CPU does by itself, also where it is many "
               "times faster in 32 bits, rounded once (the default there).")  # fmt: skip
+@click.option("--races", is_flag=False, flag_value="error", envvar="KERNBENCH_RACES", default="off",
+              type=click.Choice(["off", "warn", "error"]),
+              help="Look for accesses to the same memory that nothing orders (docs/order.md): stop at the first one, or (warn) "
+              "print them in the end.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
@@ -67,6 +71,7 @@ def command(
     unknown: str,
     ranks: str | None,
     exact_dtype: bool,
+    races: str,
     prefix: bool,
     summary: bool,
     module: bool,
@@ -116,6 +121,7 @@ def command(
         ranks=ranks,
         memory_limit=memory_limit,
         exact_dtype=exact_dtype,
+        races=races,
     ) as ctx:
         progress = asked.begin(ctx)
         try:
@@ -144,11 +150,31 @@ def command(
             write_flight_record(ctx.simulation, flight_recorder)
         if report is not None:
             _write_autotune_report(report)
+        found = _print_races(ctx)
         if summary:
             print_summary(ctx)
             asked.print_steps(ctx)
         asked.write_json(ctx, program, args, errors)
-    sys.exit(1 if errors else 0)
+    sys.exit(1 if errors or found else 0)
+
+
+def _print_races(ctx: RuntimeContext) -> int:
+    """Print the races that were collected, and say which are excused; gives how many were found."""
+    order = ctx.simulation.order
+    if order is None:
+        return 0
+    races = order.races
+    if races.mode == "warn":
+        for race in races.found:
+            times = races.count(race)
+            click.echo(f"{race}" + (f"\nThe two lines met so {times} times." if times > 1 else ""), err=True)
+    for race in races.excused:
+        click.echo(f"excused: {race.kind} at {race.second.where}: {race.excuse}", err=True)
+    if not races.found:
+        click.echo(
+            "no races among streams, hosts and collectives of the torch operations that ran (docs/order.md)", err=True
+        )
+    return len(races.found)
 
 
 def _first_of_each_node(topology: Topology, nnodes: int, per_node: int | str | None) -> Sequence[int] | str:

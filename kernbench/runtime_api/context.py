@@ -16,6 +16,7 @@ import torch
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.order import mode_of
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api.accelerator import Accelerator
@@ -60,6 +61,7 @@ class RuntimeContext:
         unknown: what to do when a program looks at a value that was not computed: ``"assume"`` or ``"error"``.
         fold: decides which ranks run; None: all.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
+        races: what to do about accesses to memory that nothing orders (:func:`simulate`).
         simulation: the owners behind the names.
     """
 
@@ -77,6 +79,7 @@ class RuntimeContext:
     unknown: str = "assume"
     fold: Scouts | None = field(default=None, repr=False)
     exact_dtype: bool = False
+    races: bool | str | None = None
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -95,7 +98,7 @@ class RuntimeContext:
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
-            exact_dtype=self.exact_dtype,
+            exact_dtype=self.exact_dtype, races=mode_of(self.races),
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -266,6 +269,7 @@ def simulate(
     unknown: str = "assume",
     ranks: str = "all",
     exact_dtype: bool = False,
+    races: bool | str | None = None,
     stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
@@ -295,6 +299,9 @@ def simulate(
             (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
         exact_dtype: products of 16-bit floats are computed as this CPU does by itself, also where it has no engine for the
             format and is many times faster in 32 bits, rounded once (the default there).
+        races: look for accesses to the same memory that nothing orders (``docs/order.md``): ``True`` or ``"error"`` raises
+            :class:`~kernbench.errors.RaceError` at the second one, ``"warn"`` collects them in
+            ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.
         stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
 
     Raises:
@@ -330,6 +337,7 @@ def simulate(
             host_effects=host_effects,
             unknown=unknown,
             exact_dtype=exact_dtype,
+            races=races,
             fold=fold,
         )
 

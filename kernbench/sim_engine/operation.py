@@ -33,7 +33,10 @@ class Operation:
             are once all members have arrived, which is before it ends.
         host: seconds that the host spent on it, up to ``enqueue`` (less the launch's latency, of kernels).
         error: what went wrong, raised in whoever waits for it.
+        moment: its end in the order of events (:mod:`kernbench.order`); set by who watches it, and by nobody else.
     """
+
+    moment: Any
 
     __slots__ = (
         "_dependents",
@@ -45,6 +48,7 @@ class Operation:
         "executed",
         "host",
         "kind",
+        "moment",
         "name",
         "nbytes",
         "observed",

@@ -16,6 +16,7 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.collective_kinds import KINDS
 from kernbench.cost.uncertainty import collective_spread
+from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
@@ -76,6 +77,9 @@ class CollectiveRuns:
         """
         request = self._prepare(collective, arrivals, count, root, splits)
         engine = self.engine
+        if self.hosts.order is not None:
+            sender = 0 if collective.signature.op == "send" else None
+            met([getattr(arrival.op, "moment", None) for arrival in dict.fromkeys(arrivals)], sender=sender)
         parts = [arrival.op for arrival in dict.fromkeys(arrivals)]
         payload = max([op.nbytes for op in parts], default=0)
         detail = {

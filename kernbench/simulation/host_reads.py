@@ -68,14 +68,15 @@ class HostReads:
                 self.waits.wait_for_values(stored.last)
             self.values.raise_failure_on(stored)
 
-    def to_host(self, sip: int, nbytes: int) -> Operation:
-        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it."""
+    def to_host(self, sip: int, nbytes: int, *, waits: bool = True) -> Operation:
+        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it unless told otherwise."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
         cost = copy_cost(self.engine.topology.host_route(sip, "d2h"), nbytes)
         op = self.streams.enqueue(host, "device to host", cost, sip=sip)
-        self.finish_stream(host.stream)
+        if waits:
+            self.finish_stream(host.stream)
         return op
 
     def finish_stream(self, name: str) -> None:
@@ -86,6 +87,8 @@ class HostReads:
         for op in host.before(name):
             self.waits.wait(op)
         host.awaited.pop(name, None)
+        if host.order is not None:
+            host.order.host_waits(host.order.mark(name))
 
     def before_copy(self, source: object) -> None:
         """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
@@ -101,6 +104,8 @@ class HostReads:
         for op in list(host.tails.values()):
             self.waits.wait(op)
         host.awaited.clear()
+        if host.order is not None:
+            host.order.host_waits_for_all()
         if failed:
             self.values.flush()
             for op in self.values.unobserved_failures(host):

@@ -12,6 +12,7 @@ import torch
 from greenlet import getcurrent
 
 from kernbench.errors import KernbenchError
+from kernbench.order import Order, RankOrder
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.accounts import Account
@@ -47,6 +48,7 @@ class Host:
         step: steps of its program that have ended (:mod:`kernbench.simulation.steps`).
         generator: its random generator.
         account: what it has done so far.
+        order: what happens before what it does; None: nobody wants to know.
     """
 
     __slots__ = (
@@ -60,6 +62,7 @@ class Host:
         "clock",
         "each",
         "idle_polls",
+        "order",
         "phase",
         "prepared",
         "progress_seen",
@@ -94,6 +97,7 @@ class Host:
         self.uses_gpu = False
         self.progress_seen = -1
         self.account = Account()
+        self.order: RankOrder | None = None
         self._seed = seed_of(seed, rank)
         self._generator: torch.Generator | None = None
 
@@ -204,6 +208,7 @@ class Hosts:
         folding: which ranks of it run, None: all.
         observing: whether a plugin is being told something: what it does is not the program's.
         inside_kernel: whether a kernel written in Python is running.
+        order: watches the order of events in ranks; None: nobody does.
     """
 
     def __init__(self, scheduler: RankScheduler, sips: Sequence[int], seed: int) -> None:
@@ -214,6 +219,7 @@ class Hosts:
         self.folding: Folding | None = None
         self.observing = False
         self.inside_kernel = False
+        self.order: Order | None = None
         self._rank_by_greenlet = scheduler.rank_by_greenlet
 
     def open(self, count: int, clock: float, folding: Folding | None = None) -> None:
@@ -221,6 +227,10 @@ class Hosts:
         self.folding = folding
         ranks = range(count) if folding is None else folding.live
         self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock) for rank in ranks}
+        if self.order is not None:
+            world = object()
+            for rank, host in self.of_rank.items():
+                host.order = self.order.of(rank, world)
 
     def sip_of(self, rank: int) -> int:
         """The SIP that a rank drives, also one that does not run: it would drive its own."""

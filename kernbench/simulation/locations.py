@@ -12,7 +12,9 @@ import torch
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PROGRAMS = os.path.join(_PACKAGE, "programs") + os.sep
-_OTHERS = (os.sep + "greenlet" + os.sep, "<frozen ", "<string>")
+_OTHERS = (
+    os.sep + "greenlet" + os.sep, os.sep + "typing_extensions.py", os.sep + "contextlib.py", "<frozen ", "<string>",
+)  # fmt: skip
 
 
 class Location(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.cost.registry import brought
+from kernbench.order import Order
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager
 from kernbench.scheduler import RankScheduler
@@ -24,6 +25,7 @@ from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.kernel_launch import KernelLauncher
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
+from kernbench.simulation.ordered_streams import OrderedStreams
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.process_memory import Limit, ProcessMemories
 from kernbench.simulation.signal_timing import SignalTiming
@@ -68,6 +70,7 @@ class Simulation:
         unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
         memory_limit: of each process's memory on a SIP.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
+        races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
 
     Attributes:
         topology: the system.
@@ -79,6 +82,7 @@ class Simulation:
         assumptions: what was assumed of values that were not computed.
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
         hooks: what plugins are told, None if none listens.
+        order: watches for races, None if nobody wants to know.
         distributed: makes process groups.
         torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
     """
@@ -101,6 +105,7 @@ class Simulation:
         unknown: str = "assume",
         memory_limit: Limit = "device",
         exact_dtype: bool = False,
+        races: str = "off",
     ) -> None:
         self.engine = engine
         self.exact_dtype = exact_dtype
@@ -117,12 +122,14 @@ class Simulation:
         self.remarks: dict[str, None] = {}
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
+        self.order = self.hosts.order = None if races == "off" else Order(races, user_location)
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)
         self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
         self.steps = Steps(self.hosts)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
-        self.streams = Streams(engine, self.hosts, self.storages, self.hooks)
+        streams = Streams if self.order is None else OrderedStreams
+        self.streams = streams(engine, self.hosts, self.storages, self.hooks)
         self.values = Values(self.executor, self.hosts, self.waits)
         self.host_reads = HostReads(
             engine, self.hosts, self.storages, self.streams, self.values, self.waits, self.hooks
@@ -166,6 +173,8 @@ class Simulation:
         self.waits.wait_for_values(op, self.runs.values_of(op) if needed else None)
         host = self.hosts.current()
         host.let_wait(host.stream, (op,))
+        if host.order is not None:
+            host.order.stream_waits(host.stream, (getattr(op, "moment", None),))
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.

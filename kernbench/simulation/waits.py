@@ -58,6 +58,13 @@ class Waits:
             self.move_clock(self._hosts.current(), handle)
         if handle.error is not None:
             raise handle.error
+        self.met(handle)
+
+    def met(self, handle: Awaited) -> None:
+        """What the host of whoever runs does from now on happens after an operation that it has seen end."""
+        order = self._hosts.current().order
+        if order is not None:
+            order.host_waits(getattr(handle, "moment", None))
 
     def wait_for_values(self, handle: Operation, values: Awaited | None = None) -> None:
         """Block until the values of ``handle`` (of a collective: the condition ``values``) are there. No virtual time passes.

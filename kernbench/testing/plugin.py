@@ -54,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
            help="compile them for kernbench's own engine, not for a GPU")  # fmt: skip
     option("--kernbench-distributed", nargs="?", const="dgx_h100", metavar="SYSTEM",
            help="run torch's distributed test cases on simulated ranks of SYSTEM (dgx_h100)")  # fmt: skip
+    option("--kernbench-races", nargs="?", const="error", choices=("off", "warn", "error"),
+           help="look for accesses that nothing orders in the simulations of the tests (error; warn: collect)")  # fmt: skip
     option("--kernbench-record", metavar="FILE",
            help="write the kernels that the tests launch to FILE, for --kernbench-precompile of the next run")  # fmt: skip
 
@@ -63,12 +65,24 @@ def pytest_configure(config: pytest.Config) -> None:
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
     config.pluginmanager.register(_Session(config), "kernbench-session")
+    races = config.getoption("--kernbench-races")
+    if races is not None:
+        before = os.environ.get("KERNBENCH_RACES")
+        os.environ["KERNBENCH_RACES"] = races  # what a simulation is told that is told nothing
+        config.add_cleanup(lambda: _restore("KERNBENCH_RACES", before))
     if config.getoption("--kernbench-distributed"):
         from kernbench.testing.distributed import DistributedTests
 
         distributed = DistributedTests(config.getoption("--kernbench-distributed"))
         distributed.open()
         config.add_cleanup(distributed.close)
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value
 
 
 class _Session:

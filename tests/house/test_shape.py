@@ -16,7 +16,7 @@ from tests.house.source import Package
 LAYERS = (
     ("errors", "programs", "reporting", "version"),
     ("callable_module", "collective_kinds", "grid", "plugins", "scheduler"),
-    ("memory", "topology"),
+    ("memory", "order", "topology"),
     ("cost", "sim_engine", "spec_files"),
     ("ccl", "triton_engine"),
     ("precompile", "simulation"),

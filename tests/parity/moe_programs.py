@@ -60,8 +60,9 @@ def sorted_by_expert(rank: int, world: int, tokens: int) -> dict[str, list[int]]
     rows = torch.gather(x, 0, (order // TOP).reshape(-1, 1).expand(-1, WIDTH))
     theirs = counts.new_empty(counts.shape[0])
     dist.all_to_all_single(theirs, counts)
-    sent: Any = counts.view(world, -1).sum(dim=1).to(torch.device("cpu"), non_blocking=True).tolist()
-    received: Any = theirs.view(world, -1).sum(dim=1).to("cpu").tolist()
+    on_its_way = counts.view(world, -1).sum(dim=1).to(torch.device("cpu"), non_blocking=True)
+    received: Any = theirs.view(world, -1).sum(dim=1).to("cpu").tolist()  # waits for the copy before it, too
+    sent: Any = on_its_way.tolist()
     arrived = torch.empty(sum(received), WIDTH, device="cuda")
     dist.all_to_all_single(arrived, rows, received, sent)
     return {"rows": [len(rows)], "sent": sent, "received": received}

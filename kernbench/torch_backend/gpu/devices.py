@@ -21,6 +21,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu import autocasting, fused
+from kernbench.torch_backend.gpu.ordered import OrderedHollowRecorder, OrderedRecorder
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
 from kernbench.torch_backend.hollow.recorder import HollowRecorder
@@ -43,7 +44,10 @@ class HostDevices:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self._devices: dict[Host, RankDevice] = {}
-        self._recorder = Recorder if simulation.engine.enable_data else HollowRecorder
+        if simulation.order is None:
+            self._recorder: type[Recorder] = Recorder if simulation.engine.enable_data else HollowRecorder
+        else:
+            self._recorder = OrderedRecorder if simulation.engine.enable_data else OrderedHollowRecorder
         self._shared = self._recorder(simulation, self.current, shared=True)
         self._recording = False
 

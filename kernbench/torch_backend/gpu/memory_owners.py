@@ -34,6 +34,7 @@ from kernbench.memory.ledger import (
     next_phase,
 )  # fmt: skip
 from kernbench.simulation.hosts import Host
+from kernbench.simulation.shadows import forget
 from kernbench.simulation.storages import NOTE, Block
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.gpu.placement import block_of, stored_in
@@ -252,6 +253,8 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
         return _stock_run_backward(*args, **kwargs)
     host = device.host
     before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
+    if host.order is not None:
+        host.order.join_streams(host.stream)  # autograd itself orders what it runs after what made its inputs
     memories = device.simulation.memories
     if memories.owners is not None:
         memories.owners.before_backward(host)
@@ -278,6 +281,7 @@ def _resize(storage: Any, nbytes: int) -> Any:
         return _stock_resize(storage, nbytes)
     if not nbytes:
         claim(block.entry, UNSHARDED)
+    forget(storage)
     block.resize(nbytes)
     if nbytes:
         claim(block.entry, UNSHARDED)

@@ -141,9 +141,15 @@ class RankDevice:
         return tensor
 
     def transfer(
-        self, outputs: Sequence[torch.Tensor], memory: DeviceMemory | None, source: torch.Tensor | None = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        memory: DeviceMemory | None,
+        source: torch.Tensor | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
-        """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host, which waits for its stream.
+        """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host, which waits for its stream if it
+        ``waits``.
 
         Raises RuntimeError in a capture, if the source is not pinned, as torch does.
         """
@@ -157,7 +163,7 @@ class RankDevice:
         if memory is None:
             if simulation.hooks is not None:
                 simulation.hooks.host_read(outputs[0], "cpu")
-            simulation.host_reads.to_host(self.host.sip, nbytes)
+            simulation.host_reads.to_host(self.host.sip, nbytes, waits=waits)
         else:
             self.enqueue("host to device", copy_cost(simulation.topology.host_route(self.host.sip, "h2d"), nbytes))
 

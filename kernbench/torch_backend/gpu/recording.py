@@ -30,6 +30,7 @@ from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.missing_kernels import kernel_of
+from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.wide_products import widened
@@ -185,6 +186,12 @@ class Recorded:
         if at is None:
             return False
         return bool((kwargs or {}).get(self.causal_name, args[at] if at < len(args) else False))
+
+    def is_non_blocking(self, args: Any, kwargs: Any) -> bool:
+        """Whether a copy was told not to wait for its end."""
+        if kwargs and "non_blocking" in kwargs:
+            return bool(kwargs["non_blocking"])
+        return self.name == "copy_" and len(args) > 2 and bool(args[2])
 
     def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """The arguments that it writes and does not return."""
@@ -412,21 +419,27 @@ class Recorder(TorchDispatchMode):
             if wanted is not None:
                 placed = wanted.type == "cuda" or (on_device and _stays(device, operation.name, inputs, outputs))
                 if kind == TRANSFER and placed != on_device:
+                    goes_on = not placed and operation.is_non_blocking(args, kwargs)
+                    if goes_on:
+                        pinned(outputs[0])  # what torch allocates for it is
                     with self._while_waiting():
-                        device.transfer(outputs, device.memory_at(wanted) if placed else None, inputs[0])
+                        target = device.memory_at(wanted) if placed else None
+                        device.transfer(outputs, target, inputs[0], waits=not goes_on)
                     return
             else:
                 placed = on_device
             if not placed:
                 return
             if kind == TRANSFER and len(blocks) == 2 and (blocks[0] is None) != (blocks[1] is None):
+                goes_on = blocks[0] is None and is_pinned(outputs[0]) and operation.is_non_blocking(args, kwargs)
                 with self._while_waiting():
-                    device.transfer(outputs, None if blocks[0] is None else blocks[0].memory, inputs[1])
+                    target = None if blocks[0] is None else blocks[0].memory
+                    device.transfer(outputs, target, inputs[1], waits=not goes_on)
                 return
             if kind == TRANSFER and len(blocks) == 2:
-                target, origin = blocks  # of `copy_`
-                if target is not None and origin is not None and target.memory is not origin.memory:
-                    device.peer_copy(outputs, origin.memory, target.memory)
+                there, origin = blocks  # of `copy_`
+                if there is not None and origin is not None and there.memory is not origin.memory:
+                    device.peer_copy(outputs, origin.memory, there.memory)
                     return
             memory = device.memory if source is None or source.shared else source.memory
             for output in outputs:

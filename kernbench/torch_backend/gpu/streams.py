@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.order import Moment
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host
@@ -40,6 +41,8 @@ class Stream:
         """What is enqueued here next starts after what is on ``stream`` now."""
         state = bound_devices().mine().host
         state.let_wait(self.name, state.before(stream.name))
+        if state.order is not None:
+            state.order.stream_waits(self.name, (state.order.mark(stream.name),))
         _capture(
             lambda graph: state.let_wait(graph.name(state, self.name), state.before(graph.name(state, stream.name)))
         )
@@ -56,8 +59,11 @@ class Stream:
     def query(self) -> bool:
         devices = bound_devices()
         _not_in_a_capture()
-        now = devices.simulation.now()
-        return all(op.end is not None and op.end <= now for op in devices.mine().host.before(self.name))
+        host, now = devices.mine().host, devices.simulation.now()
+        ended = all(op.end is not None and op.end <= now for op in host.before(self.name))
+        if ended and host.order is not None:
+            host.order.host_waits(host.order.mark(self.name))
+        return ended
 
     def is_capturing(self) -> bool:
         return bound_devices().mine().host.capture is not None
@@ -105,6 +111,7 @@ class Event:
         self.enable_timing = enable_timing
         self._after: Sequence[Operation] = ()
         self._clock: float | None = None
+        self._moment: Moment | None = None
 
     def record(self, stream: Any = None) -> None:
         state = bound_devices().mine().host
@@ -115,6 +122,14 @@ class Event:
     def _mark(self, state: Host, name: str) -> None:
         self._after = state.before(name)
         self._clock = state.clock
+        if state.order is not None:
+            self._moment = state.order.mark(name)
+
+    def _seen(self) -> None:
+        """The host knows that it has happened."""
+        order = bound_devices().mine().host.order
+        if order is not None:
+            order.host_waits(self._moment)
 
     def _time(self) -> float:
         """When it happens, s of virtual time; waits until that is known."""
@@ -133,12 +148,15 @@ class Event:
         _not_in_a_capture()
         for op in self._after:
             bound_devices().simulation.waits.wait(op)
+        self._seen()
 
     def wait(self, stream: Any = None) -> None:
         """What is enqueued next on ``stream``, or on the current one, starts after it."""
         state = bound_devices().mine().host
         name = state.stream if stream is None else stream.name
         state.let_wait(name, self._after)
+        if state.order is not None:
+            state.order.stream_waits(name, (self._moment,))
         _capture(lambda graph: state.let_wait(graph.name(state, name), self._after))
 
     def query(self) -> bool:
@@ -148,7 +166,10 @@ class Event:
         if unknown is not None:
             simulation.polls.look(unknown)
         now = simulation.now()
-        return all(op.end is not None and op.end <= now for op in self._after)
+        happened = all(op.end is not None and op.end <= now for op in self._after)
+        if happened:
+            self._seen()
+        return happened
 
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds of virtual time from this event to ``end``."""

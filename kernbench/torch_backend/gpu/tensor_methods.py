@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.tensors import tells_of_looks
+from kernbench.simulation import shadows
+from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
+from kernbench.torch_backend.gpu.ordered import looks, sent
 from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
 from kernbench.torch_backend.gpu.placement import PLAIN, Block, block_of, is_described, place, place_wrapper, stored_in
 from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
@@ -60,6 +62,9 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
         mine.host.uses_gpu = True
         mine.transfer(stored_in(result), mine.memory_at(target), tensor)
+        if mine.host.order is not None:
+            goes_on = kwargs.get("non_blocking") or next((each for each in args[1:] if type(each) is bool), False)
+            sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
     return result
 
 
@@ -83,7 +88,7 @@ def cuda(
     tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
 ) -> torch.Tensor:
     """``Tensor.cuda``."""
-    return to(tensor, torch.device("cuda", bound_devices().number(device)))
+    return to(tensor, torch.device("cuda", bound_devices().number(device)), non_blocking=non_blocking)
 
 
 def cpu(tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
@@ -118,6 +123,7 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
     block = block_of(tensor)
     if block is not None:
         block.record_stream(stream.name)
+        shadows.record_stream(storage_of(tensor), stream.name)
 
 
 def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -183,8 +189,12 @@ def _looks(name: str) -> Callable[..., Any]:
             return stock(tensor, *args, **kwargs)
         assumed = is_assumed(mine.simulation, tensor)
         if not assumed and block_of(tensor) is None:
+            if mine.host.order is not None:
+                looks(mine, name, (tensor,))
             return stock(tensor, *args, **kwargs)
         mine.simulation.host_reads.before((tensor,), name)
+        if mine.host.order is not None:
+            looks(mine, name, (tensor,))
         if assumed:
             tensor = visible(mine.simulation, tensor, name)
         with mine.host.as_one():

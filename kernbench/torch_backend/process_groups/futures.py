@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kernbench.order import RankOrder
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.waits import Awaited
@@ -75,9 +76,11 @@ class _Pending:
     def done(self) -> bool:
         return self.awaited or all(op.done for op in self.operations)
 
-    def complete(self) -> None:
+    def complete(self, order: RankOrder | None, stream: str) -> None:
         for op in self.operations:
             op.observed = True
+            if order is not None:  # callbacks, and who waits for the future, find the values there
+                order.stream_waits(stream, (getattr(op, "moment", None),))
         error = next((op.error for op in self.operations if op.error is not None), None)
         if error is not None:
             self.future.set_exception(error)
@@ -137,7 +140,7 @@ class Futures:
         future: Any = torch.futures.Future()
         pending = _Pending(operations, future, list(tensors), awaited)
         if pending.done:
-            pending.complete()
+            self._complete(pending)
             return future
         rank = self._simulation.hosts.current_rank()
         self.outstanding.setdefault(rank, []).append(pending)
@@ -158,7 +161,11 @@ class Futures:
         for each in ready:
             self._remove(rank, each)
         for each in ready:
-            each.complete()
+            self._complete(each)
+
+    def _complete(self, pending: _Pending) -> None:
+        host = self._simulation.hosts.current()
+        pending.complete(host.order, host.stream)
 
     def finish(self) -> None:
         """At the end of this rank's program: wait for what its futures promise, so that their callbacks run."""

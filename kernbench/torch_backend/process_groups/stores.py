@@ -33,6 +33,7 @@ class Contents:
         self.waiters: list[tuple[Callable[[], bool], Condition]] = []
         self.changes = 0
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
+        self.known: Mapping[Any, int] = {}  # what those who wrote knew of the order of events, if somebody watches it
 
 
 class StoreHost:
@@ -99,6 +100,16 @@ class CooperativeStore(dist.Store):
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait_until(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
+        self._wait(ready, what, timeout)
+        self._learn()
+
+    def _learn(self) -> None:
+        """Whoever has looked at what is there does what follows after those who wrote it."""
+        order = self._simulation.hosts.current().order
+        if order is not None:
+            order.host.acquire(self._contents.known)
+
+    def _wait(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
         if ready():
             return
         simulation = self._simulation
@@ -118,8 +129,12 @@ class CooperativeStore(dist.Store):
 
     def _changed(self) -> None:
         """Resume those whose key is there now."""
-        contents, clock = self._contents, self._simulation.hosts.current().clock
+        me = self._simulation.hosts.current()
+        contents, clock = self._contents, me.clock
         contents.changes += 1
+        if me.order is not None:
+            me.order.host.acquire(contents.known)
+            contents.known = me.order.host.everything()
         if not contents.waiters:
             return
         still = []
@@ -135,6 +150,7 @@ class CooperativeStore(dist.Store):
 
     def _looked(self, what: str) -> None:
         """A rank that looks again and again while nothing changes lets the others go on."""
+        self._learn()
         contents, me = self._contents, self._simulation.hosts.current()
         changes, looks = contents.looks.get(me.rank, (-1, 0))
         looks = looks + 1 if changes == contents.changes else 0

@@ -85,7 +85,11 @@ class Work(dist.Work):
         for op in self.operations:
             if not op.done:
                 self._simulation.polls.look(op)
-        return all(op.done for op in self.operations)
+        done = all(op.done for op in self.operations)
+        if done:
+            for op in self.operations:
+                self._simulation.waits.met(op)
+        return done
 
     def is_success(self) -> bool:
         """Whether it is done and did not fail."""

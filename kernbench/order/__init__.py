@@ -1,0 +1,43 @@
+"""Order: what happens before what in a run, and accesses to memory that nothing orders.
+
+:mod:`~kernbench.order.strands` has the clocks, :mod:`~kernbench.order.shadow` who touched which bytes last,
+:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.findings` what is told of a race (ADR 0122).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernbench.order.findings import MODES as MODES
+from kernbench.order.findings import MemoryAccess as MemoryAccess
+from kernbench.order.findings import Place as Place
+from kernbench.order.findings import Race as Race
+from kernbench.order.findings import Races as Races
+from kernbench.order.findings import mode_of as mode_of
+from kernbench.order.process import RankOrder as RankOrder
+from kernbench.order.process import met as met
+from kernbench.order.regions import ByteRegion as ByteRegion
+from kernbench.order.regions import region_of as region_of
+from kernbench.order.shadow import Shadow as Shadow
+from kernbench.order.strands import Moment as Moment
+from kernbench.order.strands import Strand as Strand
+
+
+class Order:
+    """Watches the order of events of one simulation.
+
+    Args:
+        mode: what to do about a race (:data:`MODES`).
+        locate: says where in the program whoever runs is.
+
+    Attributes:
+        races: that were found.
+    """
+
+    def __init__(self, mode: str, locate: Callable[[], Place]) -> None:
+        self.races = Races(mode)
+        self._locate = locate
+
+    def of(self, rank: int, world: object) -> RankOrder:
+        """Watches a rank of a world that is about to run."""
+        return RankOrder(rank, world, self.races, self._locate)

@@ -1,0 +1,177 @@
+"""Findings: two accesses that nothing orders, told in words.
+
+A report has the voice of the deadlock report: what, who twice, why nothing orders them, and what would.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kernbench.errors import ConfigError, RaceError
+from kernbench.order.strands import Strand
+
+MODES = ("off", "warn", "error")
+"""What to do about a race: nothing, collect it, or raise :class:`RaceError` at the second access."""
+
+VARIABLE = "KERNBENCH_RACES"
+"""The variable of the environment that says it for simulations which do not."""
+
+_EXCUSE = re.compile(r"#\s*kernbench:\s*ordered\b[:,]?\s*(?P<reason>.*)")
+"""A comment on a line that does one of the accesses, with the reason why they cannot meet."""
+
+
+class Place(Protocol):
+    """A line of the user's program."""
+
+    @property
+    def file(self) -> str:
+        """Its path."""
+
+    @property
+    def line(self) -> int:
+        """Its number, from 1."""
+
+
+class MemoryAccess:
+    """What one operation does to memory.
+
+    Attributes:
+        strand, n: who, as its n-th thing.
+        name: of the operation.
+        where: the line that called it.
+        freed: of memory that was given back since then: where; None: it was not.
+    """
+
+    __slots__ = ("freed", "n", "name", "strand", "where")
+
+    def __init__(self, strand: Strand, n: int, name: str, where: Place, freed: Place | None = None) -> None:
+        self.strand = strand
+        self.n = n
+        self.name = name
+        self.where = where
+        self.freed = freed
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses to the same bytes that nothing orders, of which at least one writes.
+
+    Attributes:
+        kind: ``"write after read"``, ``"read after write"`` or ``"write after write"``, in the order in which they were issued.
+        what: the memory, and which part of it.
+        first, second: the accesses; :attr:`first_does` and :attr:`second_does`: what they do.
+        known: the last that each side knew of the other.
+        remedy: what would order them.
+        made: where the memory was first used; empty if that is not known.
+        excuse: the reason that a comment beside one of them gives; None: there is none.
+    """
+
+    kind: str
+    what: str
+    first: MemoryAccess
+    second: MemoryAccess
+    first_does: str
+    second_does: str
+    known: tuple[str, ...]
+    remedy: str
+    made: str
+    excuse: str | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"race: {self.kind} of {self.what}, and nothing orders the two.",
+                f"  first:  {self.first.strand}: {self.first.name} {self.first_does} it, at {self.first.where}",
+                f"  second: {self.second.strand}: {self.second.name} {self.second_does} it, at {self.second.where}",
+                *(f"  {line}" for line in self.known),
+                f"To order them: {self.remedy}",
+                *([f"The memory: {self.made}"] if self.made else []),
+            ]
+        )
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for all races of the same two lines."""
+        first, second = self.first, self.second
+        return (first.where, first.name, self.first_does, second.where, second.name, self.second_does)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "kind": self.kind, "what": self.what, "known": list(self.known), "remedy": self.remedy, "made": self.made,
+            "accesses": [
+                {
+                    "rank": access.strand.rank, "strand": "host" if access.strand.host is None else access.strand.name,
+                    "operation": access.name, "does": does, "file": access.where.file, "line": access.where.line,
+                }
+                for access, does in ((self.first, self.first_does), (self.second, self.second_does))
+            ],
+        }  # fmt: skip
+
+
+@dataclass
+class Races:
+    """The races of one simulation.
+
+    Args:
+        mode: of :data:`MODES`. Raises :class:`ConfigError` for another.
+
+    Attributes:
+        found: one for each pair of lines, in the order in which they were found.
+        excused: those beside which a comment says why they are none.
+    """
+
+    mode: str = "error"
+    found: list[Race] = field(default_factory=list)
+    excused: list[Race] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"races={self.mode!r}: expected {', '.join(map(repr, MODES))}, or True or False")
+        self._seen: dict[tuple[Any, ...], int] = {}
+
+    def add(self, race: Race) -> None:
+        """Note a race. Raises :class:`RaceError` unless they are only collected, or it is excused."""
+        seen = self._seen.get(race.key, 0)
+        self._seen[race.key] = seen + 1
+        if race.excuse is not None:
+            if not seen:
+                self.excused.append(race)
+            return
+        if not seen:
+            self.found.append(race)
+        if self.mode == "error":
+            raise RaceError(str(race))
+
+    def count(self, race: Race) -> int:
+        """How often the two lines of a race have met."""
+        return self._seen[race.key]
+
+
+def mode_of(races: bool | str | None) -> str:
+    """The mode that an option asks for; None: that of the environment (:data:`VARIABLE`). Raises :class:`ConfigError`."""
+    if isinstance(races, bool):
+        return "error" if races else "off"
+    mode = os.environ.get(VARIABLE, "off") if races is None else races
+    if mode not in MODES:
+        asked = f"{VARIABLE}={mode}" if races is None else f"races={races!r}"
+        raise ConfigError(f"{asked}: expected True, False, {', '.join(map(repr, MODES))}")
+    return mode
+
+
+def excuse_of(accesses: Sequence[MemoryAccess]) -> str | None:
+    """The reason that a comment on a line of one of the accesses gives; None: there is no such comment, or no reason in it."""
+    for access in accesses:
+        found = _EXCUSE.search(linecache.getline(access.where.file, access.where.line))
+        if found is not None and found["reason"].strip():
+            return found["reason"].strip()
+    return None

@@ -1,0 +1,255 @@
+"""One rank's strands: what its host launches, what its streams wait for, what it gives back.
+
+Everything is said as the host does it, in the order of the program. An operation on a stream happens after what its host
+has done or waited for, after the operation before it, and after what the stream was told to wait for. A collective begins
+after what the stream that it is called on has done, and ends after all its members have begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kernbench.order.findings import MemoryAccess, Place, Race, Races, excuse_of
+from kernbench.order.regions import ByteRegion
+from kernbench.order.shadow import Cell, Shadow
+from kernbench.order.strands import Moment, Strand
+
+
+class RankOrder:
+    """What one rank does, and what happened before it.
+
+    Args:
+        rank: its number.
+        world: of the ranks that run together.
+        races: told of those that are found.
+        locate: says where in the program the host is.
+
+    Attributes:
+        host: the strand of its host.
+        streams: those of its streams and of its groups' collectives, by name.
+        one: whether streams and host are one strand still: a program without GPUs computes on the host.
+    """
+
+    def __init__(self, rank: int, world: object, races: Races, locate: Callable[[], Place]) -> None:
+        self.rank = rank
+        self.world = world
+        self.locate = locate
+        self.host = Strand("host", rank, world)
+        self.streams: dict[str, Strand] = {}
+        self.one = True
+        self._races = races
+        self._returned: list[_Returned] = []
+        self._posted: dict[str, Moment] = {}
+
+    def stream(self, name: str) -> Strand:
+        """The strand of a stream that computes."""
+        return self.host if self.one else self.queue(name)
+
+    def queue(self, name: str) -> Strand:
+        """The strand of a stream, also where those that compute are the host's."""
+        found = self.streams.get(name)
+        if found is None:
+            found = self.streams[name] = Strand(name, self.rank, self.world, self.host)
+        return found
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def enqueued(self, stream: str) -> Moment:
+        """The host has put an operation on a stream; gives its end."""
+        strand = self.stream(stream)
+        if strand.host is not None:
+            strand.launched()
+        strand.n += 1
+        return Moment(strand, strand.n, strand.clock)
+
+    def posted(self, queue: str, stream: str) -> Moment:
+        """The host, on ``stream``, has called a collective, or one side of a message, that runs on ``queue``.
+
+        Gives its end, which is not known before all members have come: until then it says when it can begin.
+        """
+        caller, strand = self.stream(stream), self.queue(queue)
+        if caller.host is not None:
+            caller.launched()
+        strand.launched()
+        strand.collective = True
+        strand.meet(caller.now())
+        strand.n += 1
+        end = Moment(strand, strand.n, strand.everything())
+        end.before, self._posted[queue] = self._posted.get(queue), end
+        return end
+
+    def host_waits(self, end: Moment | None) -> None:
+        """The host has waited for an operation."""
+        if end is not None:
+            self.host.meet(end)
+
+    def host_waits_for_all(self) -> None:
+        """The host has waited for all that it has launched."""
+        for strand in self.streams.values():
+            if strand.collective:
+                end = self._posted.get(strand.name)
+                if end is not None:
+                    self.host.meet(end)
+            else:
+                self.host.meet(strand.now())
+
+    def stream_waits(self, stream: str, ends: Iterable[Moment | None]) -> None:
+        """What is enqueued next on a stream starts after these operations."""
+        strand = self.stream(stream)
+        for end in ends:
+            if end is not None:
+                strand.meet(end)
+
+    def mark(self, stream: str) -> Moment:
+        """An event on a stream."""
+        return self.stream(stream).now()
+
+    def join_streams(self, stream: str) -> None:
+        """What is enqueued next on a stream starts after what all streams that compute have now."""
+        strand = self.stream(stream)
+        for other in self.streams.values():
+            if not other.collective:
+                strand.meet(other.now())
+
+    # -- what is touched ---------------------------------------------------------------------------------------------
+
+    def of_host(self, name: str) -> MemoryAccess:
+        """What the host itself does to memory now."""
+        host = self.host
+        host.n += 1
+        return self.access(host, name)
+
+    def access(self, strand: Strand, name: str) -> MemoryAccess:
+        """What the operation does that was put on a strand last."""
+        access = MemoryAccess(strand, strand.n, name, self.locate())
+        strand.recent.append(access)
+        return access
+
+    def shadow(self, nbytes: int, *, shared: bool = False, address: int | None = None) -> Shadow:
+        """A shadow of a storage; one at an address has what was done to the memory there before."""
+        made = Shadow(self._found, nbytes, shared=shared)
+        if address is not None and self._returned:
+            for each in self._returned:
+                each.hand_over(made, address, nbytes)
+        return made
+
+    def returned(self, shadow: Shadow, address: int, stream: str, recorded: Iterable[str]) -> None:
+        """Memory has been given back to the pool of ``stream``, and may be given out again at once.
+
+        Who used it on that stream, on one for which the pool waits (``recorded``), or in a collective, whose library holds on
+        to it, is no danger.
+        """
+        owner, safe = self.stream(stream), {stream, *recorded}
+        self._returned = [each for each in self._returned if not each.over()]
+        where: Place | None = None
+        for cell in shadow.cells:
+            for access in cell.accesses:
+                strand = access.strand
+                if strand.collective or strand.host is None or strand.name in safe or strand.world is not self.world:
+                    continue
+                if owner.knows(strand, access.n) or self.host.knows(strand, access.n):
+                    continue
+                where = self.locate() if where is None else where
+                late = MemoryAccess(strand, access.n, access.name, access.where, where)
+                self._returned.append(_Returned(late, access is cell.write, cell.region, address, owner))
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def _found(
+        self,
+        shadow: Shadow,
+        region: ByteRegion,
+        old: MemoryAccess,
+        writes: bool,
+        access: MemoryAccess,
+        new_writes: bool,
+    ) -> None:
+        does = ("writes" if writes else "reads"), ("writes" if new_writes else "reads")
+        kind = f"{does[1][:-1]} after {does[0][:-1]}"
+        self._races.add(
+            Race(
+                kind, _memory(shadow, region), old, access, *does, tuple(_knowledge(old, access)), _remedy(old, access),
+                "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
+            )
+        )  # fmt: skip
+
+
+class _Returned:
+    """An access to memory that was given back before the stream whose memory it is knew of it."""
+
+    def __init__(self, access: MemoryAccess, writes: bool, region: ByteRegion, address: int, owner: Strand) -> None:
+        self._access = access
+        self._writes = writes
+        self._lo = address + region.lo
+        self._hi = address + region.hi
+        self._owner = owner
+
+    def over(self) -> bool:
+        """Whether the stream whose memory it is knows of it now."""
+        return self._owner.knows(self._access.strand, self._access.n)
+
+    def hand_over(self, shadow: Shadow, address: int, nbytes: int) -> None:
+        """Let the storage that has got the memory know."""
+        lo, hi = max(self._lo - address, 0), min(self._hi - address, nbytes)
+        if lo < hi and not self.over():
+            access = self._access
+            shadow.remember(Cell(ByteRegion(lo, hi), access if self._writes else None,
+                                 None if self._writes else {access.strand: access}))  # fmt: skip
+
+
+def _memory(shadow: Shadow, region: ByteRegion) -> str:
+    """The part of a storage that was touched, in words."""
+    size = max(shadow.itemsize, 1)
+    whole = region.dense and region.lo == 0 and region.hi >= shadow.nbytes
+    part = "all" if whole else f"elements {region.lo // size} to {(region.hi - 1) // size}"
+    return f"{part} of {shadow.title or 'memory'}, {shadow.nbytes} bytes"
+
+
+def _knowledge(first: MemoryAccess, second: MemoryAccess) -> Iterable[str]:
+    """The last that the second side knew of the first."""
+    who, whom = second.strand, first.strand
+    known = who.seen if whom is who.host else who.clock.get(whom, 0)
+    told = next((each for each in reversed(whom.recent) if each.n <= known), None)
+    if told is not None:
+        yield f"the last of {whom} that {who.called} has waited for is {told}."
+    else:
+        yield f"{who} has waited for nothing of {whom.called}" + (" lately." if known else ".")
+
+
+def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
+    """What would order two accesses, the first of which was issued before."""
+    one, other = first.strand, second.strand
+    if first.freed is not None:
+        return (
+            f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "
+            f"record_stream() on the tensor for {one.called}, or let {other.called} wait for {one.called} before that."
+        )
+    if one.collective:
+        return f"call wait() on the work that {first} returned, before {second}."
+    if other.collective:
+        waits = f"let the current stream wait for {one.called} (wait_stream)"
+        return f"call {second.name} on {one.called}, or {waits} before {second}."
+    if other.host is None:
+        return f"synchronize {one.called}, or an event recorded behind {first}, before {second}."
+    return (
+        f"let {other.called} wait for {one.called} (wait_stream, or an event recorded behind {first}) before {second}."
+    )
+
+
+def met(members: Sequence[Moment | None], *, sender: int | None = None) -> None:
+    """All members of a collective have come (None: one that nobody watches): each ends after all have begun.
+
+    Of a message, the side with the number ``sender`` ends by itself: what it sends may be on its way before anybody receives.
+    """
+    known: dict[Strand, int] = {}
+    for moment in [each for each in members if each is not None]:
+        for clock in (moment.clock, {} if moment.before is None else moment.before.clock):
+            for strand, n in clock.items():
+                if known.get(strand, 0) < n:
+                    known[strand] = n
+    for number, member in enumerate(members):
+        if member is not None:
+            member.before = None
+            if number != sender:
+                member.clock = known
+                member.strand.acquire(known)

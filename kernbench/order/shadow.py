@@ -1,0 +1,237 @@
+"""Shadows: who touched which bytes of a storage last.
+
+Ranges of bytes are kept in order, each with its last write and, of each strand, the last read since then. An access splits the
+ranges that it touches in part; a write makes one range of all that it covers. Accesses that leave gaps are few, and kept beside
+them as they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+from kernbench.order.findings import MemoryAccess
+from kernbench.order.regions import ByteRegion, covers, share_bytes
+from kernbench.order.strands import Strand
+
+Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
+"""Told of two accesses that nothing orders: the bytes, the earlier one and whether it writes, then the later one."""
+
+_MANY = 32
+"""Ranges in one access from which on it is worth looking for those that need not be kept apart."""
+
+
+class Cell:
+    """A region, its last write, and the reads since then, one of each strand."""
+
+    __slots__ = ("reads", "region", "write")
+
+    def __init__(
+        self, region: ByteRegion, write: MemoryAccess | None = None, reads: dict[Strand, MemoryAccess] | None = None
+    ) -> None:
+        self.region = region
+        self.write = write
+        self.reads = reads
+
+    def part(self, lo: int, hi: int) -> Cell:
+        """The same, of some of its bytes."""
+        return Cell(ByteRegion(lo, hi), self.write, None if self.reads is None else dict(self.reads))
+
+    @property
+    def accesses(self) -> Iterator[MemoryAccess]:
+        """All that it remembers."""
+        if self.write is not None:
+            yield self.write
+        if self.reads is not None:
+            yield from self.reads.values()
+
+
+class Shadow:
+    """What was done to one storage.
+
+    Args:
+        found: told of races.
+        nbytes: of the storage.
+        shared: whether other ranks touch it: else theirs are other memory, which stands at the same place here.
+
+    Attributes:
+        made: what touched it first.
+        title, itemsize: of the tensor that it was then.
+    """
+
+    __slots__ = ("_cells", "_found", "_starts", "_strided", "itemsize", "made", "nbytes", "shared", "title")
+
+    def __init__(self, found: Found, nbytes: int, *, shared: bool = False) -> None:
+        self._found = found
+        self.nbytes = nbytes
+        self.shared = shared
+        self.made: MemoryAccess | None = None
+        self.title = ""
+        self.itemsize = 1
+        self._starts: list[int] = []
+        self._cells: list[Cell] = []
+        self._strided: list[Cell] = []
+
+    @property
+    def cells(self) -> Sequence[Cell]:
+        """All that is remembered."""
+        return [*self._cells, *self._strided]
+
+    def remember(self, cell: Cell) -> None:
+        """Take over what was done to these bytes before they were this storage's."""
+        self._strided.append(cell)
+
+    def read(self, access: MemoryAccess, region: ByteRegion) -> None:
+        """These bytes are read."""
+        cells = self._cells
+        if len(cells) == 1 and not self._strided and cells[0].region == region:
+            self._read(cells[0], access)
+            return
+        for cell in self._strided:
+            if cell.write is not None and share_bytes(cell.region, region):
+                self._meets(cell, cell.write, True, access, False)
+        if region.strides:
+            for cell in self._touched(region):
+                if cell.write is not None:
+                    self._meets(cell, cell.write, True, access, False)
+            self._keep_strided(region).reads = {access.strand: access}
+            return
+        touched = self._split(region)
+        for cell in touched:
+            self._read(cell, access)
+        if len(touched) > _MANY:
+            self._join(touched, access)
+
+    def write(self, access: MemoryAccess, region: ByteRegion) -> None:
+        """These bytes are written."""
+        cells = self._cells
+        if len(cells) == 1 and not self._strided and cells[0].region == region:
+            cell = cells[0]
+            self._written(cell, access)
+            cell.write, cell.reads = access, None
+            return
+        kept = []
+        for cell in self._strided:
+            if share_bytes(cell.region, region):
+                self._written(cell, access)
+            if not covers(region, cell.region):
+                kept.append(cell)
+        self._strided = kept
+        if region.strides:
+            for cell in self._touched(region):
+                self._written(cell, access)
+            self._keep_strided(region).write = access
+            return
+        first = last = bisect_left(self._starts, region.lo)
+        if not (first < len(cells) and cells[first].region == region):
+            touched = self._split(region)
+            first = bisect_left(self._starts, region.lo)
+            last = first + len(touched)
+        else:
+            last = first + 1
+        for cell in cells[first:last]:
+            self._written(cell, access)
+        cells[first:last] = [Cell(region, access)]
+        self._starts[first:last] = [region.lo]
+
+    def _read(self, cell: Cell, access: MemoryAccess) -> None:
+        write = cell.write
+        if write is not None and write.strand is not access.strand:
+            self._meets(cell, write, True, access, False)
+        if cell.reads is None:
+            cell.reads = {access.strand: access}
+        else:
+            cell.reads[access.strand] = access
+
+    def _written(self, cell: Cell, access: MemoryAccess) -> None:
+        strand = access.strand
+        write = cell.write
+        if write is not None and write.strand is not strand:
+            self._meets(cell, write, True, access, True)
+        if cell.reads is not None:
+            for read in cell.reads.values():
+                if read.strand is not strand:
+                    self._meets(cell, read, False, access, True)
+
+    def _meets(self, cell: Cell, old: MemoryAccess, writes: bool, access: MemoryAccess, new_writes: bool) -> None:
+        """Two accesses to the same bytes, by two strands."""
+        strand, other = access.strand, old.strand
+        if strand.knows(other, old.n) or other.world is not strand.world:
+            return
+        if other.rank != strand.rank and not self.shared:
+            return
+        self._found(self, cell.region, old, writes, access, new_writes)
+
+    def _touched(self, region: ByteRegion) -> list[Cell]:
+        """Ranges that share a byte with a region; nothing is split."""
+        first = max(bisect_right(self._starts, region.lo) - 1, 0)
+        last = bisect_left(self._starts, region.hi)
+        return [cell for cell in self._cells[first:last] if share_bytes(cell.region, region)]
+
+    def _keep_strided(self, region: ByteRegion) -> Cell:
+        for cell in self._strided:
+            if cell.region == region:
+                return cell
+        if len(self._strided) >= _MANY:
+            del self._strided[0]  # the oldest one: what it says is forgotten, which hides a race and invents none
+        cell = Cell(region)
+        self._strided.append(cell)
+        return cell
+
+    def _split(self, region: ByteRegion) -> list[Cell]:
+        """The ranges that a dense region consists of: those that are there, cut at its ends, and new ones in between."""
+        starts, cells = self._starts, self._cells
+        lo, hi = region.lo, region.hi
+        first = bisect_right(starts, lo) - 1
+        if first < 0 or cells[first].region.hi <= lo:
+            first += 1
+        last = bisect_left(starts, hi)
+        touched: list[Cell] = []
+        kept: list[Cell] = []
+        at = lo
+        for cell in cells[first:last]:
+            begin, end = cell.region.lo, cell.region.hi
+            if begin < lo:
+                kept.append(cell.part(begin, lo))
+                begin = lo
+            elif begin > at:
+                touched.append(Cell(ByteRegion(at, begin)))
+            inside = min(end, hi)
+            if begin == cell.region.lo and inside == end:
+                touched.append(cell)
+            else:
+                touched.append(cell.part(begin, inside))
+            at = inside
+            if end > hi:
+                rest = cell.part(hi, end)
+                cells[first:last] = [*kept, *touched, rest]
+                starts[first:last] = [each.region.lo for each in cells[first : first + len(kept) + len(touched) + 1]]
+                return touched
+        if at < hi:
+            touched.append(Cell(ByteRegion(at, hi)))
+        cells[first:last] = [*kept, *touched]
+        starts[first:last] = [each.region.lo for each in (*kept, *touched)]
+        return touched
+
+    def _join(self, touched: list[Cell], access: MemoryAccess) -> None:
+        """Make one of neighbours that say the same: a cache that grows is written piece by piece and read as a whole."""
+        first = bisect_left(self._starts, touched[0].region.lo)
+        joined: list[Cell] = []
+        for cell in touched:
+            write = cell.write
+            if write is not None and known_to_all(write, access.strand):
+                cell.write = write = None
+            last = joined[-1] if joined else None
+            alone = cell.reads is not None and len(cell.reads) == 1
+            if last is not None and alone and last.write is write and last.reads is not None and len(last.reads) == 1:
+                last.region = ByteRegion(last.region.lo, cell.region.hi)
+            else:
+                joined.append(cell)
+        self._cells[first : first + len(touched)] = joined
+        self._starts[first : first + len(touched)] = [cell.region.lo for cell in joined]
+
+
+def known_to_all(access: MemoryAccess, strand: Strand) -> bool:
+    """Whether whatever this rank does from now on happens after an access of its own."""
+    other = access.strand
+    return other.rank == strand.rank and all(each.knows(other, access.n) for each in strand.siblings)

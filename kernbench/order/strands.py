@@ -1,0 +1,139 @@
+"""Strands and clocks: what happens before what.
+
+A **strand** is what runs in order by itself: the host of a rank, a stream, the side of a group's collectives. It counts what
+it does, and knows of each other strand how far that one had come when they last met: its **clock**. What a strand did as its
+n-th thing happened before another's next one exactly if the other's clock says at least n.
+
+The clocks are vector clocks with epochs (Flanagan, Freund: FastTrack, PLDI 2009): an access is remembered as (strand, n), so
+that a comparison is one look-up. A clock is a dictionary that is replaced and never changed: whoever remembers a moment keeps
+the one of then. Every launch tells a stream how far its host is, which would be a new dictionary each; the host's part is a
+number of its own, therefore.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+_RECENT = 32
+"""Accesses of a strand that are kept to say what another one knew of it last."""
+
+
+class Strand:
+    """What happens one after the other.
+
+    Attributes:
+        name: ``"host"``, or the name of the stream.
+        rank: whose it is.
+        world: of the ranks that run together; what an earlier world did has ended.
+        collective: whether it is the side of a group's collectives, or of messages.
+        host: the strand of the host that launches what is on this one; None: it is one.
+        n: things that it has done.
+        clock: how far others had come, as far as it knows, but its own host.
+        seen: how far its host had.
+        told: the host's clock as it was when it launched something here last.
+        recent: its last accesses, for reports.
+        siblings: all strands of this rank, this one too.
+    """
+
+    __slots__ = ("clock", "collective", "host", "n", "name", "rank", "recent", "seen", "siblings", "told", "world")
+
+    def __init__(self, name: str, rank: int, world: object, host: Strand | None = None) -> None:
+        self.name = name
+        self.rank = rank
+        self.world = world
+        self.collective = False
+        self.host = host
+        self.n = 0
+        self.clock: Mapping[Strand, int] = {}
+        self.seen = 0
+        self.told: Mapping[Strand, int] | None = None
+        self.recent: deque[Any] = deque(maxlen=_RECENT)
+        self.siblings: list[Strand] = [] if host is None else host.siblings
+        self.siblings.append(self)
+        if host is not None:
+            self.launched()
+
+    def launched(self) -> None:
+        """The host puts something here: it happens after all that the host has done, or knows of."""
+        host = self.host
+        assert host is not None
+        self.seen = host.n
+        if self.told is not host.clock:
+            self.told = host.clock
+            self.acquire(host.clock)
+
+    def knows(self, other: Strand, n: int) -> bool:
+        """Whether the ``n``-th thing that ``other`` did happened before what this strand does now."""
+        if other is self:
+            return True
+        if other is self.host:
+            return self.seen >= n
+        return self.clock.get(other, 0) >= n
+
+    def acquire(self, clock: Mapping[Strand, int]) -> None:
+        """What this strand does from now on happens after what a clock says."""
+        mine = self.clock
+        if clock is mine:
+            return
+        news = {}
+        for other, n in clock.items():
+            if other is self:
+                continue
+            if other is self.host:
+                self.seen = max(self.seen, n)
+            elif mine.get(other, 0) < n:
+                news[other] = n
+        if news:
+            self.clock = {**mine, **news}
+
+    def meet(self, moment: Moment) -> None:
+        """What this strand does from now on happens after a moment of another one."""
+        if moment.strand is not self:
+            self.acquire(moment.clock)
+            self.acquire({moment.strand: moment.n})
+
+    def now(self) -> Moment:
+        """How far it has come."""
+        return Moment(self, self.n, self.clock)
+
+    def everything(self) -> dict[Strand, int]:
+        """How far everybody had come, as far as it knows: for strands of other ranks."""
+        known = {**self.clock, self: self.n}
+        if self.host is not None:
+            known[self.host] = max(known.get(self.host, 0), self.seen)
+        return known
+
+    def __repr__(self) -> str:
+        return f"<{self} at {self.n}>"
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {self.called}"
+
+    @property
+    def called(self) -> str:
+        """What reports call it."""
+        if self.host is None:
+            return "host"
+        if self.name == "compute":
+            return "the default stream"
+        return f"collectives ({self.name})" if self.collective else self.name
+
+
+class Moment:
+    """A strand as it was once: what an event, a stream's last operation, or the end of a collective stand for.
+
+    Attributes:
+        strand, n: what had been done by then.
+        clock: what was known by then. Of a collective, what all members knew when they began, once all have come.
+        before: of a collective, the one before it on its side, until all members have come.
+    """
+
+    __slots__ = ("before", "clock", "n", "strand")
+
+    def __init__(self, strand: Strand, n: int, clock: Mapping[Strand, int]) -> None:
+        self.strand = strand
+        self.n = n
+        self.clock = clock
+        self.before: Moment | None = None
