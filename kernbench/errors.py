@@ -45,5 +45,10 @@ class MemoryAccessError(KernbenchError):
     """A kernel or a copy reached outside a live allocation. The message names tensor, program id and source line."""
 
 
+class RaceError(MemoryAccessError):
+    """Two accesses to the same memory that nothing orders, at least one of which writes. Raised at the second one, in the rank
+    that does it. The message names both, and what would order them."""
+
+
 class OutOfMemoryError(KernbenchError, MemoryError):
     """A modelled memory (HBM, SRAM, TCM) has no room for an allocation."""
