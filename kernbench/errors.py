@@ -36,13 +36,13 @@ class CollectiveMismatchError(KernbenchError):
     any data moves, in every rank concerned."""
 
 
-class RaceError(KernbenchError):
-    """Two accesses to the same memory that nothing orders, at least one of which writes. Raised at the second one, in the rank
-    that does it. The message names both, and what would order them."""
-
-
 class MemoryAccessError(KernbenchError):
     """A kernel or a copy reached outside a live allocation. The message names tensor, program id and source line."""
+
+
+class RaceError(MemoryAccessError):
+    """Two accesses to the same memory that nothing orders, at least one of which writes. Raised at the second one, in the rank
+    that does it. The message names both, and what would order them."""
 
 
 class OutOfMemoryError(KernbenchError, MemoryError):

@@ -7,7 +7,7 @@ after what the stream that it is called on has done, and ends after all its memb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from kernbench.order.findings import MemoryAccess, Place, Race, Races, excuse_of
 from kernbench.order.regions import ByteRegion
@@ -125,27 +125,27 @@ class RankOrder:
         strand.recent.append(access)
         return access
 
-    def shadow(self, nbytes: int, *, shared: bool = False, address: int | None = None) -> Shadow:
-        """A shadow of a storage; one at an address has what was done to the memory there before."""
-        made = Shadow(self._found, nbytes, shared=shared)
-        if address is not None and self._returned:
-            for each in self._returned:
-                each.hand_over(made, address, nbytes)
-        return made
+    def handed_out(self, shadow: Shadow, address: int) -> None:
+        """A storage has been given the memory at an address: what was done to it before may not have ended."""
+        for each in self._returned:
+            each.hand_over(shadow, address)
 
-    def returned(self, shadow: Shadow, address: int, stream: str, recorded: Iterable[str]) -> None:
+    def returned(self, shadow: Shadow, address: int, stream: str, recorded: Collection[str]) -> None:
         """Memory has been given back to the pool of ``stream``, and may be given out again at once.
 
         Who used it on that stream, on one for which the pool waits (``recorded``), or in a collective, whose library holds on
         to it, is no danger.
         """
-        owner, safe = self.stream(stream), {stream, *recorded}
-        self._returned = [each for each in self._returned if not each.over()]
+        owner = self.stream(stream)
+        if self._returned:
+            self._returned = [each for each in self._returned if not each.over()]
         where: Place | None = None
         for cell in shadow.cells:
             for access in cell.accesses:
                 strand = access.strand
-                if strand.collective or strand.host is None or strand.name in safe or strand.world is not self.world:
+                if strand is owner or strand.collective or strand.host is None or strand.world is not self.world:
+                    continue
+                if strand.name in recorded:
                     continue
                 if owner.knows(strand, access.n) or self.host.knows(strand, access.n):
                     continue
@@ -155,7 +155,7 @@ class RankOrder:
 
     # -- reports -----------------------------------------------------------------------------------------------------
 
-    def _found(
+    def report(
         self,
         shadow: Shadow,
         region: ByteRegion,
@@ -164,6 +164,7 @@ class RankOrder:
         access: MemoryAccess,
         new_writes: bool,
     ) -> None:
+        """Tell of a race (:data:`~kernbench.order.shadow.Found`). Raises RaceError, unless races are only collected."""
         does = ("writes" if writes else "reads"), ("writes" if new_writes else "reads")
         kind = f"{does[1][:-1]} after {does[0][:-1]}"
         self._races.add(
@@ -188,9 +189,9 @@ class _Returned:
         """Whether the stream whose memory it is knows of it now."""
         return self._owner.knows(self._access.strand, self._access.n)
 
-    def hand_over(self, shadow: Shadow, address: int, nbytes: int) -> None:
+    def hand_over(self, shadow: Shadow, address: int) -> None:
         """Let the storage that has got the memory know."""
-        lo, hi = max(self._lo - address, 0), min(self._hi - address, nbytes)
+        lo, hi = max(self._lo - address, 0), min(self._hi - address, shadow.nbytes)
         if lo < hi and not self.over():
             access = self._access
             shadow.remember(Cell(ByteRegion(lo, hi), access if self._writes else None,
@@ -199,10 +200,13 @@ class _Returned:
 
 def _memory(shadow: Shadow, region: ByteRegion) -> str:
     """The part of a storage that was touched, in words."""
-    size = max(shadow.itemsize, 1)
+    title, size = "memory", 1
+    if shadow.tensor is not None:
+        dtype, shape = shadow.tensor
+        title, size = f"{str(dtype).removeprefix('torch.')} {list(shape)}", dtype.itemsize
     whole = region.dense and region.lo == 0 and region.hi >= shadow.nbytes
     part = "all" if whole else f"elements {region.lo // size} to {(region.hi - 1) // size}"
-    return f"{part} of {shadow.title or 'memory'}, {shadow.nbytes} bytes"
+    return f"{part} of {title}, {shadow.nbytes} bytes"
 
 
 def _knowledge(first: MemoryAccess, second: MemoryAccess) -> Iterable[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from kernbench.order.findings import MemoryAccess
 from kernbench.order.regions import ByteRegion, covers, share_bytes
@@ -56,18 +57,17 @@ class Shadow:
 
     Attributes:
         made: what touched it first.
-        title, itemsize: of the tensor that it was then.
+        tensor: dtype and shape that it had then.
     """
 
-    __slots__ = ("_cells", "_found", "_starts", "_strided", "itemsize", "made", "nbytes", "shared", "title")
+    __slots__ = ("_cells", "_found", "_starts", "_strided", "made", "nbytes", "shared", "tensor")
 
     def __init__(self, found: Found, nbytes: int, *, shared: bool = False) -> None:
         self._found = found
         self.nbytes = nbytes
         self.shared = shared
         self.made: MemoryAccess | None = None
-        self.title = ""
-        self.itemsize = 1
+        self.tensor: tuple[Any, Sequence[int]] | None = None
         self._starts: list[int] = []
         self._cells: list[Cell] = []
         self._strided: list[Cell] = []
@@ -105,11 +105,17 @@ class Shadow:
     def write(self, access: MemoryAccess, region: ByteRegion) -> None:
         """These bytes are written."""
         cells = self._cells
-        if len(cells) == 1 and not self._strided and cells[0].region == region:
-            cell = cells[0]
-            self._written(cell, access)
-            cell.write, cell.reads = access, None
-            return
+        if not self._strided and len(cells) < 2:
+            if not cells:
+                if not region.strides:
+                    cells.append(Cell(region, access))
+                    self._starts.append(region.lo)
+                    return
+            elif cells[0].region == region:
+                cell = cells[0]
+                self._written(cell, access)
+                cell.write, cell.reads = access, None
+                return
         kept = []
         for cell in self._strided:
             if share_bytes(cell.region, region):

@@ -10,7 +10,7 @@ import torch
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import Operation
 from kernbench.simulation.hosts import Host
-from kernbench.simulation.shadows import touch
+from kernbench.simulation.shadows import shadow_of, touch
 from kernbench.simulation.streams import Streams
 
 
@@ -47,4 +47,6 @@ class OrderedStreams(Streams):
         access = order.access(op.moment.strand, op.name)
         written = {id(tensor) for tensor in outputs}
         for tensor in (*(each for each in inputs if id(each) not in written), *outputs):
-            touch(order, tensor, access, writes=id(tensor) in written)
+            kept = shadow_of(order, tensor)
+            if kept is not None:
+                touch(kept, tensor, access, writes=id(tensor) in written)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from kernbench.memory.ledger import EXTENT
-from kernbench.order import ByteRegion, MemoryAccess, RankOrder, region_of
+from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Shadow, region_of
 from kernbench.simulation.storages import NOTE, Block
 from kernbench.simulation.tensors import storage_of
+
+_untyped_storage: Any = torch.Tensor.untyped_storage
 
 SHADOW = "_kernbench_shadow"
 """The attribute of a storage that is its :class:`StorageShadow`."""
@@ -25,60 +27,80 @@ class StorageShadow:
     Attributes:
         whole: all its bytes.
         world: of the ranks that touch it.
+        on_gpu: whether it is on one.
     """
 
-    __slots__ = ("_address", "_order", "_recorded", "_stream", "shadow", "whole", "world")
+    __slots__ = ("_address", "_order", "_recorded", "_stream", "on_gpu", "shadow", "whole", "world")
 
     def __init__(self, order: RankOrder, tensor: torch.Tensor, storage: Any) -> None:
         nbytes = storage.nbytes()
-        block = getattr(storage, NOTE, None)
         self.world = order.world
         self.whole = ByteRegion(0, nbytes)
+        self.on_gpu = False
         self._order: RankOrder | None = None
         self._address = 0
         self._stream = ""
-        self._recorded: set[str] = set()
-        shared = False
-        if type(block) is Block:
-            shared = block.shared
-            extent = None if block.entry is None else block.entry[EXTENT]
-            if extent is not None and not shared:
-                self._order, self._address, self._stream = block.owner.host.order, extent.address, extent.pool.stream
-        of_pool = self._order is order
-        self.shadow = order.shadow(nbytes, shared=shared, address=self._address if of_pool else None)
-        self.shadow.title = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        self.shadow.itemsize = tensor.element_size()
+        self._recorded: set[str] | None = None
+        self.shadow = Shadow(order.report, nbytes)
+        self.shadow.tensor = tensor.dtype, tensor.shape
+        self.place(order, storage)
+
+    def place(self, order: RankOrder, storage: Any) -> None:
+        """Find out where the storage is: C++ may make one that is on a GPU only when its operation has been called."""
+        block = getattr(storage, NOTE, None)
+        if type(block) is not Block:
+            return
+        self.on_gpu = True
+        self.shadow.shared = block.shared
+        extent = None if block.entry is None else block.entry[EXTENT]
+        if extent is not None and not block.shared:
+            self._order, self._address, self._stream = block.owner.host.order, extent.address, extent.pool.stream
+            if self._order is order:
+                order.handed_out(self.shadow, extent.address)
 
     def record_stream(self, name: str) -> None:
         """The pool waits for what is on a stream before it gives the memory out again."""
-        self._recorded.add(name)
+        self._recorded = {*(self._recorded or ()), name}
 
     def give_back(self) -> None:
         """The memory is the pool's again. Idempotent."""
         order, self._order = self._order, None
         if order is not None:
-            order.returned(self.shadow, self._address, self._stream, self._recorded)
+            order.returned(self.shadow, self._address, self._stream, self._recorded or ())
 
-    def __del__(self) -> None:
-        self.give_back()
+    __del__ = give_back
 
 
-def touch(order: RankOrder, tensor: torch.Tensor, access: MemoryAccess, *, writes: bool, fresh: bool = False) -> None:
-    """An operation touches a tensor.
+def shadow_of(order: RankOrder, tensor: torch.Tensor) -> StorageShadow | None:
+    """The shadow of a tensor's storage, a new one where there is none.
+
+    None for a sparse tensor, which has no storage: its parts are touched by operations of their own.
+    """
+    try:
+        storage: Any = _untyped_storage(tensor) if type(tensor) is torch.Tensor else storage_of(tensor)
+    except (NotImplementedError, RuntimeError):
+        return None
+    kept: StorageShadow | None = getattr(storage, SHADOW, None)
+    if kept is None or kept.world is not order.world:
+        kept = StorageShadow(order, tensor, storage)
+        setattr(storage, SHADOW, kept)
+    elif not kept.on_gpu:
+        kept.place(order, storage)
+    return kept
+
+
+def touch(
+    kept: StorageShadow, tensor: torch.Tensor, access: MemoryAccess, *, writes: bool, fresh: bool = False
+) -> None:
+    """An operation touches a tensor, whose storage has this shadow.
 
     ``fresh``: it gives it, as new memory; one whose memory was there before is another view of what it was given.
 
     Raises :class:`~kernbench.errors.RaceError` if nothing orders it and an access before it (unless they are collected).
     """
-    try:
-        storage: Any = storage_of(tensor)
-    except (NotImplementedError, RuntimeError):
-        return  # sparse tensors have none: their parts are touched by operations of their own
-    kept: StorageShadow | None = getattr(storage, SHADOW, None)
-    if kept is None or kept.world is not order.world:
-        kept = StorageShadow(order, tensor, storage)
-        setattr(storage, SHADOW, kept)
-        kept.shadow.made = access
+    shadow = kept.shadow
+    if shadow.made is None:
+        shadow.made = access
     elif fresh:
         writes = False
     if tensor.is_contiguous():
@@ -87,15 +109,16 @@ def touch(order: RankOrder, tensor: torch.Tensor, access: MemoryAccess, *, write
             return
         if lo:
             lo *= tensor.element_size()
-        region: ByteRegion | None = kept.whole if nbytes == kept.whole.hi and not lo else ByteRegion(lo, lo + nbytes)
+        region = kept.whole if nbytes == kept.whole[1] and not lo else ByteRegion(lo, lo + nbytes)
     else:
-        region = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
-    if region is None:
-        return
+        found = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
+        if found is None:
+            return
+        region = found
     if writes:
-        kept.shadow.write(access, region)
+        shadow.write(access, region)
     else:
-        kept.shadow.read(access, region)
+        shadow.read(access, region)
 
 
 def record_stream(storage: Any, name: str) -> None:

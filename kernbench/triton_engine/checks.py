@@ -12,16 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.errors import MemoryAccessError
+from kernbench.errors import MemoryAccessError, RaceError
 
 from .access import Access, Piece
 from .batch import Batch
 from .binding import Binding
 from .memory import HostAllocation, registry
-
-
-class RaceError(MemoryAccessError):
-    """Two programs of one launch wrote one address without an atomic. The message names both, tensor and line."""
 
 
 class UninitialisedReadError(MemoryAccessError):

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 import kernbench
-from kernbench.order import Races
+from benches.order_cost import PROGRAMS, CostPlan, step_seconds
+from kernbench.order import Races, mode_of
 from tests.order.stream_programs import PAIRS
 
 Program = Callable[[bool], None]
@@ -45,3 +46,48 @@ def test_a_race_is_found_where_it_is_and_only_there(program: Program, data: bool
     lines = {(race.first.where.line, race.second.where.line) for race in found}
     assert lines == {(marked(program, "first"), marked(program, "second"))}
     assert races_of(program, True, enable_data=data).found == []
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_training_steps_of_torch_have_no_race(what: str) -> None:
+    """Buckets, prefetched gathers, memory that is freed and resized, futures, functional collectives: all is ordered."""
+    plan = CostPlan(width=64, layers=3, world=2, steps=1, rounds=1)
+    assert step_seconds(PROGRAMS[what], plan, races=True) > 0
+
+
+def test_a_comment_with_a_reason_excuses_a_line() -> None:
+    def body(reason: bool) -> None:
+        x = torch.ones(8, device="cuda")
+        work = dist.all_reduce(x, async_op=True)
+        if reason:
+            x.sum()  # kernbench: ordered: the sum is not used
+        else:
+            x.sum()  # kernbench: ordered
+        work.wait()
+
+    excused, found = races_of(body, True), races_of(body, False)
+    assert [race.excuse for race in excused.excused] == ["the sum is not used"]
+    assert (excused.found, found.excused) == ([], [])
+    assert len(found.found) == 1  # both ranks run the same two lines
+
+
+def test_a_race_is_raised_at_the_second_access_with_its_report() -> None:
+    def worker(rank: int) -> None:
+        x = torch.ones(8, device="cuda")
+        there = x.to("cpu", non_blocking=True)
+        there.tolist()
+
+    with kernbench.simulate("dgx_h100", races=True) as ctx, pytest.raises(kernbench.SpawnException) as raised:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    error = raised.value.errors[0]
+    assert isinstance(error, kernbench.RaceError)
+    first, *lines = str(error).splitlines()
+    assert first == "race: read after write of all of float32 [8], 32 bytes, and nothing orders the two."
+    assert lines[1].startswith("  second: rank 0, host: tolist reads it, at ")
+    assert "synchronize the default stream" in str(error)
+
+
+def test_modes() -> None:
+    assert (mode_of(True), mode_of(False), mode_of("warn")) == ("error", "off", "warn")
+    with pytest.raises(kernbench.ConfigError, match="races='loud'"):
+        mode_of("loud")

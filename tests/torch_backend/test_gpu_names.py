@@ -45,6 +45,7 @@ def _pinned_memory() -> None:
     moved = x.to("cuda", non_blocking=True)
     back = torch.empty(4, pin_memory=True)
     back.copy_(moved, non_blocking=True)
+    torch.cuda.synchronize()
     assert torch.equal(back, x)
 
 

@@ -12,13 +12,26 @@ from typing import Any
 import torch
 
 from kernbench.order import MemoryAccess, RankOrder
-from kernbench.simulation.shadows import touch
+from kernbench.simulation.shadows import shadow_of, touch
 from kernbench.simulation.tensors import listed_tensors
 from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import TRANSFER, Recorded, Recorder
 from kernbench.torch_backend.hollow.recorder import HollowRecorder
+from kernbench.torch_backend.relies_on import Reliance
+
+
+def _says_what_is_written(overload: Any) -> bool:
+    written = [each.alias_info is not None and each.alias_info.is_write for each in overload._schema.arguments]
+    return written[:2] == [True, False] and overload._opname == "add_"
+
+
+RELIES_ON = (
+    Reliance("torch.ops.aten.add_.Tensor", "its schema says which arguments an operation writes", has=("_opname", "_schema"),
+             holds=_says_what_is_written),
+    Reliance("torch._ops.OpOverload", "other callables have no schema"),
+)  # fmt: skip
 
 
 class _Touched:
@@ -62,17 +75,21 @@ class _Touches:
         self._on_stream: MemoryAccess | None = None
         self._on_host: MemoryAccess | None = None
 
-    def add(self, tensor: torch.Tensor, *, on_stream: bool, writes: bool, fresh: bool = False) -> None:
-        """One tensor."""
-        if on_stream:
+    def add(self, tensor: torch.Tensor, *, together: bool = False, writes: bool = False, fresh: bool = False) -> None:
+        """One tensor; ``together``: also what is on the host is touched by the stream."""
+        order = self._order
+        kept = shadow_of(order, tensor)
+        if kept is None:
+            return
+        if (together or kept.on_gpu) and not order.one:
             access = self._on_stream
             if access is None:
-                access = self._on_stream = self._order.access(self._order.stream(self._stream), self._name)
+                access = self._on_stream = order.access(order.stream(self._stream), self._name)
         else:
             access = self._on_host
             if access is None:
-                access = self._on_host = self._order.of_host(self._name)
-        touch(self._order, tensor, access, writes=writes, fresh=fresh)
+                access = self._on_host = order.of_host(self._name)
+        touch(kept, tensor, access, writes=writes, fresh=fresh)
 
 
 def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
@@ -94,17 +111,16 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
             mutated += listed_tensors((value,))
     written = {id(tensor) for tensor in mutated}
     together = operation.kind == TRANSFER and _does_not_block(operation, args, kwargs, result)
-    one, stage = order.one, _Touches(order, host.stream, operation.title.removesuffix(".default"))
+    stage = _Touches(order, host.stream, operation.title.removesuffix(".default"))
     if not found.nothing:
         for tensor in listed_tensors((*args, *kwargs.values()) if kwargs else args):
             if id(tensor) not in written:
-                stage.add(tensor, on_stream=not one and (together or block_of(tensor) is not None), writes=False)
+                stage.add(tensor, together=together)
     for tensor in mutated:
-        stage.add(tensor, on_stream=not one and (together or block_of(tensor) is not None), writes=True)
+        stage.add(tensor, together=together, writes=True)
     for tensor in (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,)):
         if id(tensor) not in written:
-            on_stream = not one and (together or block_of(tensor) is not None)
-            stage.add(tensor, on_stream=on_stream, writes=True, fresh=True)
+            stage.add(tensor, together=together, writes=True, fresh=True)
 
 
 def _does_not_block(operation: Recorded, args: Any, kwargs: Any, result: Any) -> bool:
@@ -137,7 +153,7 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
         order.one = not device.host.uses_gpu
         stage = _Touches(order, device.host.stream, name)
         for tensor in listed_tensors(values):
-            stage.add(tensor, on_stream=not order.one and block_of(tensor) is not None, writes=False)
+            stage.add(tensor)
 
 
 def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, goes_on: bool) -> None:
@@ -148,9 +164,9 @@ def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[tor
     order.one = False
     stage = _Touches(order, device.host.stream, "copy to the GPU")
     for source in sources:
-        stage.add(source, on_stream=bool(goes_on) and is_pinned(source), writes=False)
+        stage.add(source, together=bool(goes_on) and is_pinned(source))
     for tensor in made:
-        stage.add(tensor, on_stream=True, writes=True, fresh=True)
+        stage.add(tensor, writes=True, fresh=True)
 
 
 class OrderedRecorder(_Tells, Recorder):
