@@ -4,10 +4,10 @@
 rank's business: whenever it waits for, or looks at, any future or handle, and at the end of a backward pass, those whose
 operations are done get their values, and their callbacks run, on this rank's thread.
 
-C++ waits for futures without letting other ranks run. Those that do so with ours are DDP's reducer, in a callback at the end of
-backward: a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044); and the same
-reducer where it sends everything in its callback and waits for it at once (the first step of a static graph): what is handed out
-meanwhile is waited for before it is.
+C++ waits for futures without letting other ranks run. With ours, only DDP's reducer does so, in a callback at the end of
+backward: a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044). Where the
+reducer sends everything in its callback and waits for it at once (the first step of a static graph), what it is handed has been
+waited for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernbench.torch_backend.relies_on import Reliance
 _C: Any = torch._C
 _C_ENGINE: Any = torch.autograd.Variable._execution_engine
 _Future: Any = torch._C.Future
-_Reducer: Any = torch._C._distributed_c10d.Reducer  # type: ignore[attr-defined]
+_Reducer: Any = torch._C._distributed_c10d.Reducer
 _stock_wait, _stock_done, _stock_value = _Future.wait, _Future.done, _Future.value
 _stock_delayed = _Reducer._delay_all_reduce
 
