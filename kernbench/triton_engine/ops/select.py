@@ -100,7 +100,7 @@ def _select_descriptors(info: OpInfo) -> Callable[..., Value]:
             )
         return replace(
             x,
-            base=pointers(batch, c, x.base, y.base),
+            base=pointers(batch, c, x.base, y.base),  # type: ignore[arg-type]
             shape=[number(batch, c, a, b) for a, b in zip(x.shape, y.shape, strict=True)],
             strides=[number(batch, c, a, b) for a, b in zip(x.strides, y.strides, strict=True)],
         )
