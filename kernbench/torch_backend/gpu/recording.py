@@ -45,8 +45,8 @@ _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 """What classes of tensors have that see no operations themselves: they are recorded as any tensor."""
 
 RELIES_ON = (
-    Reliance("torch.Tensor.__torch_dispatch__", "it marks subclasses without a dispatch of their own",
-             holds=lambda dispatch: dispatch is _NO_DISPATCH),
+    Reliance("torch._C._disabled_torch_dispatch_impl", "subclasses without a dispatch of their own have it",
+             holds=lambda disabled: torch.Tensor.__torch_dispatch__ is disabled),
     Reliance("torch.ops.aten.add.Tensor", "an overload's `_op` computes what it does", has=("_op", "_opname", "_schema"),
              holds=_computes),
     Reliance("torch._ops.OpOverload", "other callables are no operations of one kind", has=("name",)),
