@@ -21,7 +21,12 @@ def tells_of_looks(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor without the class that tells of looks: operations on it are not drained for."""
-    if type(tensor) in _PLAIN or not tells_of_looks(tensor):
+    return plain_of(tensor) if tells_of_looks(tensor) else tensor
+
+
+def plain_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor without whatever class it has."""
+    if type(tensor) in _PLAIN:
         return tensor
     with DisableTorchFunctionSubclass():
         return tensor.as_subclass(torch.Tensor)
@@ -33,6 +38,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
         return tensor.untyped_storage()
     with DisableTorchFunctionSubclass():
         return tensor.untyped_storage()
+
+
+def nbytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the tensors' elements, whatever their classes say."""
+    with DisableTorchFunctionSubclass():
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def tensors_in(args: Any, kwargs: Any = None) -> Iterator[torch.Tensor]:

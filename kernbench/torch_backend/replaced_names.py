@@ -55,6 +55,11 @@ RELIES_ON = (
         parameters=("self",),
     ),
     Reliance(
+        "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook", "the hook of C++ wants a future of C++",
+        parameters=("self", "comm_hook_type"),
+    ),
+    Reliance("torch.distributed._register_comm_hook", "a hook of Python's is given to the reducer"),
+    Reliance(
         "torch.distributed.Reducer._set_forward_pass_work_handle", "the reducer is told of the work that it waits for in C++",
         looked_up_by=("torch.nn.parallel.DistributedDataParallel",),
     ),
@@ -165,6 +170,7 @@ class ReplacedNames:
         names.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
         ddp: Any = torch.nn.parallel.DistributedDataParallel
         names.set(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
+        names.set(ddp, "_register_builtin_comm_hook", _hooks_of_python(ddp._register_builtin_comm_hook))
         reducer: Any = dist.Reducer
         stock = reducer._set_forward_pass_work_handle
         names.set(reducer, "_set_forward_pass_work_handle", _waits_at_once(stock, self._forward_works))
@@ -205,6 +211,22 @@ def _waits_at_once(stock: Callable[..., None], kept: dict[int, Any]) -> Callable
         stock(reducer, work, *args)
 
     return set_forward_pass_work_handle
+
+
+def _hooks_of_python(stock: Callable[..., None]) -> Callable[..., None]:
+    """DDP's built-in hooks, of which C++ has one that takes no future of Python's: Python's does the same arithmetic."""
+
+    @functools.wraps(stock)
+    def register(module: Any, comm_hook_type: Any) -> None:
+        if comm_hook_type != dist.BuiltinCommHookType.FP16_COMPRESS:
+            stock(module, comm_hook_type)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # few programs want it
+
+        module.logger._set_comm_hook_name(str(comm_hook_type))
+        dist._register_comm_hook(module.reducer, module.process_group, default_hooks.fp16_compress_hook)
+
+    return register
 
 
 def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

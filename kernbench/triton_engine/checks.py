@@ -136,7 +136,7 @@ class MemoryChecks:
         linear = np.broadcast_to(batch.ids, batch.lanes).astype(np.int64)
         if batch.rank_index is not None:
             linear = linear + batch.rank_index * self.binding.programs
-        return torch.from_numpy((linear + 1).astype(np.int32))
+        return torch.from_numpy(np.asarray(linear + 1, dtype=np.int32))
 
     def _program(self, writer: int) -> str:
         rank, linear = divmod(writer - 1, self.binding.programs)

@@ -201,6 +201,31 @@ def test_host_descriptors_clip_at_the_edges(shape, dtype):
 
 
 @triton.jit
+def chosen_descriptor_kernel(a_ptr, b_ptr, out_ptr, which, M, N, BLOCK: tl.constexpr, PER_PROGRAM: tl.constexpr):
+    a = tl.make_tensor_descriptor(a_ptr, shape=[M, M], strides=[M, 1], block_shape=[BLOCK, BLOCK])
+    b = tl.make_tensor_descriptor(b_ptr, shape=[N, N], strides=[N, 1], block_shape=[BLOCK, BLOCK])
+    chosen = a
+    if (tl.program_id(0) if PER_PROGRAM else which) % 2 == 1:
+        chosen = b
+    row = tl.arange(0, BLOCK)
+    tl.store(out_ptr + (tl.program_id(0) * BLOCK + row[:, None]) * BLOCK + row[None, :], chosen.load([0, 0]))
+
+
+@pytest.mark.parametrize("per_program", [False, True])
+def test_one_of_two_descriptors(per_program):
+    """Of tensors with other shapes and strides, so that all of the descriptor is chosen."""
+    a, b = torch.randn(12, 12), torch.randn(20, 20)
+    padded = torch.zeros(16, 16)
+    padded[:12, :12] = a
+    for which in (0, 1):
+        out = torch.zeros(3, 16, 16)
+        chosen_descriptor_kernel[(3,)](a, b, out, which, 12, 20, BLOCK=16, PER_PROGRAM=per_program)
+        for program in range(3):
+            second = (program if per_program else which) % 2
+            assert torch.equal(out[program], b[:16, :16] if second else padded)
+
+
+@triton.jit
 def descriptor_pad_kernel(x_ptr, out_ptr, M, N, row, column, BLOCK: tl.constexpr):
     descriptor = tl.make_tensor_descriptor(x_ptr, shape=[M, N], strides=[N, 1], block_shape=[BLOCK, BLOCK])
     tile = descriptor.load([row, column])

@@ -143,3 +143,50 @@ def test_ranks_of_each_node_see_that_node_s_gpus():
         sips = [peaks.get(sip, 0) for sip in range(16)]
     assert seen == {rank: (8, rank % 8, f"cuda:{rank % 8}", 4096) for rank in range(16)}
     assert sips == [4096] * 16
+
+
+def test_lazy_modules_are_moved_before_they_have_a_shape(ranks: Ranks) -> None:
+    def body() -> list[object]:
+        first = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).cuda()
+        second = nn.LazyLinear(2, device="cuda:1")
+        y = first(torch.ones(2, 3, 8, 8, device="cuda:0"))
+        z = second(torch.ones(2, 3, device="cuda:1"))
+        y.sum().backward()
+        tensors = [*first.parameters(), *first.buffers(), *(parameter.grad for parameter in first.parameters())]
+        return [{tensor.device for tensor in tensors}, second.weight.device, tuple(y.shape), tuple(z.shape)]
+
+    expected = [{torch.device("cuda:0")}, torch.device("cuda:1"), (2, 2), (2, 2)]
+    assert ranks(body, 1) == [expected]
+
+
+def _torch_time(tensor: torch.Tensor) -> float:
+    """Seconds that an operation on ``tensor`` takes its GPU."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    with torch.no_grad():
+        tensor.mul_(1)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+class Named(torch.Tensor):
+    """A subclass without functions of its own."""
+
+
+class NamedParameter(nn.Parameter):
+    """The same, of parameters."""
+
+
+@pytest.mark.parametrize("cls", [Named, NamedParameter])
+def test_subclasses_that_see_no_operations_are_recorded_as_tensors(ranks: Ranks, cls: type) -> None:
+    def body() -> list[object]:
+        tensor = torch.ones(3).as_subclass(cls)  # type: ignore[arg-type]
+        moved = tensor.cuda().as_subclass(cls)  # type: ignore[arg-type]
+        with torch.no_grad():
+            same = moved.add_(1) is moved
+        return [tensor.data.tolist(), moved.device.type, (moved + moved).sum().item(), same, _torch_time(moved)]
+
+    times = ranks(body, 1)[0].pop()
+    assert times > 0
+    assert ranks(body, 1)[0][:-1] == [[1.0] * 3, "cuda", 12.0, True]

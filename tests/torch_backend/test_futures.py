@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import kernbench
 from tests.torch_backend.conftest import Ranks
@@ -62,16 +63,20 @@ def test_a_failure_reaches_who_waits(ranks: Ranks) -> None:
     assert isinstance(caught.value.errors[0], kernbench.DeadlockError)
 
 
-def _train(rank: int, steps: int = 2, hook: Any = None, **options: Any) -> list[torch.Tensor]:
+def _train(rank: int, steps: int = 2, hook: Any = None, recomputed: bool = False, **options: Any) -> list[torch.Tensor]:
     dist.init_process_group("nccl")
     torch.manual_seed(0)
     layers = [nn.Linear(512, 512, bias=False) for _ in range(6)]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).cuda(), bucket_cap_mb=1, **options)
-    if hook is not None:
+    if isinstance(hook, dist.BuiltinCommHookType):
+        model._register_builtin_comm_hook(hook)
+    elif hook is not None:
         model.register_comm_hook(None, hook)
     for _ in range(steps):
         model.zero_grad()
-        model(torch.full((64, 512), rank + 1.0, device="cuda")).square().mean().backward()
+        x = torch.full((64, 512), rank + 1.0, device="cuda", requires_grad=recomputed)
+        y = checkpoint(model, x, use_reentrant=True) if recomputed else model(x)
+        y.square().mean().backward()  # type: ignore[union-attr]
     return [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -91,7 +96,9 @@ def test_buckets_are_reduced_during_backward() -> None:
         assert earlier.end <= later.start
 
 
-@pytest.mark.parametrize("variant", ["static", "unused", "fp16", "own hook"])
+@pytest.mark.parametrize(
+    "variant", ["static", "unused", "fp16", "own hook", "recomputed", "recomputed static", "all-reduce", "fp16 in C++"]
+)
 def test_every_way_gives_the_mean_of_the_gradients(variant: str) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -104,6 +111,9 @@ def test_every_way_gives_the_mean_of_the_gradients(variant: str) -> None:
     options: dict[str, Any] = {
         "static": {"static_graph": True}, "unused": {"find_unused_parameters": True},
         "fp16": {"hook": fp16_compress_hook}, "own hook": {"hook": own_hook},
+        "recomputed": {"recomputed": True}, "recomputed static": {"recomputed": True, "static_graph": True},
+        "all-reduce": {"hook": dist.BuiltinCommHookType.ALLREDUCE},
+        "fp16 in C++": {"hook": dist.BuiltinCommHookType.FP16_COMPRESS},
     }[variant]  # fmt: skip
     found: dict[int, list[torch.Tensor]] = {}
     alone: dict[int, list[torch.Tensor]] = {}
@@ -115,7 +125,7 @@ def test_every_way_gives_the_mean_of_the_gradients(variant: str) -> None:
         ctx.multiprocessing.spawn(lambda rank: body(rank, found, **options), nprocs=2)
         for offset in range(2):
             ctx.multiprocessing.spawn(lambda rank, offset=offset: alone.update({offset: _train(offset)}), nprocs=1)
-    tolerance = 1e-2 if variant == "fp16" else 1e-5
+    tolerance = 1e-2 if variant.startswith("fp16") else 1e-5
     for index, gradient in enumerate(found[0]):
         mean = (alone[0][index] + alone[1][index]) / 2
         torch.testing.assert_close(gradient, mean, rtol=tolerance, atol=tolerance * mean.abs().max().item())

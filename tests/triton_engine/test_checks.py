@@ -45,6 +45,14 @@ def test_disjoint_stores_pass():
     torch.testing.assert_close(c, a.float() @ b.float(), atol=1e-3, rtol=1e-3)
 
 
+def test_one_program_that_stores_one_word_passes():
+    out = torch.zeros(4, dtype=torch.int32)
+    same_word_kernel[(1,)](out)
+    assert out.tolist() == [0, 0, 0, 1]
+    with pytest.raises(RaceError, match="both write element 3"):
+        same_word_kernel[(2,)](out)
+
+
 def test_overlapping_tiles_race():
     with pytest.raises(
         RaceError, match=r"program \(\d, 0, 0\) and program \(\d, 0, 0\) both write element \d+ of out_ptr"

@@ -14,7 +14,7 @@ import torch
 
 from kernbench.simulation.assumptions import mean_of
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory, Stored
-from kernbench.simulation.tensors import storage_of, tells_of_looks
+from kernbench.simulation.tensors import storage_of
 from kernbench.torch_backend.relies_on import Reliance
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -45,14 +45,14 @@ _untyped_storage: Any = torch._C.TensorBase.untyped_storage
 
 
 def _storage(tensor: torch.Tensor) -> Any:
-    """A tensor's storage. Nobody looks at values: a tensor that tells of looks is not to tell of this."""
-    return storage_of(tensor) if tells_of_looks(tensor) else _untyped_storage(tensor)
+    """A tensor's storage. Its class is not asked: it may tell of looks, of which this is none, or refuse (lazy parameters)."""
+    return _untyped_storage(tensor) if type(tensor) in PLAIN else storage_of(tensor)
 
 
 def block_of(tensor: torch.Tensor) -> Block | None:
     """The block of a tensor's storage, None if it is not on a simulated GPU."""
     try:
-        stored = getattr(_untyped_storage(tensor) if type(tensor) in PLAIN else _storage(tensor), NOTE, None)
+        stored = getattr(_storage(tensor), NOTE, None)
     except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
         stored = getattr(tensor, NOTE, None)
     if type(stored) is Block:

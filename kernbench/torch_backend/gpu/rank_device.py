@@ -14,6 +14,7 @@ from kernbench.simulation.hosts import Host
 from kernbench.simulation.remote_traffic import RemoteTraffic
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
+from kernbench.simulation.tensors import nbytes_of
 from kernbench.torch_backend.gpu.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of, place
@@ -157,7 +158,7 @@ class RankDevice:
         if self.host.capture is not None and memory is not None and (source is None or not is_pinned(source)):
             self.host.capture.broken = True
             raise RuntimeError(_UNPINNED)
-        nbytes = sum(output.numel() * output.element_size() for output in outputs)
+        nbytes = nbytes_of(outputs)
         for output in outputs:
             place(output, memory)
         if memory is None:
@@ -169,7 +170,7 @@ class RankDevice:
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
-        nbytes = sum(output.numel() * output.element_size() for output in outputs)
+        nbytes = nbytes_of(outputs)
         route = self.simulation.topology.route(source.sip, target.sip)
         for output in outputs:
             place(output, target)

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.tensors import listed_tensors, tells_of_looks
+from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
 from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
@@ -41,7 +41,12 @@ def _computes(overload: Any) -> bool:
     return bool(overload._op(torch.ones(1), torch.ones(1)) == 2) and overload._opname == "add"
 
 
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+"""What classes of tensors have that see no operations themselves: they are recorded as any tensor."""
+
 RELIES_ON = (
+    Reliance("torch._C._disabled_torch_dispatch_impl", "subclasses without a dispatch of their own have it",
+             holds=lambda disabled: torch.Tensor.__torch_dispatch__ is disabled),
     Reliance("torch.ops.aten.add.Tensor", "an overload's `_op` computes what it does", has=("_op", "_opname", "_schema"),
              holds=_computes),
     Reliance("torch._ops.OpOverload", "other callables are no operations of one kind", has=("name",)),
@@ -304,7 +309,7 @@ class Recorder(TorchDispatchMode):
         for cls in types:
             if cls.__module__.startswith("torch._subclasses."):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
-            if cls is not torch.Tensor and cls is not torch.nn.Parameter:
+            if cls not in PLAIN and cls.__torch_dispatch__ is not _NO_DISPATCH:
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         device = self._who()
         host = device.host
@@ -402,8 +407,8 @@ class Recorder(TorchDispatchMode):
         self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
     ) -> None:
         kind, shared = operation.kind, False
-        inputs = listed_tensors(args)
-        outputs = [result] if isinstance(result, torch.Tensor) else listed_tensors((result,))
+        inputs = _as_they_are(listed_tensors(args))
+        outputs = _as_they_are([result] if isinstance(result, torch.Tensor) else listed_tensors((result,)))
         for output in outputs:
             if type(output) not in PLAIN and not tells_of_looks(output):
                 return
@@ -469,6 +474,19 @@ class Recorder(TorchDispatchMode):
         if device.host.each is None:
             device.host.prepare(self._host_costs.around(inputs))
         self._enqueue(device.host, operation.title, cost)
+
+
+def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors without classes that see no operations: what these say of them (a shape of their own) is not asked."""
+    for tensor in tensors:
+        if type(tensor) not in PLAIN:
+            break
+    else:
+        return tensors
+    return [
+        each if tells_of_looks(each) or type(each).__torch_dispatch__ is not _NO_DISPATCH else plain_of(each)
+        for each in tensors
+    ]
 
 
 def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.parameter
 
 from kernbench.simulation import shadows
 from kernbench.simulation.tensors import storage_of, tells_of_looks
@@ -256,14 +257,20 @@ RELIES_ON = (
         has=("to", "type", "device", "is_cuda", "_make_wrapper_subclass"),
         holds=lambda base: hasattr(base.device, "__get__") and hasattr(base.is_cuda, "__get__"),
     ),
+    Reliance(
+        "torch.nn.parameter.UninitializedTensorMixin", "parameters of lazy modules are moved by the methods that it lists",
+        has=("_allowed_methods",), holds=lambda mixin: torch.Tensor.copy_ in mixin._allowed_methods,
+    ),
     Reliance("torch._C._disabled_torch_function_impl", "a class that has it leaves torch's functions as they are"),
 )  # fmt: skip
 
 
 def install(patches: Patches) -> None:
-    """Replace the methods."""
+    """Replace the methods, and let parameters without a shape, which refuse what they do not know, have them."""
     for name, method in _METHODS.items():
         patches.set(torch.Tensor, name, method)
+    lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+    patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, to, cuda, cpu, get_device])
 
 
 def _index_of(block: Block) -> int:

@@ -4,8 +4,10 @@
 rank's business: whenever it waits for, or looks at, any future or handle, and at the end of a backward pass, those whose
 operations are done get their values, and their callbacks run, on this rank's thread.
 
-C++ waits for futures without letting other ranks run. The one place that does so with ours is DDP's reducer, in a callback at
-the end of backward; a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044).
+C++ waits for futures without letting other ranks run. With ours, only DDP's reducer does so, in a callback at the end of
+backward: a callback that is queued before it, when the future is handed out, waits for the operation (ADR 0044). Where the
+reducer sends everything in its callback and waits for it at once (the first step of a static graph), what it is handed has been
+waited for.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from kernbench.torch_backend.relies_on import Reliance
 _C: Any = torch._C
 _C_ENGINE: Any = torch.autograd.Variable._execution_engine
 _Future: Any = torch._C.Future
+_Reducer: Any = torch._C._distributed_c10d.Reducer
 _stock_wait, _stock_done, _stock_value = _Future.wait, _Future.done, _Future.value
+_stock_delayed = _Reducer._delay_all_reduce
 
 
 def _calls_back_in_order(engine: Any) -> bool:
@@ -34,12 +38,12 @@ def _calls_back_in_order(engine: Any) -> bool:
 
     def hook(gradient: Any) -> None:
         for number in range(2):
-            engine.queue_callback(lambda number=number: seen.append((number, _C._current_autograd_node())))
+            engine.queue_callback(lambda number=number: seen.append(number))
 
     leaf = torch.ones(1, requires_grad=True)
     leaf.register_hook(hook)
     leaf.sum().backward()
-    return seen == [(0, None), (1, None)] and _C._current_graph_task_id() < 0
+    return seen == [0, 1] and _C._current_graph_task_id() < 0
 
 
 RELIES_ON = (
@@ -52,7 +56,10 @@ RELIES_ON = (
         has=("queue_callback",), holds=_calls_back_in_order,
     ),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
-    Reliance("torch._C._current_autograd_node", "it is None in callbacks of a backward pass"),
+    Reliance(
+        "torch._C._distributed_c10d.Reducer._delay_all_reduce", "DDP calls what stands in its place",
+        looked_up_by=("torch.nn.parallel.distributed._DDPSink.backward",),
+    ),
 )  # fmt: skip
 
 
@@ -99,6 +106,8 @@ class Futures:
 
     def __init__(self) -> None:
         self.outstanding: dict[int, list[_Pending]] = {}
+        #: Ranks in C++ that waits, as soon as it has them all, for the futures that it is given.
+        self._awaiting: set[int] = set()
 
     def open(self, simulation: Simulation) -> None:
         """Keep the futures of ``simulation``'s ranks."""
@@ -107,6 +116,7 @@ class Futures:
     def close(self) -> None:
         """Forget those that nobody has waited for. Idempotent."""
         self.outstanding.clear()
+        self._awaiting.clear()
         self.__dict__.pop("_simulation", None)
 
     def install(self, patches: Patches) -> None:
@@ -135,6 +145,17 @@ class Futures:
         for name, function in (("wait", wait), ("value", value), ("done", done)):
             patches.set(_Future, name, function)
 
+        def delayed(reducer: Any) -> None:
+            """As torch's: the all-reduces of all gradients, which it waits for."""
+            rank = self._simulation.hosts.current_rank()
+            self._awaiting.add(rank)
+            try:
+                _stock_delayed(reducer)
+            finally:
+                self._awaiting.discard(rank)
+
+        patches.set(_Reducer, "_delay_all_reduce", delayed)
+
     def make(self, operations: Sequence[Operation], tensors: Sequence[torch.Tensor], *, awaited: bool = False) -> Any:
         """A future of this rank that completes with ``tensors`` when ``operations`` are done, or have been ``awaited``."""
         future: Any = torch.futures.Future()
@@ -144,11 +165,10 @@ class Futures:
             return future
         rank = self._simulation.hosts.current_rank()
         self.outstanding.setdefault(rank, []).append(pending)
-        if torch._C._current_graph_task_id() >= 0:
-            if _C._current_autograd_node() is None:  # backward itself is over: the reducer waits next (static graphs)
-                self._finish(pending)
-            else:
-                _C_ENGINE.queue_callback(lambda: self._finish(pending))
+        if rank in self._awaiting:
+            self._finish(pending)
+        elif _C._current_graph_task_id() >= 0:
+            _C_ENGINE.queue_callback(lambda: self._finish(pending))
         return future
 
     def settle(self, awaited: Any = None) -> None:

@@ -1,8 +1,10 @@
-"""``arith.select``: of numbers, masks and pointers."""
+"""``arith.select``: of numbers, masks, pointers and tensor descriptors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.values import (
     Affine,
+    Desc,
     Ptr,
     Value,
     as_tensor,
@@ -22,7 +25,7 @@ from kernbench.triton_engine.values import (
     lane_array,
 )
 
-from .registry import op
+from .registry import UnsupportedOpError, op
 
 
 @op("arith.select", symbolic=True, addressing=True, tells_addresses=True, result_type=lambda types: types[-1])
@@ -31,6 +34,8 @@ def _select(info: OpInfo) -> Callable[..., Value]:
     tile = ty.shape
     if ty.is_ptr:
         return _select_pointers(tile)
+    if ty.elem == "desc":
+        return _select_descriptors(info)
     dtype = ty.dtype
     is_mask = ty.elem == "i1"
     is_int = ty.is_int
@@ -75,5 +80,29 @@ def _select_pointers(tile: tuple[int, ...]) -> Callable[..., Value]:
         if not tile:
             return Ptr(root, from_lane_array(chosen.numpy()))
         return Ptr(root, Affine(0, (0,) * len(batch.lanes), (0,) * len(tile), 0, 0), chosen)
+
+    return run
+
+
+def _select_descriptors(info: OpInfo) -> Callable[..., Value]:
+    pointers = _select_pointers(())
+
+    def number(batch: Any, c: Tensor, x: Any, y: Any) -> Any:
+        return from_lane_array(np.where(c.numpy(), lane_array(x, batch.lanes), lane_array(y, batch.lanes)))
+
+    def run(batch: Any, c: Any, x: Desc, y: Desc) -> Value:
+        if type(c) is not Tensor:
+            return x if c else y
+        if x.padding != y.padding and not (math.isnan(x.padding) and math.isnan(y.padding)):
+            raise UnsupportedOpError(
+                f"kernel {info.kernel}: one of two tensor descriptors, chosen program by program, pads with zeros and the "
+                f"other with NaN: give both the same padding_option\n  at {info.loc}"
+            )
+        return replace(
+            x,
+            base=pointers(batch, c, x.base, y.base),  # type: ignore[arg-type]
+            shape=[number(batch, c, a, b) for a, b in zip(x.shape, y.shape, strict=True)],
+            strides=[number(batch, c, a, b) for a, b in zip(x.strides, y.strides, strict=True)],
+        )
 
     return run
