@@ -28,6 +28,7 @@ from kernbench.torch_backend.features import (
     fake_tensors,
     fsdp_profiler,
     loss_parallel,
+    remote_calls,
 )
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
@@ -36,7 +37,7 @@ from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
     attention_sharding, checkpoint_streams, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors,
-    fsdp_profiler, loss_parallel,
+    fsdp_profiler, loss_parallel, remote_calls,
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
