@@ -6,12 +6,15 @@ Each subcommand lives in a module of :mod:`kernbench.commands` and is imported o
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
 from importlib import import_module
 
 import click
 
 from kernbench.errors import KernbenchError
+from kernbench.scheduler.watchdog import HiddenBlockingError
 from kernbench.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -46,6 +49,18 @@ class _LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = close[0] if close else f"run {args[0]}" if args[0].endswith(".py") else None
+            if meant is None:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {meant!r}?", ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -65,6 +80,11 @@ def main() -> None:
     """Entry point of the console script. Errors that kernbench explains itself exit with code 2 and no traceback."""
     try:
         app()
+    except HiddenBlockingError:
+        click.echo("kernbench: error: a rank waits for ever: see above", err=True)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(2)  # what Python does at its end would wait for the same lock
     except KernbenchError as error:
         click.echo(f"kernbench: error: {error}", err=True)
         sys.exit(2)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from kernbench.commands.run_failures import ShownFailures
 from kernbench.commands.steps_options import StepsOptions, steps_options
-from kernbench.commands.torchrun_options import Nodes, RanksPerNode, torchrun_options
+from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
 from kernbench.errors import ConfigError
-from kernbench.plugins.command import PluginCommand
 from kernbench.simulation.folding import FOLDED_ABOVE
+from kernbench.topology.loader import DEFAULT_SYSTEM
 
 if TYPE_CHECKING:
     from kernbench.autotune.report import AutotuneReport
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
     from kernbench.topology import Topology
 
 
-@click.command(cls=PluginCommand, context_settings={"allow_interspersed_args": False})
+@click.command(cls=TorchrunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--nproc-per-node", "--nproc_per_node", type=RanksPerNode(), help="Ranks per node; gpu: one per SIP. Without "
               "it the program runs once, as with python, and its own torch.multiprocessing.spawn makes the ranks.")  # fmt: skip
 @click.option("--nnodes", type=Nodes(), default=1, show_default=True, help="Nodes.")
-@click.option("--system", metavar="NAME|FILE", help="System to run on (see `kernbench systems`).")
+@click.option(
+    "--system",
+    metavar="NAME|FILE",
+    help=f"System to run on (see `kernbench systems`).  [default: {DEFAULT_SYSTEM}, generic accelerators]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seeds the ranks' random generators.")
 @click.option("--memory-limit", metavar="SIZE|off", default="device", help="Bytes that each rank may reserve for tensors on "
               "its GPU, such as 80GB; by default what the device has, less what CUDA takes.")  # fmt: skip
@@ -91,7 +97,6 @@ def command(
     from kernbench.runtime_api.multiprocessing import SpawnException
     from kernbench.topology import resolve_topology
     from kernbench.trace import check_trace_path, write_trace
-    from kernbench.trace.memory_report import notes_that_python_hides
 
     if trace is not None:
         check_trace_path(trace)
@@ -111,37 +116,43 @@ def command(
     if ranks is None:
         per_node = handle.topology_obj.sips_per_node if isinstance(nproc_per_node, str) else nproc_per_node or 0
         ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
-    with simulate(
-        handle,
-        seed=seed,
-        plugins=plugins,
-        devices=devices,
-        enable_data=data,
-        unknown=unknown,
-        ranks=ranks,
-        memory_limit=memory_limit,
-        exact_dtype=exact_dtype,
-        races=races,
-    ) as ctx:
+    with (
+        simulate(
+            handle,
+            seed=seed,
+            plugins=plugins,
+            devices=devices,
+            enable_data=data,
+            unknown=unknown,
+            ranks=ranks,
+            memory_limit=memory_limit,
+            exact_dtype=exact_dtype,
+            races=races,
+        ) as ctx,
+        ExitStack() as stack,
+    ):
         progress = asked.begin(ctx)
+        stack.callback(progress.stop)
+        failures = ShownFailures()
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
             else:
+                ctx.simulation.scheduler.on_first_failure = failures.first
                 per_node = len(ctx.sips) // nnodes if isinstance(nproc_per_node, str) else nproc_per_node
                 launcher.run_ranks(
                     ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
                     per_rank_modules=per_rank_modules, variables=variables,
                 )  # fmt: skip
         except SpawnException as error:
-            click.echo(str(error).strip(), err=True)
-            failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
-            for line in notes_that_python_hides(error.errors.values()):
-                click.echo(line, err=True)
-            click.echo(f"kernbench: failed: {failed}", err=True)
-            errors = error.errors
+            errors = failures.all(error)
+        except Exception as error:
+            if nproc_per_node is not None or not failures.script(error, compiled.file):
+                raise
+            errors = {0: error}
         finally:
-            progress.stop()
+            ctx.simulation.scheduler.on_first_failure = None
+        progress.summing_up()
         if trace is not None:
             write_trace(ctx, trace)
         if flight_recorder is not None:
@@ -152,7 +163,7 @@ def command(
             _write_autotune_report(report)
         found = _print_races(ctx)
         if summary:
-            print_summary(ctx)
+            print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
         asked.write_json(ctx, program, args, errors)
     sys.exit(1 if errors or found else 0)
@@ -203,8 +214,11 @@ def _write_autotune_report(report: AutotuneReport) -> None:
         click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {report.path}", err=True)
 
 
-def print_summary(ctx: RuntimeContext) -> None:
-    """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept."""
+def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
+    """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept.
+
+    Of a program that ``failed`` before anything took time there is no table.
+    """
     from kernbench.trace.memory_report import memory_lines
     from kernbench.trace.notes import notes_of
     from kernbench.trace.rank_times import rank_times, traffic
@@ -212,7 +226,9 @@ def print_summary(ctx: RuntimeContext) -> None:
     from kernbench.trace.timeline import Timeline
 
     times = rank_times(ctx.simulation)
-    if not times:
+    if not times or (failed and not any(line.total for line in times)):
+        for note in notes_of(ctx.simulation, times):
+            click.echo(note)
         return
     folding = ctx.simulation.hosts.folding
     world = f"{len(times)} ranks" if folding is None else f"{folding.world} ranks, of which {len(times)} ran"

@@ -69,8 +69,10 @@ class ProgressLine:
         self._seen: deque[tuple[float, int]] = deque([(start, 0)], maxlen=_WINDOW)
         self._first_step: tuple[float, int] | None = None
 
-    def text(self, reading: Reading, now: float) -> str:
+    def text(self, reading: Reading, now: float, *, summing_up: bool = False) -> str:
         """The line at ``now`` s of real time."""
+        if summing_up:
+            return f"summing up | {reading.operations:,} operations | {_clock(now - self._start)}"
         then, before = self._seen[0]
         self._seen.append((now, reading.operations))
         rate = max(reading.operations - before, 0) / max(now - then, 1e-9)
@@ -119,6 +121,7 @@ class RunProgress:
         self._lock = threading.Lock()
         self._shown = False
         self._thread: threading.Thread | None = None
+        self._summing_up = False
         self._streams: list[tuple[str, Any]] = []
 
     def start(self) -> None:
@@ -134,6 +137,10 @@ class RunProgress:
                     setattr(sys, name, _Erasing(stream, self._erase, self._lock))
         self._thread = threading.Thread(target=self._look, name=PROGRESS_THREAD, daemon=True)
         self._thread.start()
+
+    def summing_up(self) -> None:
+        """The program has ended; what is left is to sum up, which takes long for many operations."""
+        self._summing_up = True
 
     def stop(self) -> None:
         """Take the line away. Idempotent."""
@@ -153,7 +160,7 @@ class RunProgress:
         wait = AFTER
         while not self._stop.wait(wait):
             wait = period
-            text = line.text(Reading.of(self._simulation), monotonic())
+            text = line.text(Reading.of(self._simulation), monotonic(), summing_up=self._summing_up)
             try:
                 with self._lock:
                     self._draw(text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from kernbench.errors import ConfigError
+from kernbench.plugins.command import PluginCommand
 
 _WITHOUT_EFFECT = {
     "--rdzv-backend": "Ranks meet in the simulation",
@@ -44,6 +45,13 @@ _VARIABLES = {
 
 _UNSUPPORTED = ("--no-python", "--run-path", "--virtual-local-rank")
 
+_TORCHRUNS = {
+    option[2:].replace("-", "_")
+    for option in (
+        "--nproc-per-node", "--nnodes", "--module", *_WITHOUT_EFFECT, *_FLAGS_WITHOUT_EFFECT, *_VARIABLES, *_UNSUPPORTED,
+    )
+}  # fmt: skip
+
 Command = Callable[..., Any]
 
 
@@ -73,6 +81,37 @@ def torchrun_options(command: Command) -> Command:
     for option in (*_FLAGS_WITHOUT_EFFECT, *_UNSUPPORTED):
         wrapped = click.option(*_spellings(option), is_flag=True, hidden=True)(wrapped)
     return wrapped
+
+
+class TorchrunCommand(PluginCommand):
+    """A command whose options may be abbreviated, as torchrun's: ``--nproc 2``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click; beginnings of options are made whole first."""
+        return super().parse_args(ctx, _whole(args, self.params))
+
+
+def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
+    """The command line up to the program, with whole names of options in the place of beginnings that fit one of them.
+
+    One that fits one of torchrun's is that one. What cannot be told stays, for click to say.
+    """
+    options = {name: param for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("-")}
+    rest, whole = [*args], []
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, *value = rest[0].split("=", 1)
+        if name not in options:
+            fits = {id(options[each]): each for each in options if name.startswith("--") and each.startswith(name)}
+            torchruns = [each for each in fits.values() if _key(each) in _TORCHRUNS]
+            name, *others = torchruns or fits.values() or [name]
+            if others or name not in options:
+                break
+        whole.append("=".join([name, *value]))
+        del rest[0]
+        option = options[name]
+        if not value and isinstance(option, click.Option) and not option.is_flag and rest:
+            whole.append(rest.pop(0))
+    return whole + rest
 
 
 def _spellings(option: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 import torch.multiprocessing
 
 from kernbench.errors import ConfigError
+from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
@@ -152,7 +153,7 @@ def run_ranks(
         package = (program.package or "").partition(".")[0]
         environment.state.rank_modules = RankModules(
             named=[name for name in (package, *per_rank_modules) if name],
-            remark=lambda text: ctx.simulation.remarks.setdefault(text),
+            remark=ctx.simulation.remarks.setdefault,
         )
         environment.state.variables = lambda rank: {
             **rank_variables(rank, world, nproc_per_node),
@@ -165,25 +166,35 @@ def run_ranks(
         # code of its own: torch.compile keeps what it has compiled with the code, for the globals that it saw
         exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
 
+    patches = Patches()
+    _replace_launchers(patches, ctx)
     ctx.multiprocessing.configure = configure
     try:
         with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
             ctx.multiprocessing.spawn(body, (), world, per_rank_modules=per_rank_modules)
     finally:
         ctx.multiprocessing.configure = None
+        patches.undo()
+
+
+def _replace_launchers(patches: Patches, ctx: RuntimeContext) -> None:
+    """What starts processes in a program makes simulated ranks, or a remark."""
+    spawn: Callable[..., Any] = ctx.multiprocessing.spawn
+    for name in ("spawn", "start_processes"):
+        patches.set(torch.multiprocessing, name, spawn)
+        patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn)
+    started_processes.install(patches, ctx.simulation.remarks.setdefault)
 
 
 def run_once(
     ctx: RuntimeContext, program: RankProgram, *, prefix: bool = True, at_end: Callable[[], None] | None = None
 ) -> None:
-    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks.
+    """Run ``program`` once, as ``python`` would; ``torch.multiprocessing.spawn`` and ``start_processes`` make simulated ranks.
 
     ``at_end`` is called while its ``__main__`` is still there.
     """
     patches = Patches()
-    spawn: Callable[..., Any] = ctx.multiprocessing.spawn
-    patches.set(torch.multiprocessing, "spawn", spawn)
-    patches.set(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
+    _replace_launchers(patches, ctx)
     main = program.fresh_main()
     try:
         with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):

@@ -137,8 +137,8 @@ class Multiprocessing:
         scheduler = simulation.scheduler
         if scheduler.current_rank() is not None or getcurrent() is not scheduler.main:
             raise KernbenchError(
-                "spawn was called from inside a rank: nested worlds are not simulated. "
-                "Use ctx.distributed.new_group for a part of the ranks, or spawn a second time after this one."
+                "spawn was called from inside a rank: nested worlds are not simulated. A script that makes its own ranks is "
+                "run without --nproc-per-node; for a part of the ranks there is new_group, and another spawn may follow this"
             )
         if isolation not in ISOLATIONS:
             raise ConfigError(f"isolation {isolation!r}: expected one of {', '.join(ISOLATIONS)}")

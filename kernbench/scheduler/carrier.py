@@ -96,10 +96,12 @@ class Baton:
             if holder is None:  # it has been given back, or no thread could be started
                 self._home.acquire(timeout=0.1)
                 return
+            if holder.stuck:
+                return  # an exception would reach it between taking its lock and the block that gives it back
             if holder.thread.ident is not None:
                 identity = ctypes.c_ulong(holder.thread.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
-            if self._home.acquire(timeout=0.1) or holder.stuck:
+            if self._home.acquire(timeout=0.1):
                 return
         if self.holder is not None:
             self.holder.stuck = True  # it waits where no exception reaches it: go on without it

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent
@@ -26,6 +28,8 @@ from kernbench.scheduler.rank import Rank, RankObserver, RankPhase
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
 
 _UNWIND_ATTEMPTS = 100
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 _RUNNERS: dict[str, type[GreenletRunner] | type[CarrierRunner]] = {
     "carrier": CarrierRunner,
@@ -51,6 +55,7 @@ class RankScheduler:
         live_count: ranks that have not ended.
         aborting: whether ranks are being unwound: nobody waits any more.
         observer: is told of the lives of ranks.
+        on_first_failure: called with the first rank of a world that fails, before the others are unwound.
         before_switch: called in a rank that is about to wait; it may raise. Nearly always None: a switch pays for nothing.
         runner: how the ranks run.
         waitable: returns the greenlet to resume when whoever runs now is to go on: in a carrier's thread the fronting one.
@@ -65,6 +70,7 @@ class RankScheduler:
         self.live_count = 0
         self.aborting = False
         self.observer: RankObserver | None = None
+        self.on_first_failure: Callable[[Rank], None] | None = None
         self.before_switch: Callable[[], None] | None = None
         self._effects = effects if effects is not None else HostEffects.from_environment()
         self._refusals = 0
@@ -147,11 +153,16 @@ class RankScheduler:
         return run
 
     def fail(self, rank: Rank, error: BaseException) -> None:
-        """Record ``error`` as the root cause of ``rank``'s failure."""
+        """Record ``error`` as the root cause of ``rank``'s failure; one that was given up has none any more."""
+        if rank.carrier is not None and rank.carrier.stuck:
+            rank.phase = RankPhase.ABORTED
+            return
         rank.phase = RankPhase.FAILED
         rank.error = error
         rank.traceback = _user_traceback(error)
         self.failed.append(rank)
+        if self.on_first_failure is not None and len(self.failed) == 1:
+            self.on_first_failure(rank)
         if self.observer is not None:
             self.observer.rank_failed(rank)
 
@@ -278,9 +289,14 @@ def _unwind_raw(target: Any) -> None:
             target.throw(GreenletExit)
 
 
+def _is_program(frames: TracebackType) -> bool:
+    return frames.tb_frame.f_code.co_filename.startswith(os.path.join(_PACKAGE, "programs", ""))
+
+
 def _user_traceback(error: BaseException) -> str:
-    """The traceback of ``error`` without this module's own frame at its head."""
+    """The traceback of ``error`` without the frames at its head that lead to the program; whole if it never got there."""
     frames = error.__traceback__
-    if frames is not None and frames.tb_next is not None:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and not _is_program(frames):
         frames = frames.tb_next
+    frames = frames or error.__traceback__
     return "".join(traceback.format_exception(type(error), error, frames))

@@ -21,6 +21,7 @@ from typing import Any
 
 from kernbench.errors import KernbenchError
 from kernbench.scheduler.carrier import Baton, Carrier
+from kernbench.scheduler.held_locks import held_lock
 
 PERIOD = 1.0
 """Seconds of wall-clock time between two looks."""
@@ -36,7 +37,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 class HiddenBlockingError(KernbenchError):
-    """A rank blocks its thread, and nothing in the process can wake it."""
+    """A rank blocks its thread, and nothing in the process can wake it. The message has been written to ``stderr`` before."""
 
 
 class Watchdog:
@@ -88,9 +89,13 @@ class Watchdog:
             f"socket).\n{stack.rstrip()}\n"
         )
         if for_ever:
+            others = {
+                each.thread.ident: each.index for each in self._carriers if each is not carrier and each.thread.ident
+            }
+            held = held_lock(carrier.thread.ident or 0, others) or "a rank that holds it waits in the simulation"
             report += (
-                "It waits for a lock, and no other thread or process is there that could release it: a rank that holds it "
-                "waits in the simulation. Do not hold a lock, or wait for a queue, across a collective: ranks take turns."
+                "It waits for a lock, and no other thread or process is there that could release it: "
+                f"{held}\nDo not hold a lock, or wait for a queue, across a collective: ranks take turns."
             )
         sys.stderr.write(f"kernbench: {report}\n")
         sys.stderr.flush()

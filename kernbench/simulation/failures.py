@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.errors import CollectiveMismatchError, DeadlockError, KernbenchError
 from kernbench.scheduler import Rank
 
 _MOST_TRACEBACKS = 8
@@ -18,6 +18,7 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
 
     Attributes:
         errors: ``{rank: exception}`` of the root causes; ranks that were unwound because of them are not in it.
+        sections: what the message consists of: the first that failed, and then the others.
         error_index: the first rank in it, as ``torch.multiprocessing.ProcessRaisedException`` has it.
         error_pid: a stand-in for the process id that handlers of that exception may print.
     """
@@ -25,13 +26,8 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
     def __init__(self, failed: Sequence[Rank]) -> None:
         ordered = sorted(failed, key=lambda rank: rank.index)
         self.errors = {rank.index: rank.error for rank in ordered if rank.error is not None}
-        told: dict[str, int] = {}
-        message = "".join(
-            f"\n\n-- Process {rank.index} terminated with the following error:\n{_once(rank, told)}"
-            for rank in ordered[:_MOST_TRACEBACKS]
-        )
-        if len(ordered) > _MOST_TRACEBACKS:
-            message += f"\n\n... and {len(ordered) - _MOST_TRACEBACKS} more ranks: see .errors"
+        self.sections = _sections(failed)
+        message = "".join(f"\n\n{section}" for section in self.sections)
         first = ordered[0].index
         torch.multiprocessing.ProcessRaisedException.__init__(self, message, first, pid_of(first))
 
@@ -39,11 +35,32 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
         return RuntimeError, (str(self),)
 
 
+def headed(rank: Rank, report: str) -> str:
+    """What a rank failed with, under torch's heading."""
+    return f"-- Process {rank.index} terminated with the following error:\n{report}"
+
+
+def _sections(failed: Sequence[Rank]) -> tuple[str, ...]:
+    """The tracebacks of ranks that failed in this order: of the first, and then by number. Equal ones are shown once."""
+    told: dict[str, int] = {}
+    alike: dict[str, list[Rank]] = {}
+    for rank in [*failed[:1], *sorted(failed[1:], key=lambda rank: rank.index)]:
+        alike.setdefault(_once(rank, told), []).append(rank)
+    sections = []
+    for report, (rank, *others) in [*alike.items()][:_MOST_TRACEBACKS]:
+        numbers = ", ".join(str(each.index) for each in others)
+        sections.append(headed(rank, report) + (f"The same in process {numbers}.\n" if others else ""))
+    if len(alike) > _MOST_TRACEBACKS:
+        sections.append(f"... and {len(alike) - _MOST_TRACEBACKS} more: see .errors")
+    return tuple(sections)
+
+
 def _once(rank: Rank, told: dict[str, int]) -> str:
     """A rank's traceback. A report that another rank has shown, whom ``told`` names, is not shown again."""
     report = str(rank.error)
-    if isinstance(rank.error, DeadlockError) and told.setdefault(report, rank.index) != rank.index:
-        return rank.traceback.replace(report, f"deadlock: the report is that of process {told[report]} above.")
+    shared = isinstance(rank.error, (DeadlockError, CollectiveMismatchError))
+    if shared and told.setdefault(report, rank.index) != rank.index:
+        return rank.traceback.replace(report, f"the report is that of process {told[report]} above.")
     return rank.traceback
 
 

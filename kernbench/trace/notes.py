@@ -11,7 +11,17 @@ from kernbench.trace.rank_times import RankTime
 def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ...]:
     """What to say of a simulation whose ranks took ``times``, in sentences, each once."""
     folding = simulation.hosts.folding
+    device = simulation.topology.device
+    generic = not device.product and any(host.uses_gpu for host in simulation.hosts.of_rank.values())
     return (
+        *(
+            [
+                f"no GPU: on this system `cuda` is a {device.description or device.name}, and times are its own; "
+                "--system dgx_h100 has GPUs (kernbench systems lists others)"
+            ]
+            if generic
+            else ()
+        ),
         *(() if folding is None else (str(folding), *folding.unlike({line.rank: line.compute for line in times}))),
         *simulation.op_costs.unmodelled.sentences,
         *simulation.assumptions.notes,

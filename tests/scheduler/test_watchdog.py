@@ -62,6 +62,29 @@ with kernbench.simulate() as ctx:
 assert {10, 11} <= set(ended)
 """
 
+HELD_BY_LOGGING = """
+import logging
+
+class Waits(logging.Formatter):
+    def format(self, record):
+        context.distributed.barrier()
+        return "formatted"
+
+handler = logging.StreamHandler()
+handler.setFormatter(Waits())
+logging.getLogger("waits").addHandler(handler)
+
+def body(rank):
+    context.distributed.init_process_group()
+    logging.getLogger("waits").warning("hello")
+
+with kernbench.simulate() as context:
+    try:
+        context.multiprocessing.spawn(body, nprocs=2)
+    except watchdog.HiddenBlockingError as error:
+        print(error)
+"""  # at its end Python asks for the same lock
+
 EMPTY_QUEUE = """
 waiting = queue.Queue()
 with kernbench.simulate() as ctx:
@@ -77,6 +100,9 @@ def test_a_lock_held_across_a_collective_ends_the_run(tmp_path: Path) -> None:
     result = run_alone(HELD_LOCK, tmp_path)
     assert result.returncode == 0, result.stderr
     assert re.search(r"rank 1 has been blocking(.|\n)*with lock:(.|\n)*Do not hold", result.stdout)
+    assert re.search(
+        r"`lock` is held by rank 0(.|\n)*program.py\", line \d+, in body\n +ctx.distributed.barrier", result.stdout
+    )
     assert "kernbench: rank 1" in result.stderr
 
 
@@ -93,6 +119,13 @@ def test_an_empty_queue_ends_the_run(tmp_path: Path) -> None:
     result = run_alone(EMPTY_QUEUE, tmp_path)
     assert result.returncode == 0, result.stderr
     assert re.search(r"rank 0(.|\n)*waiting.get", result.stdout)
+
+
+@needs_proc
+def test_a_handler_that_waits_while_it_holds_its_lock_ends_the_run(tmp_path: Path) -> None:
+    result = run_alone(HELD_BY_LOGGING, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"`self.lock` is held by rank 0(.|\n)*in format\n +context.distributed.barrier", result.stdout)
 
 
 @needs_proc

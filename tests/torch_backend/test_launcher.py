@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kernbench
+from kernbench.cli import app
 from kernbench.commands.run import command, print_summary
 from kernbench.errors import ConfigError
 
@@ -82,6 +84,7 @@ def test_environment_and_arguments(run: Run) -> None:
             {"TORCHELASTIC_MAX_RESTARTS": "3", "ROLE_NAME": "trainer"},
         ),
         (("--nproc-per-node=gpu", "--system", "dgx_h100"), {"WORLD_SIZE": "8"}),
+        (("--nproc", "2", "--max=3", "--standalone", "--nnode=1", "--sys", "sip8"), {"TORCHELASTIC_MAX_RESTARTS": "3"}),
     ],
 )
 def test_torchruns_options(run: Run, options: tuple[str, ...], variables: dict[str, str]) -> None:
@@ -101,6 +104,7 @@ def test_torchruns_options(run: Run, options: tuple[str, ...], variables: dict[s
         (("--nproc-per-node", "many"), "expected a number"),
         (("--nproc-per-node", "cpu"), "depend on this machine"),
         (("--nnodes", "two"), "MIN:MAX"),
+        (("--rdzv", "x"), "No such option"),  # of several
     ],
 )
 def test_bad_options(run: Run, options: tuple[str, ...], message: str) -> None:
@@ -201,6 +205,112 @@ def test_a_script_has_its_own_future(run: Run) -> None:
     source = "import json\ndef f(x: int): ...\nprint(json.dumps(type(f.__annotations__['x']).__name__))\n"
     assert told(run(source, "--nproc-per-node", "1")) == {0: "type"}
     assert told(run("from __future__ import annotations\n" + source, "--nproc-per-node", "1")) == {0: "str"}
+
+
+def test_a_script_that_spawns_itself_by_the_longer_name(run: Run) -> None:
+    source = "import json, torch.multiprocessing as mp\ndef main(rank):\n    print(json.dumps(rank))\n"
+    assert told(run(source + "mp.start_processes(main, nprocs=2, start_method='fork')")) == {0: 0, 1: 1}
+    nested = run(source + "mp.spawn(main, nprocs=2)", "--nproc-per-node", "2")
+    assert nested.exit_code == 1
+    assert "is run without --nproc-per-node" in nested.output
+
+
+def test_processes_of_the_programs_own_are_named(run: Run) -> None:
+    """A DataLoader's workers are not."""
+    source = (
+        "import multiprocessing, torch\nfrom torch.utils.data import DataLoader\n"
+        "def work():\n    pass\n"
+        "print(len([*DataLoader([1.0, 2.0], num_workers=1, multiprocessing_context='fork')]))\n{}"
+        "process = multiprocessing.get_context('fork').Process(target=work)\nprocess.start()\nprocess.join()\n"
+    )
+    said = "not simulated: processes that the program starts itself, running work"
+    for options in ((), ("--nproc-per-node", "1")):
+        result = run(source.format(""), *options)
+        assert result.exit_code == 0, result.output
+        assert said in result.stdout
+        assert said not in run(source.format("raise SystemExit\n"), *options).stdout
+
+
+def test_remote_procedure_calls_are_refused(run: Run) -> None:
+    source = "from torch.distributed import rpc\nrpc.init_rpc('worker', rank=0, world_size=1)"
+    result = run(source, "--nproc-per-node", "1")
+    assert result.exit_code == 1
+    assert "remote procedure calls are not simulated" in result.output
+
+
+def test_a_failure_is_shown_at_once_and_once(run: Run) -> None:
+    """Before what the others say while they are unwound, and without the simulator's frames."""
+    result = run(
+        "import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "try:\n    assert os.environ['RANK'] != '2', 'the cause'\n    dist.barrier()\n"
+        "finally:\n    print('unwound')\n",
+        "--nproc-per-node", "4",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert result.output.count("the cause") == 2  # the line of the program, and the error
+    head, _, tail = result.output.partition("AssertionError: the cause")
+    assert head.count("unwound") == 1  # the rank's own
+    assert tail.count("unwound") == 2
+    assert "launcher.py" not in result.output
+    assert "-- Process 2 terminated with the following error:\nTraceback" in head
+    assert "kernbench: failed: rank 2 (AssertionError)" in tail
+
+
+def test_a_report_of_several_ranks_is_shown_once(run: Run) -> None:
+    result = run(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(dist.get_rank() + 1))\n",
+        "--nproc-per-node", "3",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert result.output.count("No data has moved") == 1
+    assert "CollectiveMismatchError: the report is that of process 1 above." in result.output
+    assert "kernbench: failed: rank 0 (CollectiveMismatchError), rank 1 (" in result.output
+
+
+def test_no_table_of_zeros_after_a_failure(run: Run) -> None:
+    result = run("raise ValueError('at once')", "--nproc-per-node", "2")
+    assert result.exit_code == 1
+    assert "modelled on" not in result.output
+    assert "modelled on" in run("pass", "--nproc-per-node", "2").output
+
+
+def test_a_script_that_fails_alone(run: Run) -> None:
+    result = run("def broken():\n    raise ValueError('why')\nbroken()\n")
+    assert result.exit_code == 1
+    assert re.fullmatch(
+        r'Traceback \(most recent call last\):\n  File ".*program.py", line 3, in <module>\n(.|\n)*ValueError: why\n'
+        r"kernbench: failed: ValueError\n",
+        result.output,
+    ), result.output
+
+
+def test_the_summary_says_what_a_newcomer_would_wonder_at(run: Run) -> None:
+    source = (
+        "import logging, torch\nlogging.basicConfig(format='%(asctime)s', force=True)\nlogging.error('x')\n"
+        "torch.ones(1, device='{}')"
+    )
+    dated = "log lines are dated by virtual time, which begins at 2020-01-01 00:00:00 UTC"
+    generic = "no GPU: on this system `cuda` is a generic accelerator"
+    for device, system, expected in (("cuda", "sip8", True), ("cpu", "sip8", False), ("cuda", "dgx_h100", False)):
+        out = run(source.format(device), "--nproc-per-node", "1", "--system", system).stdout
+        assert dated in out.splitlines()
+        assert (generic in out) is expected
+
+
+@pytest.mark.parametrize(
+    ("line", "suggested"),
+    [(["rnu", "x.py"], "Did you mean 'run'?"), (["x.py"], "Did you mean 'run x.py'?"), (["zzz"], "")],
+)
+def test_a_mistyped_command(line: list[str], suggested: str) -> None:
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 2
+    assert f"No such command {line[0]!r}. {suggested}".strip() in result.output
+
+
+def test_the_help_says_what_the_default_system_is() -> None:
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "[default: sip8, generic accelerators]" in text
 
 
 def test_prefix_and_summary_can_be_left_out(run: Run) -> None:

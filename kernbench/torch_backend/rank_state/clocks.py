@@ -10,6 +10,7 @@ Outside ranks the functions are as they were, also those that a program has kept
 from __future__ import annotations
 
 import functools
+import logging
 import time
 import timeit
 from collections.abc import Callable
@@ -68,6 +69,13 @@ class RankClock:
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
 
+    def dated(self) -> None:
+        """The program writes down the time of a rank as a date."""
+        simulation = self._simulation
+        if simulation is not None and simulation.scheduler.current_rank() is not None:
+            begin = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(EPOCH))
+            simulation.remarks.setdefault(f"log lines are dated by virtual time, which begins at {begin} UTC")
+
     def sleep(self, seconds: float) -> None:
         """``time.sleep``."""
         simulation = self._simulation
@@ -99,6 +107,19 @@ def install(patches: Patches, clock: RankClock) -> None:
         patches.set(time, name, reads(name, offset, nanoseconds=False))
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))
     _install_timeit(patches)
+    _install_dates(patches, clock)
+
+
+def _install_dates(patches: Patches, clock: RankClock) -> None:
+    """Log lines that are dated by virtual time: the run says why."""
+    stock = logging.Formatter.formatTime
+
+    @functools.wraps(stock)
+    def format_time(self: Any, record: Any, datefmt: str | None = None) -> str:
+        clock.dated()
+        return stock(self, record, datefmt)
+
+    patches.set(logging.Formatter, "formatTime", format_time)
 
 
 def _install_timeit(patches: Patches) -> None:

@@ -28,6 +28,7 @@ from kernbench.torch_backend.features import (
     fake_tensors,
     fsdp_profiler,
     loss_parallel,
+    remote_calls,
     sharding_of_lists,
 )
 from kernbench.torch_backend.patches import Patches
@@ -37,7 +38,7 @@ from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
     attention_sharding, checkpoint_streams, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors,
-    fsdp_profiler, loss_parallel, sharding_of_lists,
+    fsdp_profiler, loss_parallel, remote_calls, sharding_of_lists,
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {

@@ -1,0 +1,55 @@
+"""How ``kernbench run`` shows that a program has failed: at once, once, and without the simulator's own frames."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TextIO
+
+import click
+
+from kernbench.scheduler import Rank
+from kernbench.simulation.failures import SpawnException, headed
+from kernbench.trace.memory_report import notes_that_python_hides
+
+
+class ShownFailures:
+    """Shows the first rank that fails when it does, before what the others say while they are unwound.
+
+    Args:
+        stream: where to; by default what ``sys.stderr`` is now, so without a rank's prefix.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._shown = 0
+
+    def first(self, rank: Rank) -> None:
+        """A rank has failed."""
+        self._show(headed(rank, rank.traceback))
+        self._shown = 1
+
+    def all(self, error: SpawnException) -> dict[int, BaseException]:
+        """The run has ended: show the others, and sum up. Gives the errors by rank."""
+        for section in error.sections[self._shown :]:
+            self._show(section)
+        for line in notes_that_python_hides(error.errors.values()):
+            click.echo(line, file=self._stream)
+        failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
+        click.echo(f"kernbench: failed: {failed}", file=self._stream)
+        return error.errors
+
+    def script(self, error: BaseException, file: str) -> bool:
+        """Show what a script that runs once has raised, from its own file on; false if that had no part in it."""
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != file:
+            frames = frames.tb_next
+        if frames is None:
+            return False
+        self._show("".join(traceback.format_exception(type(error), error, frames)))
+        click.echo(f"kernbench: failed: {type(error).__name__}", file=self._stream)
+        return True
+
+    def _show(self, text: str) -> None:
+        sys.stdout.flush()  # what came before, in a file of both
+        click.echo(text.strip(), file=self._stream)

@@ -1,0 +1,34 @@
+"""Processes that a program starts itself: they run outside the simulation, and the run says so."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.process
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kernbench.torch_backend.patches import Patches
+
+_HELPERS = sys.stdlib_module_names | {"torch", "kernbench"}
+"""Packages whose processes are helpers (a DataLoader's workers, a pool's): what they do is not theirs to say."""
+
+
+def install(patches: Patches, remark: Callable[[str], object]) -> None:
+    """``remark`` is told of each function of the program that it has run in a process, in a sentence."""
+    stock: Any = multiprocessing.process.BaseProcess.start
+
+    @functools.wraps(stock)
+    def start(self: Any) -> None:
+        runs = type(self) if (target := vars(self).get("_target")) is None else target
+        while isinstance(runs, functools.partial):
+            runs = runs.func
+        if str(getattr(runs, "__module__", "")).partition(".")[0] not in _HELPERS:
+            name = getattr(runs, "__qualname__", runs)
+            remark(
+                f"not simulated: processes that the program starts itself, running {name}: they have no "
+                "simulated GPU, and no rank meets them (torch.multiprocessing.spawn and --nproc-per-node make ranks)"
+            )
+        stock(self)
+
+    patches.set(multiprocessing.process.BaseProcess, "start", start)
