@@ -256,7 +256,7 @@ def train(model: nn.Module, args: argparse.Namespace, batch: torch.Tensor, total
         share = microbatch.shape[0] / batch.shape[0]
         (loss * share).backward()
         losses.append(loss.detach() * share)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):  # in which cross entropy is computed in 32 bits
             for total in totals:
                 total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     return torch.stack(losses).sum()

@@ -14,10 +14,6 @@ KINDS = ("product", "attention", "memory", "kernel", "communication", "copy", "h
 and device; a host that launches; none of these."""
 
 
-_ATTENTION = ("attention", "attn")
-"""What is in the name of a fused attention."""
-
-
 class PathPart(NamedTuple):
     """Seconds of one kind on the critical path, and their interval (80 %), errors of one operator added up."""
 
@@ -43,9 +39,7 @@ def parts_of(path: Iterable[PathStep], begin: float, end: float) -> tuple[PathPa
 def _kind(step: PathStep) -> str:
     if step.span is None or step.kind != "compute":
         return step.kind
-    if step.span.kind == "gemm":
-        return "attention" if any(word in step.span.name for word in _ATTENTION) else "product"
-    return "kernel" if step.span.kind == "kernel" else "memory"
+    return {"gemm": "product", "math": "memory"}.get(step.span.kind, step.span.kind)
 
 
 def _name(step: PathStep) -> str:
