@@ -9,9 +9,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kernbench.end_to_end.published import selected
+from kernbench.end_to_end.published import published, selected
 from kernbench.end_to_end.report import report
-from kernbench.end_to_end.results import result_of, write_results
+from kernbench.end_to_end.results import merged, read_results, result_of, write_results
 from kernbench.end_to_end.runs import run_rows
 from kernbench.sweep.outcome import Outcome
 
@@ -25,7 +25,10 @@ def validate_end_to_end(
     timeout: float | None,
     json_path: Path | None,
 ) -> None:
-    """Run the rows that ``names`` select, print the table, and write it to ``json_path`` if there is one."""
+    """Run the rows that ``names`` select, and print the table.
+
+    A file ``json_path`` gets these rows; others that it has stay in it.
+    """
     rows = selected(names)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
@@ -39,6 +42,7 @@ def validate_end_to_end(
     results = [result_of(row, found[row.id]) for row in rows]
     click.echo(report(results))
     if json_path is not None:
-        write_results(json_path, results)
+        kept = read_results(json_path, published()) if json_path.exists() else []
+        write_results(json_path, merged(kept, results))
         click.echo(f"wrote {json_path}")
     sys.exit(0 if any(result.seconds is not None for result in results) else 1)

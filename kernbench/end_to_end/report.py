@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
+from kernbench.end_to_end.left_out import left_out
 from kernbench.end_to_end.pairs import speedups
 from kernbench.end_to_end.published import GIB
 from kernbench.end_to_end.results import StepResult, groups, score
@@ -17,7 +18,9 @@ _SHORT = {
 
 def report(results: Sequence[StepResult]) -> str:
     """All of it."""
-    return "\n".join([*rows(results), "", *pooled(results), "", *memory(results), "", *pairs(results)])
+    return "\n".join([
+        *rows(results), "", *pooled(results), "", *unseen(results), "", *memory(results), "", *pairs(results)
+    ])  # fmt: skip
 
 
 def rows(results: Sequence[StepResult]) -> Iterator[str]:
@@ -61,6 +64,18 @@ def pooled(results: Sequence[StepResult]) -> Iterator[str]:
     """How wrong step times are, by group."""
     yield f"{'step time':28}{'rows':>6}{'median':>9}{'worst':>9}{'signed':>9}{'in 80 %':>9}"
     for title, members in groups(results).items():
+        found = score(members)
+        if found is not None:
+            yield (
+                f"{title:28}{found.rows:6}{found.median:9.1%}{found.worst:9.1%}{found.signed:+9.1%}{found.covered:9.0%}"
+            )
+
+
+def unseen(results: Sequence[StepResult]) -> Iterator[str]:
+    """The same of each source without what it had a say in."""
+    yield f"{'leaving out one source':28}{'rows':>6}{'median':>9}{'worst':>9}{'signed':>9}{'in 80 %':>9}"
+    folds = left_out(results)
+    for title, members in {**folds, "all": [each for fold in folds.values() for each in fold]}.items():
         found = score(members)
         if found is not None:
             yield (

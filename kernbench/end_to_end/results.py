@@ -138,6 +138,12 @@ def _digits(figure: float) -> float:
     return float(f"{figure:.6g}")
 
 
+def merged(older: Iterable[StepResult], newer: Iterable[StepResult]) -> list[StepResult]:
+    """All rows that either has, in the order of the table; of those that both have, the newer ones."""
+    found = {result.row.id: result for result in (*older, *newer)}
+    return [found[row_id] for row_id in sorted(found)]
+
+
 def read_results(path: Path, rows: Iterable[Published]) -> list[StepResult]:
     """The results in a file that :func:`write_results` wrote, of those of ``rows`` that it has. Raises ConfigError."""
     try:
