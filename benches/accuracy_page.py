@@ -3,7 +3,8 @@
     python -m benches.accuracy_page [docs/accuracy.md] [--left-out REPORT.txt ...]
 
 Replaces what is between ``<!-- NAME -->`` and ``<!-- end -->``: ``report`` by what ``kernbench validate`` prints, ``left-out``
-by reports of ``python -m benches.cross_validation``, where given.
+by reports of ``python -m benches.cross_validation``, where given, and ``steps`` by what
+``kernbench validate --end-to-end --json`` has written to ``end_to_end.json`` beside the page.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from pathlib import Path
 from kernbench.commands.validate import report
 from kernbench.cost.reference import SHIPPED_MANIFEST
 from kernbench.cost.validation import compare_manifest
+from kernbench.end_to_end.published import published
+from kernbench.end_to_end.report import report as steps_report
+from kernbench.end_to_end.results import read_results
 
 
 def replaced(page: str, name: str, text: str) -> str:
@@ -28,6 +32,9 @@ def replaced(page: str, name: str, text: str) -> str:
 def rewrite(page: Path, left_out: list[Path]) -> None:
     """Rewrite the page's blocks."""
     text = replaced(page.read_text(), "report", report(compare_manifest(SHIPPED_MANIFEST)))
+    results = page.with_name("end_to_end.json")
+    if results.exists():
+        text = replaced(text, "steps", steps_report(read_results(results, published())))
     if left_out:
         text = replaced(text, "left-out", "\n".join(path.read_text().rstrip() for path in left_out))
     page.write_text(text)

@@ -100,6 +100,7 @@ class GemmKernels(Spec):
         wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
         power: board power of the devices that `efficiency` is of, watts; 0: not known, and a device's own limit says nothing.
         power_exponent: how what large products sustain grows with the board's power limit.
+        sustained: share by which products take longer where one follows another for long (ADR 0126); 0: not known.
         throttle, throttle_after: share of time that long products lose to clocks falling under power limits, and the
             duration at which half of that is lost, seconds.
     """
@@ -118,6 +119,7 @@ class GemmKernels(Spec):
     wide: float = 1.0
     power: float = 0.0
     power_exponent: float = 0.0
+    sustained: float = 0.0
     throttle: float
     throttle_after: Micros
 

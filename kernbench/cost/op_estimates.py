@@ -308,7 +308,9 @@ class OpCosts:
         if crossed and row is not None and row.pace == "copy":
             row = replace(row, pace="transpose")
         found = _estimate(row or _UNKNOWN, given, made, self._device, causal)
-        kind = "gemm" if row is not None and row.uses_matrix_engines else "math"
+        kind = "math"
+        if row is not None and row.uses_matrix_engines:
+            kind = "attention" if row.model is Model.ATTENTION else "gemm"
         cost = Cost.on_stream(
             found,
             self._device,

@@ -7,8 +7,9 @@ fits are worse than the shipped constants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from math import hypot
 
 import numpy as np
 
@@ -45,3 +46,37 @@ def collective_spread(nodes: int, nbytes: int) -> tuple[float, float]:
     """Shares below and above a collective's time on ``nodes`` nodes, for one that is simulated step by step."""
     _, below, above = next(band for band in BANDS[collective_group(nodes, "host")] if nbytes <= band[0])
     return below, above
+
+
+# -- whole steps (ADR 0125) ------------------------------------------------------------------------------------------------
+
+COMMON = 0.06
+"""Share by which all that a device computes is off together, 80 % of steps: its clock, its power, its library's version."""
+
+_COMPUTED = frozenset({"product", "attention", "memory", "kernel"})
+"""Kinds of work that share the device's clock."""
+
+
+def step_interval(parts: Iterable[tuple[str, float, float, float]]) -> tuple[float, float]:
+    """Seconds that a step takes at least and at most, four times of five.
+
+    Errors within one kind of work have one direction; those of different kinds are independent, but for what all that the
+    device computes has in common (:data:`COMMON`), and the host's, which is as uncertain as it is long.
+
+    Args:
+        parts: of the step's critical path: kind, seconds, and their interval.
+    """
+    below: list[float] = []
+    above: list[float] = []
+    seconds = computed = 0.0
+    for kind, took, low, high in parts:
+        seconds += took
+        computed += took if kind in _COMPUTED else 0.0
+        below.append(took * _HOST if kind in ("host", "gap") else took - low)
+        above.append(took * _HOST if kind in ("host", "gap") else high - took)
+    common = computed * COMMON
+    return seconds - hypot(common, *below), seconds + hypot(common, *above)
+
+
+_HOST = 0.4
+"""Of a host's time between launches: another CPU, another version of Python."""

@@ -23,7 +23,7 @@ class Cost:
         seconds: how long.
         low, high: the interval in seconds that is meant to cover 80 % of measurements (ADR 0031).
         nbytes: bytes read and written.
-        kind: ``"gemm"``, ``"math"``, ``"kernel"`` or ``"dma"``.
+        kind: ``"gemm"``, ``"attention"``, ``"math"``, ``"kernel"`` or ``"dma"``.
         limit: what limits it: ``"compute"``, ``"memory"``, ``"cache"``, ``"launch"``, ...
         host: seconds that it costs the host beyond one launch: further launches, tensors of a list, bookkeeping.
     """

@@ -58,7 +58,7 @@ class KernelEvent:
 
     Attributes:
         number: the same when it is launched and when it has completed; counts from 0 in each simulation.
-        kind: ``"kernel"``, ``"gemm"``, ``"math"`` or ``"dma"``.
+        kind: ``"kernel"``, ``"gemm"``, ``"attention"``, ``"math"`` or ``"dma"``.
         rank: who launched it, None for main.
         sip, stream: where it runs.
         enqueue, start, end: seconds; the last two None while unknown.

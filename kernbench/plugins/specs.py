@@ -72,8 +72,8 @@ class CostModel(Protocol):
     def seconds(self, op: Any, modelled: float) -> float:
         """Duration of an operation of a device's stream (seconds, finite, not negative).
 
-        ``op`` has name, kind (``"kernel"``, ``"gemm"``, ``"math"``, ``"dma"``), rank, sip, nbytes, and detail (a mapping or
-        None: the grid, and what the executor counted of a Triton kernel). ``modelled``: what kernbench says.
+        ``op`` has name, kind (``"kernel"``, ``"gemm"``, ``"attention"``, ``"math"``, ``"dma"``), rank, sip, nbytes, and detail
+        (a mapping or None: the grid, and what the executor counted of a Triton kernel). ``modelled``: what kernbench says.
         """
 
 

@@ -65,6 +65,20 @@ def turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * turns[None, : x.shape[1], None]).flatten(3).type_as(x)
 
 
+class ComposedRMSNorm(nn.RMSNorm):
+    """RMSNorm as PyTorch composed it of other operators until 2.7: in 32 bits, each step a kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [..., dim]``."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(torch.finfo(torch.float32).eps))
+        return wide.mul(scale).type_as(x).mul(self.weight)
+
+
+Norm = Callable[[int], nn.Module]
+NORMS: dict[str, Norm] = {"fused": nn.RMSNorm, "composed": ComposedRMSNorm}
+
+
 class Attention(nn.Module):
     """Causal self-attention with fewer heads of keys and values than of queries."""
 
@@ -108,12 +122,12 @@ class FeedForward(nn.Module):
 class LlamaLayer(nn.Module):
     """One layer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, norm: Norm) -> None:
         super().__init__()
         self.attention = Attention(shape)
         self.feed_forward = FeedForward(shape)
-        self.attention_norm = nn.RMSNorm(shape.dim)
-        self.ffn_norm = nn.RMSNorm(shape.dim)
+        self.attention_norm = norm(shape.dim)
+        self.ffn_norm = norm(shape.dim)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         """``x [batch, seq, dim]``."""
@@ -126,13 +140,13 @@ class Llama(nn.Module):
 
     turns: torch.Tensor
 
-    def __init__(self, shape: Shape, seq: int, first: int, last: int) -> None:
+    def __init__(self, shape: Shape, seq: int, first: int, last: int, norm: Norm = nn.RMSNorm) -> None:
         super().__init__()
         self.shape, self.seq = shape, seq
         self.embedding = nn.Embedding(shape.vocab, shape.dim) if first == 0 else None
-        self.layers = nn.ModuleDict({str(number): LlamaLayer(shape) for number in range(first, last)})
+        self.layers = nn.ModuleDict({str(number): LlamaLayer(shape, norm) for number in range(first, last)})
         ends = last == shape.layers
-        self.norm = nn.RMSNorm(shape.dim) if ends else None
+        self.norm = norm(shape.dim) if ends else None
         self.output = nn.Linear(shape.dim, shape.vocab, bias=False) if ends else None
         self.register_buffer("turns", rotary(seq, shape.dim // shape.heads), persistent=False)
 
@@ -263,6 +277,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, help="of the pipeline; default: one per sequence")
     parser.add_argument("--dp-replicate", type=int, default=1, help="replicas of the sharded model")
     parser.add_argument("--checkpointing", choices=("none", "selective", "full"), default="selective")
+    parser.add_argument(
+        "--norm", choices=sorted(NORMS), default="fused", help="RMSNorm in one kernel, or as before PyTorch 2.8"
+    )
+    parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused", help="kernels of AdamW")
     parser.add_argument("--compile", action="store_true", help="compile each layer")
     return parser.parse_args()
 
@@ -285,7 +303,7 @@ def pipeline(args: argparse.Namespace, shape: Shape, mesh: DeviceMesh, device: t
     parts, stages = [], []
     for number in range(group.get_local_rank(), count, group.size()):
         with torch.device("meta"):
-            part = Llama(shape, args.seq, bounds[number], bounds[number + 1])
+            part = Llama(shape, args.seq, bounds[number], bounds[number + 1], NORMS[args.norm])
         parts.append(prepared(part, args, mesh))
         stages.append(PipelineStage(parts[-1], number, count, device, group=group.get_group()))
     microbatches = args.microbatches or args.batch
@@ -310,10 +328,11 @@ def main() -> None:
         parts, schedule = pipeline(args, shape, mesh, device)
     else:
         with torch.device("meta"):
-            whole = Llama(shape, args.seq, 0, shape.layers)
+            whole = Llama(shape, args.seq, 0, shape.layers, NORMS[args.norm])
         parts = [prepared(whole, args, mesh)]
     parameters = [parameter for part in parts for parameter in part.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    kernels = {args.optimizer: True}
+    optimizer = torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, **kernels)
     for step in range(args.steps):
         tokens = torch.randint(0, shape.vocab, (args.batch, args.seq + 1)).to(device)
         inputs, labels = tokens[:, :-1], tokens[:, 1:]

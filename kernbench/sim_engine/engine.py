@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from kernbench.sim_engine.clocks import Clocks
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.interference import Interference
 from kernbench.sim_engine.memory_store import MemoryStore
@@ -25,7 +26,7 @@ from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
 
-_DISTURBED = frozenset({"gemm", "math", "kernel"})
+_DISTURBED = frozenset({"gemm", "attention", "math", "kernel"})
 """Kinds of operations that run on PEs."""
 
 
@@ -62,6 +63,7 @@ class GraphEngine:
         self.progress = 0
         self.latest_end = 0.0
         self.interference = Interference()
+        self.clocks = Clocks()
         self.cost_model: Callable[[Operation, float], float] | None = None
         """Says how long an operation of a stream takes, given what was modelled (s); None: as modelled."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -134,6 +136,7 @@ class GraphEngine:
             if stream.tail is not None and stream.tail.end is None:
                 stream.tail = None
         self.interference.clear()
+        self.clocks.clear()
 
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
         """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
@@ -174,7 +177,9 @@ class GraphEngine:
             self._end_stream_op(op, op.start + op.duration)
 
     def _beside(self, op: Operation, start: float, seconds: float) -> float:
-        """How long an operation of ``seconds`` takes beside the collectives of its SIP."""
+        """How long an operation of ``seconds`` takes after what its SIP has done, and beside the SIP's collectives."""
+        if op.kind == "gemm":
+            seconds = self.clocks.slowed(op.sip, start, seconds)
         if op.kind in _DISTURBED:
             return self.interference.stretched(op, start, seconds)
         return seconds

@@ -99,7 +99,7 @@ class Interference:
                 continue
             alone = max(begin - now, 0.0)
             now, left = now + alone, max(left - alone, 0.0)
-            slower = 1 + (posted.load.compute if op.kind == "gemm" else posted.load.memory)
+            slower = 1 + (posted.load.compute if op.kind in ("gemm", "attention") else posted.load.memory)
             beside = max(min(left * slower, end - now), 0.0)
             now, left = now + beside, left - beside / slower
         if past:

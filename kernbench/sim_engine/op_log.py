@@ -44,7 +44,7 @@ class OpRecord:
     """One line of the log. Times are virtual seconds.
 
     Attributes:
-        kind: ``"kernel"``, ``"gemm"``, ``"math"``, ``"dma"``, ``"collective"`` or ``"collective_step"``.
+        kind: ``"kernel"``, ``"gemm"``, ``"attention"``, ``"math"``, ``"dma"``, ``"collective"`` or ``"collective_step"``.
         name: the operation.
         rank: rank that caused it, None for main.
         sip, stream: where it ran; a step's stream is the name of its queue.

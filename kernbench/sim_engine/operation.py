@@ -19,7 +19,7 @@ class Operation:
 
     Attributes:
         name: what the user would call it.
-        kind: ``"kernel"``, ``"gemm"``, ``"math"``, ``"dma"``, ``"collective"`` or ``"timer"``.
+        kind: ``"kernel"``, ``"gemm"``, ``"attention"``, ``"math"``, ``"dma"``, ``"collective"`` or ``"timer"``.
         rank: rank that enqueued it, or None for main.
         sip: SIP on which it runs.
         stream: name of the stream on that SIP.

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
+from kernbench.cost.gemm import kernels_of
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.cost.registry import brought
 from kernbench.order import Order
@@ -118,6 +119,7 @@ class Simulation:
         device = self.topology.device
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
+        engine.clocks.slowdown = kernels_of(device).sustained
         self.assumptions = Assumptions(unknown)
         self.remarks: dict[str, None] = {}
         self.executor = DataExecutor()

@@ -25,6 +25,7 @@ _STYLE = """
   .wait { fill: #e2e8f0 }
   .kernel { fill: #2563eb }
   .gemm { fill: #4f46e5 }
+  .attention { fill: #0891b2 }
   .math { fill: #0ea5e9 }
   .dma { fill: #ca8a04 }
   .collective { fill: #16a34a }
@@ -37,6 +38,7 @@ _KINDS = {
     "wait": "host waits",
     "kernel": "kernel",
     "gemm": "GEMM",
+    "attention": "attention",
     "math": "elementwise",
     "dma": "copy",
     "collective": "collective",

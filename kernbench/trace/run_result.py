@@ -17,10 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernbench.errors import ConfigError
 from kernbench.simulation.simulation import Simulation
+from kernbench.trace.critical import critical_path
 from kernbench.trace.memory_report import memory_of_ranks
 from kernbench.trace.notes import notes_of
 from kernbench.trace.rank_times import RankTime, rank_times, traffic
+from kernbench.trace.step_parts import mean_parts, parts_of
 from kernbench.trace.step_times import TOLERANCE, StepTimes, achieved
+from kernbench.trace.timeline import Timeline
 from kernbench.version import __version__
 
 VERSION = 1
@@ -43,6 +46,9 @@ class ResultOfRank(_Part):
         description="most bytes of its device's memory that its allocator held, and what is stated besides"
     )
     capacity_bytes: int = Field(description="of its device's memory")
+    reserved_bytes: int = Field(
+        default=0, description="most bytes that its allocator held, torch.cuda.max_memory_reserved"
+    )
 
 
 class ResultOfStep(_Part):
@@ -59,6 +65,15 @@ class ResultOfStep(_Part):
     samples: int
 
 
+class ResultOfPart(_Part):
+    """What a step's critical path is spent on: seconds of one kind of work, and their 80 % interval."""
+
+    kind: str
+    seconds: float
+    low: float
+    high: float
+
+
 class Throughput(_Part):
     """What typical steps achieve: the equal ones where there are any, else all but the first."""
 
@@ -66,6 +81,9 @@ class Throughput(_Part):
     equal: bool = Field(description="whether they are equal")
     tolerance: float = Field(description="within which they are, as a share")
     seconds_per_step: float
+    parts: tuple[ResultOfPart, ...] = Field(
+        default=(), description="what these seconds are spent on; they add up to them"
+    )
     tokens_per_second: float | None
     samples_per_second: float | None
     model_flops_per_second_per_gpu: float
@@ -141,18 +159,23 @@ def result_of(
     figures = achieved(times, simulation.topology.device, tokens=tokens, samples=samples)
     throughput = None
     if figures is not None:
+        typical = times.typical
+        path = critical_path(Timeline.of(simulation, max_steps=0).spans)
+        parts = mean_parts(parts_of(path, typical[0].begin, typical[-1].end), len(typical))
         throughput = Throughput(
-            steps=(times.typical[0].number, times.typical[-1].number), equal=bool(times.steady), tolerance=TOLERANCE,
-            seconds_per_step=figures.seconds,
+            steps=(typical[0].number, typical[-1].number), equal=bool(times.steady), tolerance=TOLERANCE,
+            seconds_per_step=figures.seconds, parts=tuple(ResultOfPart(**part._asdict()) for part in parts),
             tokens_per_second=figures.tokens / figures.seconds if figures.tokens else None,
             samples_per_second=figures.samples / figures.seconds if figures.samples else None,
             model_flops_per_second_per_gpu=figures.flops_per_gpu, mfu=figures.mfu, hfu=figures.hfu, peaks=dict(figures.peaks),
         )  # fmt: skip
     failures = tuple(failure_of(rank, error) for rank, error in sorted((errors or {}).items()))
     whole = None if extrapolate is None else times.extrapolate(extrapolate)
-    held = {memory.rank: memory.peak_reserved + sum(memory.overhead.values()) for memory in memory_of_ranks(simulation)}
+    reserved = {
+        memory.rank: (memory.peak_reserved, sum(memory.overhead.values())) for memory in memory_of_ranks(simulation)
+    }
     lines = rank_times(simulation)
-    ranks = [_of_rank(simulation, line, held.get(line.rank, 0)) for line in lines]
+    ranks = [_of_rank(simulation, line, *reserved.get(line.rank, (0, 0))) for line in lines]
     return RunResult(
         kernbench=__version__,
         program=program,
@@ -186,10 +209,11 @@ def result_of(
     )
 
 
-def _of_rank(simulation: Simulation, line: RankTime, held: int) -> ResultOfRank:
+def _of_rank(simulation: Simulation, line: RankTime, reserved: int, stated: int) -> ResultOfRank:
     return ResultOfRank(
         rank=line.rank, seconds=line.total, compute=line.compute, communication=line.communication, host=line.host,
-        idle=line.idle, peak_bytes=held, capacity_bytes=simulation.topology.device.hbm.size,
+        idle=line.idle, peak_bytes=reserved + stated, capacity_bytes=simulation.topology.device.hbm.size,
+        reserved_bytes=reserved,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.sim_engine.operation import Operation
 from kernbench.topology import Topology
 
-COMPUTE_KINDS = frozenset({"kernel", "gemm", "math"})
+COMPUTE_KINDS = frozenset({"kernel", "gemm", "attention", "math"})
 HOST = "host"
 
 MAX_STEPS = 20_000

@@ -5,10 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +14,10 @@ from kernbench.errors import ConfigError
 from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, OK, Outcome
 from kernbench.topology import resolve_topology
-from kernbench.trace.run_result import RunResult, read_result
+from kernbench.trace.run_result import RunResult
 from kernbench.version import __version__
+from kernbench.what_if.process import run_in_process
 from kernbench.what_if.question import GPUS, SYSTEM, Question
-
-_DETAIL = 4000
-"""Characters of a failed run's output that are kept."""
 
 
 @dataclass(frozen=True)
@@ -109,42 +103,10 @@ def run_task(task: RunTask) -> Outcome:
     """Run a point. Whatever happens is part of the outcome; one that does not fit its memory is no failure but a finding."""
     if task.problem:
         return Outcome(task.index, task.key, FAILED, {}, task.problem)
-    with tempfile.TemporaryDirectory(prefix="kernbench-what-if-") as folder:
-        file = Path(folder, "result.json")
-        command, *rest = task.arguments
-        try:
-            ran = subprocess.run(
-                [sys.executable, "-m", "kernbench", command, "--json", str(file), *rest],
-                cwd=task.folder, env={**os.environ, "PYTHONPATH": _path(), **task.environment}, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=task.timeout, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return Outcome(task.index, task.key, FAILED, {}, f"not done after {task.timeout:g} s of real time")
-        except OSError as error:
-            return Outcome(task.index, task.key, FAILED, {}, f"could not be started: {error}")
-        detail = f"{ran.stdout[-_DETAIL:]}{ran.stderr[-_DETAIL:]}"
-        try:
-            result = read_result(file)
-        except ConfigError:
-            return Outcome(
-                task.index, task.key, FAILED, {}, _last_line(ran.stderr) or f"exit code {ran.returncode}", detail
-            )
-    if result.status == "failed":
-        first = result.failures[0]
-        return Outcome(task.index, task.key, FAILED, {}, f"rank {first.rank}: {first.error}", detail)
-    return Outcome(task.index, task.key, OK, metrics_of(result))
-
-
-def _path() -> str:
-    """Where Python finds this very kernbench, also one that is not installed."""
-    home = Path(__file__).parents[2]
-    given = os.environ.get("PYTHONPATH", "")
-    return given if home.name == "site-packages" else os.pathsep.join(filter(None, [str(home), given]))
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    ran = run_in_process(task.arguments, task.environment, task.folder, task.timeout)
+    if ran.result is None:
+        return Outcome(task.index, task.key, FAILED, {}, ran.error, ran.detail)
+    return Outcome(task.index, task.key, OK, metrics_of(ran.result))
 
 
 def metrics_of(result: RunResult) -> dict[str, Any]:

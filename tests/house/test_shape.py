@@ -25,6 +25,7 @@ LAYERS = (
     ("runtime_api",),
     ("autotune", "benching", "sweep", "testing", "tp"),
     ("what_if",),
+    ("end_to_end",),
     ("kernbench",),
     ("commands",),
     ("cli",),

@@ -2,8 +2,9 @@
 
 With dropout, a mask that wants a gradient, or values of another width than keys, ``F.scaled_dot_product_attention`` of CPU
 tensors falls back to products and a softmax: memory of the square of the length, which a GPU's flash or memory-efficient
-kernels do not take. On a simulated GPU it is the memory-efficient kernel's operator, with and without data. What a GPU computes
-in steps too (three dimensions, grouped queries together with one of these, ``SDPBackend.MATH``) is left to torch.
+kernels do not take. On a simulated GPU it is the memory-efficient kernel's operator, with and without data; so is the
+attention of a program that has switched flash off (``sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)``). What a GPU computes in
+steps too (three dimensions, grouped queries together with one of these, ``SDPBackend.MATH``) is left to torch.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def install(patches: Patches) -> None:
             if found is not None:
                 return found
         in_steps = (
-            dropout_p > 0 or (attn_mask is not None and attn_mask.requires_grad) or value.shape[-1] != query.shape[-1]
+            dropout_p > 0
+            or not torch.backends.cuda.flash_sdp_enabled()
+            or (attn_mask is not None and attn_mask.requires_grad)
+            or value.shape[-1] != query.shape[-1]
         )
         if not in_steps or not _has_a_kernel(query, key, value, attn_mask, is_causal):
             return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

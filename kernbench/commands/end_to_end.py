@@ -1,0 +1,48 @@
+"""``kernbench validate --end-to-end``: published training steps beside what is modelled of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kernbench.end_to_end.published import published, selected
+from kernbench.end_to_end.report import report
+from kernbench.end_to_end.results import merged, read_results, result_of, write_results
+from kernbench.end_to_end.runs import run_rows
+from kernbench.sweep.outcome import Outcome
+
+
+def validate_end_to_end(
+    names: tuple[str, ...],
+    *,
+    output: Path,
+    jobs: int | None,
+    fresh: bool,
+    timeout: float | None,
+    json_path: Path | None,
+) -> None:
+    """Run the rows that ``names`` select, and print the table.
+
+    A file ``json_path`` gets these rows; others that it has stay in it.
+    """
+    rows = selected(names)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("rows", total=None)
+
+        def advance(outcome: Outcome, done: int, total: int) -> None:
+            bar.update(shown, completed=done, total=total)
+
+        found = run_rows(rows, output=output, jobs=jobs or 0, fresh=fresh, timeout=timeout, progress=advance)
+    results = [result_of(row, found[row.id]) for row in rows]
+    click.echo(report(results))
+    if json_path is not None:
+        kept = read_results(json_path, published()) if json_path.exists() else []
+        write_results(json_path, merged(kept, results))
+        click.echo(f"wrote {json_path}")
+    sys.exit(0 if any(result.seconds is not None for result in results) else 1)

@@ -1,0 +1,81 @@
+"""How a published row is run here: which program of the package, on which system, with which arguments.
+
+A row of the table gives a :class:`Job`, or says why it cannot be run. What a source leaves open is decided here, once, by what
+its code did at that time; nothing depends on a single row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kernbench.end_to_end.published import Published
+
+
+class Job(NamedTuple):
+    """A run of ``kernbench run --no-data``.
+
+    Attributes:
+        program: module in ``kernbench.programs``.
+        arguments: of it.
+        system: shipped system.
+        gpus: ranks, in whole nodes of eight; one GPU is part of a node.
+    """
+
+    program: str
+    arguments: tuple[str, ...]
+    system: str
+    gpus: int
+
+
+class Impossible(NamedTuple):
+    """Why a row is not run, in a clause."""
+
+    why: str
+
+
+_STEPS = ("--steps", "2")
+"""The first step makes the optimizer's state; the second is as all that follow."""
+
+
+def job_of(row: Published) -> Job | Impossible:
+    """How ``row`` is run."""
+    job = _SOURCES[row.source](row)
+    return job._replace(arguments=(*job.arguments, *_STEPS)) if isinstance(job, Job) else job
+
+
+def _torchtitan(row: Published) -> Job | Impossible:
+    """torchtitan of December 2024: eager PyTorch had no kernel of its own for RMSNorm then, and AdamW went list by list."""
+    if "float8" in row.dtype:
+        return Impossible("the program has no float8 products")
+    arguments = [
+        "--model", "8B", "--batch", str(row.batch), "--seq", str(row.seq), "--checkpointing", row.checkpointing,
+        "--norm", "composed", "--optimizer", "foreach", *(["--compile"] if row.compiled else []),
+    ]  # fmt: skip
+    return Job("llama", tuple(arguments), "h100_96gb", row.gpus)
+
+
+_MPT_SYSTEMS = {"H100 80GB BF16": "dgx_h100", "A100 80GB": "dgx_a100_roce", "A100 40GB": "dgx_a100_40gb_roce"}
+
+
+def _llm_foundry(row: Published) -> Job | Impossible:
+    """llm-foundry: the table of A100s with 40 GB is of the spring of 2023 (torch 1.13), the others of that autumn."""
+    pure = row.parallelism.endswith("PURE")
+    arguments = (
+        "--model", row.model.removeprefix("MPT-"), "--microbatch", str(row.batch), "--accumulate", str(row.accumulate),
+        "--seq", str(row.seq), "--checkpointing", row.checkpointing, "--reduce", "bfloat16" if pure else "float32",
+        "--no-use-orig-params" if pure else "--use-orig-params",
+    )  # fmt: skip
+    return Job("mpt", arguments, _MPT_SYSTEMS[row.gpu], row.gpus)
+
+
+def _nanogpt(row: Published) -> Job | Impossible:
+    """nanoGPT's bench.py of 29 December 2022: attention by hand, no fused AdamW, two tables of 50257 tokens."""
+    return Job("gpt", ("--batch", str(row.batch), *(["--compile"] if row.compiled else [])), "dgx_a100_40gb", row.gpus)
+
+
+_SOURCES: dict[str, Callable[[Published], Job | Impossible]] = {
+    "torchtitan": _torchtitan,
+    "llm-foundry": _llm_foundry,
+    "nanoGPT": _nanogpt,
+}

@@ -1,0 +1,44 @@
+"""What a device's clock loses when its matrix engines are busy for long (ADR 0126).
+
+A board's power is held to its limit as a mean over some time. So a product that comes alone runs at the boost clock, and is
+what tables of kernels measure; in a training step, where one product follows another, all run at the clock that the limit
+leaves. The share of the last :data:`MEMORY` seconds in which a device has been multiplying says which of these it is.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+MEMORY = 0.1
+"""Seconds over which the power is averaged. UNVERIFIED: a tenth of a second is what monitors of boards' power resolve."""
+
+_FREE, _FULL = 0.2, 0.5
+"""Shares of the time: below the first products run at the boost clock, above the second at the sustained one. UNVERIFIED."""
+
+
+class Clocks:
+    """How busy the matrix engines of each SIP have been.
+
+    Attributes:
+        slowdown: share by which products take longer at the sustained clock than at the boost clock.
+    """
+
+    def __init__(self) -> None:
+        self.slowdown = 0.0
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def slowed(self, sip: int, start: float, seconds: float) -> float:
+        """How long a product of ``seconds`` takes that starts at ``start``, virtual seconds; it is counted."""
+        if not self.slowdown:
+            return seconds
+        last, busy = self._seen.get(sip, (start, 0.0))
+        busy *= exp(min(last - start, 0.0) / MEMORY)
+        share = min(max((busy - _FREE) / (_FULL - _FREE), 0.0), 1.0)
+        seconds *= 1 + self.slowdown * share
+        kept = exp(-seconds / MEMORY)
+        self._seen[sip] = (start + seconds, busy * kept + 1 - kept)
+        return seconds
+
+    def clear(self) -> None:
+        """The devices have rested."""
+        self._seen.clear()
