@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.util
 import marshal
@@ -138,10 +139,12 @@ def run_ranks(
     prefix: bool = True,
     per_rank_modules: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    isolation: str = "carrier",
 ) -> None:
     """Run ``program`` as ``__main__`` in ``nproc_per_node * nnodes`` ranks.
 
-    ``variables`` are environment variables of every rank. Raises :class:`kernbench.SpawnException` if a rank fails.
+    ``variables`` are environment variables of every rank; ``isolation``: as ``spawn`` takes it.
+    Raises :class:`kernbench.SpawnException` if a rank fails.
     """
     world = nproc_per_node * nnodes
     mains: dict[int, ModuleType] = {}
@@ -168,20 +171,25 @@ def run_ranks(
     ctx.multiprocessing.configure = configure
     try:
         with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
-            ctx.multiprocessing.spawn(body, (), world, per_rank_modules=per_rank_modules)
+            ctx.multiprocessing.spawn(body, (), world, isolation=isolation, per_rank_modules=per_rank_modules)
     finally:
         ctx.multiprocessing.configure = None
 
 
 def run_once(
-    ctx: RuntimeContext, program: RankProgram, *, prefix: bool = True, at_end: Callable[[], None] | None = None
+    ctx: RuntimeContext,
+    program: RankProgram,
+    *,
+    prefix: bool = True,
+    at_end: Callable[[], None] | None = None,
+    isolation: str = "carrier",
 ) -> None:
-    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks.
+    """Run ``program`` once, as ``python`` would; its ``torch.multiprocessing.spawn`` makes simulated ranks of ``isolation``.
 
     ``at_end`` is called while its ``__main__`` is still there.
     """
     patches = Patches()
-    spawn: Callable[..., Any] = ctx.multiprocessing.spawn
+    spawn: Callable[..., Any] = functools.partial(ctx.multiprocessing.spawn, isolation=isolation)
     patches.set(torch.multiprocessing, "spawn", spawn)
     patches.set(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
     main = program.fresh_main()

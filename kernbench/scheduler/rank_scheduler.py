@@ -22,7 +22,7 @@ from greenlet import GreenletExit, getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
-from kernbench.scheduler.rank import Rank, RankObserver, RankPhase
+from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
 
 _UNWIND_ATTEMPTS = 100
@@ -30,6 +30,7 @@ _UNWIND_ATTEMPTS = 100
 _RUNNERS: dict[str, type[GreenletRunner] | type[CarrierRunner]] = {
     "carrier": CarrierRunner,
     "greenlet": GreenletRunner,
+    "process": GreenletRunner,  # what runs here is what stands for the process
 }
 """By isolation."""
 
@@ -105,7 +106,7 @@ class RankScheduler:
 
         Args:
             indices: the ranks' numbers in the world; default: 0, 1, ...
-            isolation: ``"carrier"`` or ``"greenlet"``.
+            isolation: ``"carrier"``, ``"greenlet"``, or ``"process"``: bodies serve ranks that are processes.
             before_run: with carriers, called with the rank's index whenever that rank is about to run.
         """
         if self.live_count:
@@ -149,8 +150,10 @@ class RankScheduler:
     def fail(self, rank: Rank, error: BaseException) -> None:
         """Record ``error`` as the root cause of ``rank``'s failure."""
         rank.phase = RankPhase.FAILED
-        rank.error = error
-        rank.traceback = _user_traceback(error)
+        if isinstance(error, RaisedElsewhere):
+            rank.error, rank.traceback = error.error, error.traceback
+        else:
+            rank.error, rank.traceback = error, user_traceback(error)
         self.failed.append(rank)
         if self.observer is not None:
             self.observer.rank_failed(rank)
@@ -278,7 +281,7 @@ def _unwind_raw(target: Any) -> None:
             target.throw(GreenletExit)
 
 
-def _user_traceback(error: BaseException) -> str:
+def user_traceback(error: BaseException) -> str:
     """The traceback of ``error`` without this module's own frame at its head."""
     frames = error.__traceback__
     if frames is not None and frames.tb_next is not None:
