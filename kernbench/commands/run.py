@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 @click.option("--per-rank-module", "per_rank_modules", metavar="PREFIX", multiple=True, default=("megatron",),
               show_default=True, help="Packages that each rank imports for itself, also with compiled parts; may be "
               "repeated. The program's own and those of Python alone always are.")  # fmt: skip
+@click.option("--isolation", type=click.Choice(["carrier", "process"]), default="carrier", show_default=True, help="What "
+              "keeps ranks apart: a thread of each, or a process of each, with all of Python's state its own.")  # fmt: skip
 @click.option("--data/--no-data", default=True, help="Compute values; without, only what steers the program: real size in "
               "little time and memory.")  # fmt: skip
 @click.option("--unknown", type=click.Choice(["assume", "error"]), default="assume", show_default=True, help="Without "
@@ -73,6 +75,7 @@ def command(
     flight_recorder: str | None,
     autotune_report: str | None,
     per_rank_modules: tuple[str, ...],
+    isolation: str,
     data: bool,
     unknown: str,
     ranks: str | None,
@@ -136,13 +139,14 @@ def command(
         failures = ShownFailures()
         try:
             if nproc_per_node is None:
-                launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look)
+                launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look,
+                                  isolation=isolation)  # fmt: skip
             else:
                 ctx.simulation.scheduler.on_first_failure = failures.first
                 per_node = len(ctx.sips) // nnodes if isinstance(nproc_per_node, str) else nproc_per_node
                 launcher.run_ranks(
                     ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
-                    per_rank_modules=per_rank_modules, variables=variables,
+                    per_rank_modules=per_rank_modules, variables=variables, isolation=isolation,
                 )  # fmt: skip
         except SpawnException as error:
             errors = failures.all(error)

@@ -49,6 +49,25 @@ class Unmodelled:
         """Something else that is assumed or stood in for: said once."""
         self._said[sentence] = None
 
+    def portable(self) -> Unmodelled:
+        """What was met, without who says where: for another process."""
+        copy = Unmodelled()
+        copy._first, copy._calls, copy._said = dict(self._first), dict(self._calls), dict(self._said)
+        return copy
+
+    def add(self, others: Unmodelled) -> None:
+        """Also what was met elsewhere, after it."""
+        for name, calls in others._calls.items():
+            self._first.setdefault(name, others._first[name])
+            self._calls[name] = self._calls.get(name, 0) + calls
+        self._said.update(others._said)
+
+    def clear(self) -> None:
+        """Nothing was met."""
+        self._first.clear()
+        self._calls.clear()
+        self._said.clear()
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """All that there is to say: a sentence for each operator, and what was said besides."""

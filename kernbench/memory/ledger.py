@@ -113,6 +113,23 @@ class Ledger:
         self._at_peak: dict[int, Entry] | None = None
         self._before: dict[int, Entry] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: entries by themselves, without the blocks that are alive here."""
+        state = dict(vars(self))
+        kept = {id(entry): [None, *entry[1:]] for entry in (*self.events, *self._before.values())}
+        at_peak = None if self._at_peak is None else list(self._at_peak)
+        kept.update({key: [None, *entry[1:]] for key, entry in (self._at_peak or {}).items() if key not in kept})
+        state["events"] = [kept[id(entry)] for entry in self.events]
+        state["_before"] = [kept[key] for key in self._before]
+        state["_at_peak"] = None if at_peak is None else [kept[key] for key in at_peak]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for name in ("_before", "_at_peak"):
+            if state[name] is not None:
+                setattr(self, name, {id(entry): entry for entry in state[name]})
+
     def reach(self, peak: int) -> None:
         """More is in use than ever, now that the last event has happened."""
         self.peak = peak

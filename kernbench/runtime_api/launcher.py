@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.util
 import marshal
@@ -139,10 +140,12 @@ def run_ranks(
     prefix: bool = True,
     per_rank_modules: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    isolation: str = "carrier",
 ) -> None:
     """Run ``program`` as ``__main__`` in ``nproc_per_node * nnodes`` ranks.
 
-    ``variables`` are environment variables of every rank. Raises :class:`kernbench.SpawnException` if a rank fails.
+    ``variables`` are environment variables of every rank; ``isolation``: as ``spawn`` takes it.
+    Raises :class:`kernbench.SpawnException` if a rank fails.
     """
     world = nproc_per_node * nnodes
     mains: dict[int, ModuleType] = {}
@@ -171,15 +174,15 @@ def run_ranks(
     ctx.multiprocessing.configure = configure
     try:
         with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
-            ctx.multiprocessing.spawn(body, (), world, per_rank_modules=per_rank_modules)
+            ctx.multiprocessing.spawn(body, (), world, isolation=isolation, per_rank_modules=per_rank_modules)
     finally:
         ctx.multiprocessing.configure = None
         patches.undo()
 
 
-def _replace_launchers(patches: Patches, ctx: RuntimeContext) -> None:
+def _replace_launchers(patches: Patches, ctx: RuntimeContext, isolation: str = "carrier") -> None:
     """What starts processes in a program makes simulated ranks, or a remark."""
-    spawn: Callable[..., Any] = ctx.multiprocessing.spawn
+    spawn: Callable[..., Any] = functools.partial(ctx.multiprocessing.spawn, isolation=isolation)
     for name in ("spawn", "start_processes"):
         patches.set(torch.multiprocessing, name, spawn)
         patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn)
@@ -187,14 +190,19 @@ def _replace_launchers(patches: Patches, ctx: RuntimeContext) -> None:
 
 
 def run_once(
-    ctx: RuntimeContext, program: RankProgram, *, prefix: bool = True, at_end: Callable[[], None] | None = None
+    ctx: RuntimeContext,
+    program: RankProgram,
+    *,
+    prefix: bool = True,
+    at_end: Callable[[], None] | None = None,
+    isolation: str = "carrier",
 ) -> None:
-    """Run ``program`` once, as ``python`` would; ``torch.multiprocessing.spawn`` and ``start_processes`` make simulated ranks.
+    """Run ``program`` once, as ``python`` would; what ``torch.multiprocessing`` starts are simulated ranks of ``isolation``.
 
     ``at_end`` is called while its ``__main__`` is still there.
     """
     patches = Patches()
-    _replace_launchers(patches, ctx)
+    _replace_launchers(patches, ctx, isolation)
     main = program.fresh_main()
     try:
         with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):

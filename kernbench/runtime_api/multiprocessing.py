@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.processes import start as processes
 from kernbench.runtime_api.distributed import Distributed
 from kernbench.simulation.current import activate
 from kernbench.simulation.failures import SpawnException as SpawnException
@@ -22,7 +23,7 @@ from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 
-ISOLATIONS = ("carrier", "greenlet")
+ISOLATIONS = ("carrier", "greenlet", "process")
 
 
 class HasSimulation(Protocol):
@@ -125,7 +126,8 @@ class Multiprocessing:
         Args:
             isolation: ``"carrier"`` runs each rank's body on an OS thread of its own behind a baton, so that torch's
                 thread-local state belongs to the rank; ``"greenlet"`` is quicker, for programs that switch only in
-                calls of the context.
+                calls of the context; ``"process"`` forks a process per rank, which has everything of its own and runs beside
+                the others (``docs/processes.md``).
             per_rank_modules: prefixes of modules whose globals each rank has of its own.
 
         Raises:
@@ -142,8 +144,10 @@ class Multiprocessing:
             )
         if isolation not in ISOLATIONS:
             raise ConfigError(f"isolation {isolation!r}: expected one of {', '.join(ISOLATIONS)}")
-        if per_rank_modules and isolation != "carrier":
-            raise ConfigError("per_rank_modules needs isolation='carrier'")
+        if per_rank_modules and isolation == "greenlet":
+            raise ConfigError("per_rank_modules needs isolation='carrier' or 'process'")
+        if isolation == "process":
+            processes.require(simulation)
         if not isinstance(nprocs, int) or nprocs < 0:
             raise ConfigError(f"nprocs {nprocs!r}: expected an integer >= 0")
         if nprocs == 0:
@@ -171,11 +175,11 @@ class Multiprocessing:
         ranks = range(program.nprocs) if folding is None else folding.live
         bodies: list[Callable[[], Any]] = [functools.partial(program.fn, rank, *program.args) for rank in ranks]
         environment: Environment | GreenletEnvironment
-        if program.isolation == "carrier":
-            environment = Environment(self._devices, program.per_rank_modules)
+        if program.isolation != "greenlet":
+            environment = Environment(self._devices, program.per_rank_modules if program.isolation == "carrier" else ())
             if self.configure is not None:
                 self.configure(environment)
-            before_run = environment.state.enter
+            before_run = environment.state.enter if program.isolation == "carrier" else None
             bodies = [environment.wrap(rank, body) for rank, body in zip(ranks, bodies, strict=True)]
         else:
             environment, before_run = GreenletEnvironment(self._devices), None
@@ -184,6 +188,12 @@ class Multiprocessing:
         environment.open()
         optimizers.open()
         self._distributed.open(environment.groups)
+        if isinstance(environment, Environment) and program.isolation == "process":
+            try:
+                bodies = processes.start(simulation, environment, ranks, bodies)
+            except BaseException:
+                simulation.world.close()
+                raise
         scheduler.start(bodies, isolation=program.isolation, before_run=before_run, indices=ranks)
 
     def run_part(self, program: SpawnCall, folding: Folding) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.carrier import has_own_thread
 from kernbench.simulation.current import current_simulation
 from kernbench.simulation.host_reads import COPIES
 from kernbench.simulation.host_reads import ENTRY_POINTS as _HOST_READ_BARRIERS
@@ -96,7 +96,7 @@ class Tensor(torch.Tensor):
                 simulation.host_reads.finish_stream(host.stream)
         simulation.values.before_use(tensors_in(args, kwargs))
         host.uses_gpu = True
-        with nullcontext() if current_carrier() is not None else simulation.torch_recorder.recording():
+        with nullcontext() if has_own_thread() else simulation.torch_recorder.recording():
             result = super().__torch_function__(func, types, args, kwargs or {})
         if func.__name__ in _FRESH and simulation.engine.enable_data:
             with host.as_one():

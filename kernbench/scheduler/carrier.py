@@ -34,6 +34,20 @@ def current_carrier() -> Carrier | None:
     return _local.carrier
 
 
+_alone: list[bool] = []
+"""Whether this process is one rank's alone: not empty then."""
+
+
+def be_alone() -> None:
+    """From here on this process is one rank's."""
+    _alone.append(True)
+
+
+def has_own_thread() -> bool:
+    """Whether what torch keeps per thread is the running rank's own: it has a carrier, or the process, to itself."""
+    return _local.carrier is not None or bool(_alone)
+
+
 class Baton:
     """Who runs: main, or the thread of one carrier.
 

@@ -28,9 +28,10 @@ class Rank:
         carrier: the thread that runs it; None for greenlets.
         error: what it has failed with.
         traceback: of that error, as text.
+        place: where its program is, if it runs in another process, which has told; None: its own frames say.
     """
 
-    __slots__ = ("carrier", "error", "greenlet", "index", "phase", "traceback")
+    __slots__ = ("carrier", "error", "greenlet", "index", "phase", "place", "traceback")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -39,6 +40,7 @@ class Rank:
         self.carrier: Carrier | None = None
         self.error: BaseException | None = None
         self.traceback = ""
+        self.place: Any = None
 
     @property
     def live(self) -> bool:
@@ -47,6 +49,20 @@ class Rank:
 
     def __repr__(self) -> str:
         return f"<Rank {self.index} {self.phase.value}>"
+
+
+class RaisedElsewhere(BaseException):
+    """What a rank's program has raised in another process.
+
+    Attributes:
+        error: the exception.
+        traceback: of it, as text.
+    """
+
+    def __init__(self, error: BaseException, traceback: str) -> None:
+        super().__init__(error, traceback)
+        self.error = error
+        self.traceback = traceback
 
 
 class RankObserver(Protocol):

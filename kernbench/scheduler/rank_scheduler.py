@@ -24,7 +24,7 @@ from greenlet import GreenletExit, getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
-from kernbench.scheduler.rank import Rank, RankObserver, RankPhase
+from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
 
 _UNWIND_ATTEMPTS = 100
@@ -34,6 +34,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _RUNNERS: dict[str, type[GreenletRunner] | type[CarrierRunner]] = {
     "carrier": CarrierRunner,
     "greenlet": GreenletRunner,
+    "process": GreenletRunner,  # what runs here is what stands for the process
 }
 """By isolation."""
 
@@ -111,7 +112,7 @@ class RankScheduler:
 
         Args:
             indices: the ranks' numbers in the world; default: 0, 1, ...
-            isolation: ``"carrier"`` or ``"greenlet"``.
+            isolation: ``"carrier"``, ``"greenlet"``, or ``"process"``: bodies serve ranks that are processes.
             before_run: with carriers, called with the rank's index whenever that rank is about to run.
         """
         if self.live_count:
@@ -158,8 +159,10 @@ class RankScheduler:
             rank.phase = RankPhase.ABORTED
             return
         rank.phase = RankPhase.FAILED
-        rank.error = error
-        rank.traceback = _user_traceback(error)
+        if isinstance(error, RaisedElsewhere):
+            rank.error, rank.traceback = error.error, error.traceback
+        else:
+            rank.error, rank.traceback = error, user_traceback(error)
         self.failed.append(rank)
         if self.on_first_failure is not None and len(self.failed) == 1:
             self.on_first_failure(rank)
@@ -293,7 +296,7 @@ def _is_program(frames: TracebackType) -> bool:
     return frames.tb_frame.f_code.co_filename.startswith(os.path.join(_PACKAGE, "programs", ""))
 
 
-def _user_traceback(error: BaseException) -> str:
+def user_traceback(error: BaseException) -> str:
     """The traceback of ``error`` without the frames at its head that lead to the program; whole if it never got there."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and not _is_program(frames):

@@ -111,6 +111,11 @@ class DataExecutor:
         """Fulfil ``condition`` once the values of all ``operations`` are there."""
         self._awaited.append((operations, condition))
 
+    def awaited(self) -> list[Operation]:
+        """Operations whose values are to come and which kept launches, or conditions of :meth:`when_executed`, wait for."""
+        after = [launch.after for launch in self._launches()] + [operations for operations, _ in self._awaited]
+        return [op for operations in after for op in operations if not op.executed]
+
     def flush(self, now: float) -> bool:
         """Run every kept launch that can run; an error ends its own operation only. Returns whether anything ran.
 

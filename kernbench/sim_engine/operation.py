@@ -34,6 +34,7 @@ class Operation:
         host: seconds that the host spent on it, up to ``enqueue`` (less the launch's latency, of kernels).
         error: what went wrong, raised in whoever waits for it.
         moment: its end in the order of events (:mod:`kernbench.order`); set by who watches it, and by nobody else.
+        ticket: by what another process knows it, None if none does.
     """
 
     moment: Any
@@ -58,6 +59,7 @@ class Operation:
         "spread",
         "start",
         "stream",
+        "ticket",
     )
 
     def __init__(
@@ -88,6 +90,7 @@ class Operation:
         self.nbytes = 0
         self.operands: Sequence[Any] = ()
         self.detail: dict[str, Any] | None = None
+        self.ticket: Any = None
         self._dependents: list[Callable[[], None]] | None = None
 
     @property

@@ -24,11 +24,20 @@ from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.history import History
 from kernbench.simulation.hooks import RunHooks
-from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.messages import Mailbox
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import storage_of
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def shapes_given(signature: Signature, tensors: Sequence[torch.Tensor]) -> Shapes | None:
+    """What the history notes of the tensors that a program gave; None: it is one, of the signature's shape."""
+    if len(tensors) == 1 and tensors[0].shape == signature.shape:
+        return None
+    return tuple([tuple(tensor.shape) for tensor in tensors])
 
 
 @dataclass(eq=False, repr=False)
@@ -90,24 +99,42 @@ class Matcher:
         """
         me = self.hosts.current()
         rank = me.rank
+        self.require_member(rank, group, signature)
+        assert rank is not None
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
+        op = self.streams.post(me, signature.op, group.stream, inputs or outputs)
+        arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), me.before(me.stream), splits)
+        self.admit(me, group, arrival, shapes_given(signature, inputs if given is None else given))
+        self.streams.touch(me, op, inputs, outputs)
+        return op
+
+    @staticmethod
+    def require_member(rank: int | None, group: Communicator, signature: Signature) -> None:
+        """Raise :class:`KernbenchError` if ``rank`` cannot call a collective of ``group``."""
         if rank is None:
             raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
-        if group.environ is None:
-            group.environ = library_environ()  # as the library does, when the group is first used
-        op = self.streams.post(me, signature.op, group.stream, inputs or outputs)
-        after = me.before(me.stream)
-        arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), after, splits)
+
+    def admit(self, me: Host, group: Communicator, arrival: Arrival, shapes: Shapes | None) -> None:
+        """A member's call has come, whose operation has been made; ``shapes``: of what the program gave, for the history.
+
+        Raises :class:`CollectiveMismatchError` as :meth:`post` does.
+        """
+        rank, op, signature, inputs, outputs = (
+            arrival.rank,
+            arrival.op,
+            arrival.signature,
+            arrival.inputs,
+            arrival.outputs,
+        )
+        after = arrival.after
         collective, error = group.arrive(arrival)
         if error is None:
             signature = arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
-        tensors = inputs if given is None else given
-        shapes = None
-        if len(tensors) != 1 or tensors[0].shape != signature.shape:
-            shapes = tuple([tuple(tensor.shape) for tensor in tensors])
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
         if self.hooks is not None:
             self.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
@@ -127,10 +154,8 @@ class Matcher:
         if collective.matched:
             self._matched.append(collective)
         me.tails[group.stream] = op
-        self.streams.touch(me, op, inputs, outputs)
-        if splits is None:
+        if arrival.splits is None:
             self.engine.interference.expect(op, after, self._load(group, signature, inputs, outputs))
-        return op
 
     def _load(
         self, group: Communicator, signature: Signature, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]

@@ -102,16 +102,22 @@ class Mailbox:
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
         op = self._streams.post(me, "send" if sends else "recv", stream, (tensor,))
-        after = me.before(me.stream)
-        message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), after)
+        message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), me.before(me.stream))
         self._streams.touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
+        self.admit(message)
+        return op
+
+    def admit(self, message: Message) -> None:
+        """One side of a message has come, whose operation has been made. Raises as :meth:`post` does."""
+        group, rank, peer, tag, sends = message.group, message.rank, message.peer, message.tag, message.sends
+        op, tensor = message.op, message.tensor
         self._history.add(rank, group, -1, message.signature, op, message.location, peer, (tuple(tensor.shape),))
         if self._hooks is not None:
             self._hooks.collective_enqueued(group.name, -1, message.signature, op, message.location, peer)
         self._engine.progress += 1
         if peer is None:
             self._any_source.append(message)
-            return op
+            return
         key = (id(group), rank, peer, tag) if sends else (id(group), peer, rank, tag)
         mine, theirs = (self._sends, self._receives) if sends else (self._receives, self._sends)
         waiting = theirs.get(key)
@@ -125,7 +131,6 @@ class Mailbox:
                 raise op.error
         else:
             mine.setdefault(key, deque()).append(message)
-        return op
 
     def match_any_source(self) -> bool:
         """Pair receives from any source with the sends that are there; False if there is none."""

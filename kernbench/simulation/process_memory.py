@@ -10,9 +10,9 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -84,18 +84,21 @@ class MemoryOwners(Protocol):
 class StreamUse:
     """The last operation of a stream that still uses a block."""
 
-    __slots__ = ("_host", "_work")
+    __slots__ = ("_host", "_refresh", "_work")
 
-    def __init__(self, host: Host, op: Operation) -> None:
+    def __init__(self, host: Host, op: Operation, refresh: Callable[[Sequence[Operation]], None]) -> None:
         self._host = host
         self._work = op
+        self._refresh = refresh
 
     def ended(self) -> bool:
         """Whether it has by the host's clock."""
+        self._refresh((self._work,))
         return self._work.end is not None and self._work.end <= self._host.clock
 
     def finish(self) -> bool:
         """Move the host's clock to its end, if that is known."""
+        self._refresh((self._work,))
         if self._work.end is None:
             return False
         self._host.clock = max(self._host.clock, self._work.end)
@@ -134,6 +137,7 @@ class ProcessMemory:
         self._closed = False
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
+        self._refresh = memories.refresh
         self.set_limit()
 
     def take(self, nbytes: int) -> Entry | None:
@@ -172,7 +176,7 @@ class ProcessMemory:
         else:
             tails = (host.tails.get(name) for name in sorted(extent.streams))
             extent.streams = None
-            self.allocator.free(extent, [StreamUse(host, tail) for tail in tails if tail is not None])
+            self.allocator.free(extent, [StreamUse(host, tail, self._refresh) for tail in tails if tail is not None])
         entry[DIED] = host.clock if self._now is None else self._now()
         entry[DEATH_PHASE] = host.phase
         self.ledger.events.append(entry)
@@ -182,7 +186,27 @@ class ProcessMemory:
         take the notes for a sign of life."""
         self._closed = True
         self._now = None
+        self._refresh = _nothing_newer
         self.host = Host(self.host.rank, self.ledger.sip, 0)  # a block leads here; it is to lead to no operation
+
+    def portable(self) -> dict[str, Any]:
+        """What reports need of it, for another process."""
+        allocator = self.allocator
+        return {
+            "ledger": self.ledger, "peak_reserved": allocator.peak_reserved, "statistics": allocator.statistics,
+            "limit": allocator.limit, "overhead": dict(self.overhead.parts),
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Be what another process's was (:meth:`portable`), whose program has ended."""
+        allocator = self.allocator
+        vars(self.ledger).update(vars(state["ledger"]))
+        allocator.peak_reserved, allocator.statistics, allocator.limit = (
+            state["peak_reserved"], state["statistics"], state["limit"],
+        )  # fmt: skip
+        before = self.overhead.total
+        self.overhead.parts.update(state["overhead"])
+        self.device.capacity -= self.overhead.total - before
 
     # -- limits ------------------------------------------------------------------------------------------------------
 
@@ -275,6 +299,7 @@ class ProcessMemories:
         platform: what torch calls it, ``"CUDA"`` or ``"HIP"``.
         counts_overhead: whether what CUDA and its libraries take is counted.
         main_clock: virtual time of main, s.
+        refresh: called before somebody looks at the times of operations (:meth:`kernbench.simulation.waits.Waits.refresh`).
     """
 
     def __init__(self, engine: GraphEngine, hosts: Hosts, limit: Limit) -> None:
@@ -297,6 +322,7 @@ class ProcessMemories:
         self._settings: dict[Host, AllocatorSettings] = {}
         self._of_last_world: list[ProcessMemory] | None = None
         self.main_clock = functools.partial(_main_time, engine, hosts.main)
+        self.refresh: Callable[[Sequence[Operation]], None] = _nothing_newer
 
     def device(self, sip: int) -> PhysicalMemory:
         """The memory that all processes on a SIP share."""
@@ -367,6 +393,10 @@ class ProcessMemories:
     def of(self, host: Host) -> Sequence[ProcessMemory]:
         """What a process has."""
         return [each for each in self.opened if each.host is host]
+
+
+def _nothing_newer(operations: Sequence[Operation]) -> None:
+    """What is known of their times is in them."""
 
 
 def _main_time(engine: GraphEngine, main: Host) -> float:

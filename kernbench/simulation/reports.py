@@ -120,6 +120,8 @@ def _where(rank: Rank | None) -> Location:
     frame: Any = None
     if rank is None:
         return NOWHERE
+    if rank.place is not None:
+        return Location(*rank.place)
     if rank.carrier is not None and rank.carrier.thread.ident is not None:
         frame = sys._current_frames().get(rank.carrier.thread.ident)
     elif rank.greenlet is not None:

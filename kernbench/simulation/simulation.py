@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
+
+import torch.distributed
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.gemm import kernels_of
@@ -20,6 +23,7 @@ from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.deadlines import Deadlines
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.function_launch import FunctionLauncher
+from kernbench.simulation.groups import Communicator
 from kernbench.simulation.hooks import open_hooks
 from kernbench.simulation.host_reads import HostReads
 from kernbench.simulation.hosts import Hosts
@@ -177,6 +181,22 @@ class Simulation:
         host.let_wait(host.stream, (op,))
         if host.order is not None:
             host.order.stream_waits(host.stream, (getattr(op, "moment", None),))
+
+    def limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
+        """Let a collective or message fail with ``torch.distributed.DistBackendError`` if it has not started ``seconds`` of
+        virtual time after it was posted.
+
+        Args:
+            number: of the rank in ``group``.
+            asked_for: whether the program gave this limit (:mod:`kernbench.simulation.deadlines`).
+        """
+        self.deadlines.add(op, op.enqueue + seconds, partial(self._expire, op, seconds, number, group), asked_for)
+
+    def _expire(self, op: Operation, seconds: float, number: int, group: Communicator, at: float) -> None:
+        situation = "\n".join(self.drain.report().splitlines()[1:])
+        waited = f"Rank {number}: Timed out waiting {round(seconds * 1000)}ms (virtual time)"
+        error = torch.distributed.DistBackendError(f"{waited} for {op.name} on {group.name}.\n{situation}")
+        self.matcher.give_up(op, error, at)
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.

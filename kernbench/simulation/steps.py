@@ -10,7 +10,7 @@ A program that tells of its steps itself (``kernbench.report_step``) is believed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -95,12 +95,14 @@ class Steps:
 
     Attributes:
         limit: steps after which each rank is stopped; None: none is.
+        noted: told of each end of an optimizer's step, with its number; None: nobody is.
     """
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
         self._releases = 0
         self.limit: int | None = None
+        self.noted: Callable[[int, StepEnd], None] | None = None
         self.of_rank: dict[int, RankSteps] = {}
 
     def stop_after(self, count: int | None) -> None:
@@ -165,8 +167,11 @@ class Steps:
         return None if host.rank is None else self.of_rank.get(host.rank)
 
     def _note(self, host: Host, mine: RankSteps, number: int) -> None:
-        mine.ends.setdefault(number, []).append(StepEnd(host.clock, tuple(host.tails.values()), host.account.copy()))
+        end = StepEnd(host.clock, tuple(host.tails.values()), host.account.copy())
+        mine.ends.setdefault(number, []).append(end)
         host.step = mine.count
+        if self.noted is not None:
+            self.noted(number, end)
 
     def _enough(self, mine: RankSteps) -> bool:
         return self.limit is not None and mine.count >= self.limit

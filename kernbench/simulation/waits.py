@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ class Waits:
         pending: what is waited for, and the greenlets that wait, in the order in which they began to.
         ended: of these, what has an end; its values may be to come.
         drive_until: in main, runs the simulation until something is done (the drain sets it).
+        resuming: told of each greenlet that is about to be resumed, before any of them is, with what makes it fail; None:
+            nobody is.
     """
 
     def __init__(self, engine: GraphEngine, hosts: Hosts, scheduler: RankScheduler) -> None:
@@ -38,6 +40,7 @@ class Waits:
         self.pending: list[tuple[Awaited, Any]] = []
         self.ended: list[Awaited] = []
         self.drive_until: Callable[[Awaited], None]
+        self.resuming: Callable[[Any, BaseException | None], None] | None = None
 
     def clear(self) -> None:
         """Nobody waits any more."""
@@ -99,6 +102,21 @@ class Waits:
                 f"resumed before {awaited!r} was done: a greenlet was switched to from outside kernbench"
             )
 
+    def wait_for_first(self, operations: Sequence[Operation]) -> None:
+        """Block until one of ``operations`` has ended; the clock moves to that moment. What made it fail is not raised."""
+        if len(operations) == 1:
+            first: Awaited = operations[0]
+        else:
+            first = Condition(f"one of {len(operations)} futures", self._hosts.current().rank)
+            for op in operations:
+                op.when_resolved(partial(_fulfil_by_ends, first, operations))
+        if not first.done:
+            self.block_on(first)
+        self.move_clock(self._hosts.current(), first)
+
+    def refresh(self, operations: Sequence[Operation]) -> None:
+        """Before somebody looks at the times of ``operations`` without waiting. Here they are what is known."""
+
     def move_clock(self, host: Host, awaited: Awaited) -> None:
         """Move a host's clock forward to the end of what it has waited for, and log the wait."""
         end = awaited.end
@@ -120,6 +138,8 @@ class Waits:
                 awaited, target = item
                 if awaited in done:
                     self._scheduler.make_ready(target, awaited.error)
+                    if self.resuming is not None:
+                        self.resuming(target, awaited.error)
                 else:
                     still.append(item)
             waits[:] = still
@@ -137,3 +157,7 @@ class Waits:
         else:
             self._engine.fulfil_at(timer, until)
         self.wait(timer)
+
+
+def _fulfil_by_ends(first: Condition, operations: Sequence[Operation]) -> None:
+    first.fulfil(max(op.end for op in operations if op.end is not None))

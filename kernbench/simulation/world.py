@@ -27,6 +27,7 @@ class World:
         size: number of ranks, 0 when none run.
         communicators: the process groups that they have made.
         closers: called when they have ended, last first.
+        apart: whether they are processes, which have no memory in common.
     """
 
     engine: GraphEngine
@@ -42,6 +43,7 @@ class World:
         self.size = 0
         self.communicators = Communicators()
         self.closers: list[Callable[[], None]] = []
+        self.apart = False
 
     def open(self, size: int, clock: float, folding: Folding | None = None) -> None:
         """Make hosts for ``size`` ranks whose clocks are at ``clock`` s, in a world of their own; ``folding``: who runs."""
@@ -54,6 +56,7 @@ class World:
 
     def _reset(self) -> None:
         self.size = 0
+        self.apart = False
         self.communicators.clear()
         self.matcher.reset()
 

@@ -24,7 +24,7 @@ from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
-from kernbench.torch_backend.process_groups.world import RankWorld
+from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
 from kernbench.torch_backend.rank_state import module_hooks
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
@@ -45,6 +45,11 @@ RELIES_ON = (
         "backend_list", "backend_capability", "_plugins", "backend_type_map", "default_device_backend_map",
     )),
 )  # fmt: skip
+
+
+def _one_thread(nthreads: int) -> None:
+    """``torch.set_num_threads`` of a rank that is a process: OpenMP's threads are its parent's, and a child that asks for more
+    than one would wait for them for ever."""
 
 
 class Environment:
@@ -123,6 +128,14 @@ class Environment:
     def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
         """``body`` with what a rank's thread needs around it."""
         return functools.partial(self._run_rank, rank, body)
+
+    def be_alone(self, rank: int) -> None:
+        """This process, a fork of the one where this was opened, is ``rank``'s from here on."""
+        self.state.enter(rank)
+        c10d._world = ProcessWorld()
+        _registry._set_thread_isolation_mode(False)
+        set_product_threads(1)  # the other cores are for the other ranks
+        torch.set_num_threads = _one_thread
 
     @property
     def groups(self) -> GroupMaker:

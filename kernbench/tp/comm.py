@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.carrier import has_own_thread
 from kernbench.simulation.current import current_owner, current_simulation
 
 Group = Any
@@ -95,7 +95,7 @@ def group_ranks(group: Group) -> list[int]:
 def can_differentiate() -> bool:
     """Whether a collective may run inside an autograd function. Not on a greenlet rank: it would switch to another rank
     in the middle of torch's C++ frames and with grad mode off. Carriers and real processes may."""
-    return current_owner() is None or current_carrier() is not None
+    return current_owner() is None or has_own_thread()
 
 
 def has_values() -> bool:

@@ -22,6 +22,7 @@ LAYERS = (
     ("precompile", "simulation"),
     ("trace",),
     ("torch_backend",),
+    ("processes",),
     ("runtime_api",),
     ("autotune", "benching", "sweep", "testing", "tp"),
     ("what_if",),

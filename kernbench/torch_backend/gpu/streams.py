@@ -60,7 +60,9 @@ class Stream:
         devices = bound_devices()
         _not_in_a_capture()
         host, now = devices.mine().host, devices.simulation.now()
-        ended = all(op.end is not None and op.end <= now for op in host.before(self.name))
+        before = host.before(self.name)
+        devices.simulation.waits.refresh(before)
+        ended = all(op.end is not None and op.end <= now for op in before)
         if ended and host.order is not None:
             host.order.host_waits(host.order.mark(self.name))
         return ended
@@ -136,10 +138,11 @@ class Event:
         _not_in_a_capture()
         if self._clock is None:
             raise RuntimeError("the event has not been recorded")
-        moment = self._clock
+        moment, waits = self._clock, bound_devices().simulation.waits
+        waits.refresh(self._after)
         for op in self._after:
             if op.end is None:
-                bound_devices().simulation.waits.wait(op)
+                waits.wait(op)
             assert op.end is not None
             moment = max(moment, op.end)
         return moment
@@ -162,6 +165,7 @@ class Event:
     def query(self) -> bool:
         simulation = bound_devices().simulation
         _not_in_a_capture()
+        simulation.waits.refresh(self._after)
         unknown = next((op for op in self._after if op.end is None), None)
         if unknown is not None:
             simulation.polls.look(unknown)

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from kernbench.order import RankOrder
-from kernbench.sim_engine import Condition, Operation
+from kernbench.sim_engine import Operation
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.waits import Awaited
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -221,18 +220,4 @@ class Futures:
     def _wait_for_one(self, pending: Sequence[_Pending]) -> None:
         """Block this rank until one more of their operations is done."""
         waiting = [op for each in pending for op in each.operations if not op.done]
-        simulation = self._simulation
-        if len(waiting) == 1:
-            first: Awaited = waiting[0]
-        else:
-            me = simulation.hosts.current()
-            first = Condition(f"one of {len(waiting)} futures", me.rank)
-
-            def one_has_ended() -> None:
-                first.fulfil(max(op.end for op in waiting if op.end is not None))
-
-            for op in waiting:
-                op.when_resolved(one_has_ended)
-        if not first.done:
-            simulation.waits.block_on(first)
-        simulation.waits.move_clock(simulation.hosts.current(), first)
+        self._simulation.waits.wait_for_first(waiting)

@@ -253,22 +253,8 @@ class PostingGroup(_ProcessGroup):
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""
         timeout = self._timeout_seconds if own is None else own.total_seconds()
-        self.simulation.deadlines.add(
-            operation, operation.enqueue + timeout, partial(self._expire, operation, timeout),
-            self.asked_for or own is not None,
-        )  # fmt: skip
-
-    def _expire(self, operation: Operation, timeout: float, at: float) -> None:
-        """The deadline of an operation has come, ``timeout`` s after it was posted."""
-        situation = "\n".join(self.simulation.drain.report().splitlines()[1:])
-        self.matcher.give_up(
-            operation,
-            dist.DistBackendError(
-                f"Rank {self._rank}: Timed out waiting {round(timeout * 1000)}ms (virtual time) for {operation.name} on "
-                f"{self.communicator.name}.\n{situation}"
-            ),
-            at,
-        )
+        asked_for = self.asked_for or own is not None
+        self.simulation.limit(operation, timeout, self._rank, self.communicator, asked_for)
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> Work:
         memory = self._device.collective_memory

@@ -6,11 +6,13 @@ key lets the others run, and its timeout is in virtual time.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
@@ -25,9 +27,14 @@ PATIENCE = 100
 
 
 class Contents:
-    """The keys and values behind one or more store objects, and the ranks that wait for a key."""
+    """The keys and values behind one or more store objects, and the ranks that wait for a key.
 
-    def __init__(self) -> None:
+    Attributes:
+        key: by what the stores of one address find them.
+    """
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self.key = key
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.waiters: list[tuple[Callable[[], bool], Condition]] = []
@@ -41,12 +48,16 @@ class StoreHost:
 
     Attributes:
         simulation: the simulation whose ranks run, None when none do.
+        forward: in a rank that is a process, calls a method of a store where the simulation is: with the key of the contents,
+            the store's timeout, the method's name and its arguments. None: contents are here.
     """
 
     def __init__(self) -> None:
         self.simulation: Simulation | None = None
+        self.forward: Callable[..., Any] | None = None
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
+        self._stores_made = 0
         self._kept: list[CooperativeStore] = []
 
     def open(self, simulation: Simulation) -> None:
@@ -65,7 +76,12 @@ class StoreHost:
 
     def shared(self, *key: Any) -> Contents:
         """The contents that every store of this address has."""
-        return self._shared.setdefault(key, Contents())
+        return self._shared.setdefault(key, Contents(key))
+
+    def private(self) -> Contents:
+        """Contents of one store alone."""
+        self._stores_made += 1
+        return self.shared("own", None if self.forward is None else os.getpid(), self._stores_made)
 
     def keep(self, store: CooperativeStore) -> None:
         """C++ that has a store, such as a ``PrefixStore`` around it, does not keep its Python part, which has the methods."""
@@ -73,12 +89,33 @@ class StoreHost:
 
     def free_port(self) -> int:
         """A port that no store has."""
+        if self.forward is not None:
+            return int(self.forward((), None, "free_port", (), {}))
         self._next_port += 1
         return self._next_port
 
 
 _open: list[StoreHost] = []
 """Those of the spawns whose ranks run; the innermost one is last."""
+
+
+def innermost() -> StoreHost:
+    """The stores of the spawn whose ranks run."""
+    return _open[-1]
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_contents(method: _Method) -> _Method:
+    """A method that works on a store's contents, which are where the simulation is."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(store: CooperativeStore, *args: Any, **kwargs: Any) -> Any:
+        return store.on_contents(name, method, args, kwargs)
+
+    return cast("_Method", call)
 
 
 def _bytes(value: Any) -> bytes:
@@ -96,6 +133,13 @@ class CooperativeStore(dist.Store):
         self._simulation = host.simulation
         self._contents = contents
         self._timeout = timeout
+
+    def on_contents(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a method that works on the contents, where they are."""
+        forward = self._host.forward
+        if forward is not None:
+            return forward(self._contents.key, self._timeout, name, args, kwargs)
+        return method(self, *args, **kwargs)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -169,16 +213,19 @@ class CooperativeStore(dist.Store):
         """Change it."""
         self._timeout = timeout
 
+    @_on_contents
     def set(self, key: str, value: Any) -> None:
         """Write a value."""
         self._contents.values[key] = _bytes(value)
         self._changed()
 
+    @_on_contents
     def get(self, key: str) -> bytes:
         """The value of ``key``; waits until there is one."""
         self._wait_until(lambda: key in self._contents.values, key, None)
         return self._contents.values[key]
 
+    @_on_contents
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which starts at 0; return the sum."""
         if not amount and key in self._contents.values:
@@ -189,11 +236,13 @@ class CooperativeStore(dist.Store):
         self._changed()
         return total
 
+    @_on_contents
     def append(self, key: str, value: Any) -> None:
         """Append to a value."""
         self._contents.values[key] = self._contents.values.get(key, b"") + _bytes(value)
         self._changed()
 
+    @_on_contents
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
         self._looked(", ".join(keys))
@@ -202,6 +251,7 @@ class CooperativeStore(dist.Store):
     def _has(self, keys: Sequence[str]) -> bool:
         return all(key in self._contents.values or self._contents.queues.get(key) for key in keys)
 
+    @_on_contents
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Write ``desired`` if the value is ``expected`` (or absent and ``expected`` empty); return the value."""
         values = self._contents.values
@@ -214,10 +264,12 @@ class CooperativeStore(dist.Store):
         self._changed()
         return values[key]
 
+    @_on_contents
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
         return self._contents.values.pop(key, None) is not None
 
+    @_on_contents
     def num_keys(self) -> int:
         """How many keys there are."""
         self._looked("count")
@@ -225,18 +277,22 @@ class CooperativeStore(dist.Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # by these names C++ calls them, for a PrefixStore
 
+    @_on_contents
     def list_keys(self) -> list[str]:
         """The keys."""
         return sorted(self._contents.values)
 
+    @_on_contents
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there."""
         self._wait_until(lambda: self._has(keys), ", ".join(keys), timeout)
 
+    @_on_contents
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys; waits until all are there."""
         return [self.get(key) for key in keys]
 
+    @_on_contents
     def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
         """Write several values."""
         for key, value in zip(keys, values, strict=True):
@@ -246,11 +302,13 @@ class CooperativeStore(dist.Store):
         """True: append, multi_get and multi_set are there."""
         return True
 
+    @_on_contents
     def queue_push(self, key: str, value: Any) -> None:
         """Add to the end of a queue."""
         self._contents.queues.setdefault(key, deque()).append(_bytes(value))
         self._changed()
 
+    @_on_contents
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take from the front of a queue; wait until there is something, or raise if not ``block``."""
         queue = self._contents.queues.setdefault(key, deque())
@@ -259,6 +317,7 @@ class CooperativeStore(dist.Store):
         self._wait_until(lambda: bool(queue), key, None)
         return queue.popleft()
 
+    @_on_contents
     def queue_len(self, key: str) -> int:
         """Length of a queue."""
         self._looked(key)
@@ -268,6 +327,7 @@ class CooperativeStore(dist.Store):
         """Another store over the same contents."""
         return CooperativeStore(self._host, self._contents, self._timeout)
 
+    @_on_contents
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Wait until ``world_size`` callers are here."""
         self.add(key, 1)
@@ -309,7 +369,7 @@ class HashStore(CooperativeStore):
     """Contents of its own."""
 
     def __init__(self) -> None:
-        super().__init__(_open[-1], Contents())
+        super().__init__(_open[-1], _open[-1].private())
 
 
 def _prefixes(prefix_store: Any) -> bool:

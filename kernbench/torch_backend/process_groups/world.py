@@ -44,6 +44,10 @@ class RankWorld(_Known, threading.local):
     """Stands in for ``distributed_c10d._World``: attributes of the rank whose thread asks."""
 
 
+class ProcessWorld(_Known):
+    """The same for a rank that has a process of its own, and may have threads."""
+
+
 class GreenletWorld:
     """The same for ranks that share a thread.
 

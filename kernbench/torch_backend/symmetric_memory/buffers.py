@@ -237,6 +237,10 @@ class SymmetricMemory:
     def _meet(self, part: Part, group: SimProcessGroup, offset: int) -> Handle:
         communicator = group.communicator
         self.simulation.hosts.need(communicator.ranks, "symmetric memory")
+        if self.simulation.world.apart:
+            raise KernbenchError(
+                "symmetric memory: ranks that are processes have no memory in common: run with isolation='carrier'"
+            )
         self._require_reach(group)
         number = self._calls[communicator, self.rank()]
         self._calls[communicator, self.rank()] += 1

@@ -1,0 +1,106 @@
+"""The way between a rank's process and the simulation: batches of calls one way, replies the other, over a local socket."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from typing import Any
+
+from kernbench.errors import KernbenchError
+
+_LENGTH = struct.Struct("<Q")
+_READ = 1 << 16
+
+
+class Wire:
+    """One end of a socket on which pickled objects travel."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        self.socket.close()
+
+    def send(self, item: Any) -> None:
+        """Send an object; blocks while the other side has much to read. Raises OSError if that is gone."""
+        body = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+        self.socket.sendall(_LENGTH.pack(len(body)) + body)
+
+    def receive(self) -> Any:
+        """The next object; blocks until there is one. Raises EOFError if the other side is gone."""
+        while (body := self.taken()) is None:
+            self.read()
+        return pickle.loads(body)
+
+    def read(self, flags: int = 0) -> None:
+        """Read what has come, of a long object all that is to come. Raises EOFError, and BlockingIOError as ``flags`` say."""
+        chunk = self.socket.recv(_READ, flags)
+        if not chunk:
+            raise EOFError("the other side is gone")
+        self._buffer += chunk
+        missing = self._missing()
+        if missing > _READ:
+            have = len(self._buffer)
+            self._buffer.extend(bytes(missing))
+            view = memoryview(self._buffer)
+            try:
+                while missing:
+                    count = self.socket.recv_into(view[have:], missing)
+                    if not count:
+                        raise EOFError("the other side is gone")
+                    have, missing = have + count, missing - count
+            finally:
+                view.release()
+
+    def _missing(self) -> int:
+        buffer = self._buffer
+        if len(buffer) < _LENGTH.size:
+            return 0
+        return _LENGTH.size + int(_LENGTH.unpack_from(buffer)[0]) - len(buffer)
+
+    def taken(self) -> bytes | None:
+        """The body of the first object that has come whole, None if none has."""
+        buffer = self._buffer
+        if len(buffer) < _LENGTH.size or self._missing() > 0:
+            return None
+        end = _LENGTH.size + int(_LENGTH.unpack_from(buffer)[0])
+        body = bytes(buffer[_LENGTH.size : end])
+        del buffer[:end]
+        return body
+
+
+def wires() -> tuple[Wire, Wire]:
+    """Two ends of a new way."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Wire(here), Wire(there)
+
+
+Portable = tuple[bytes | None, str]
+"""An exception as it travels: pickled (None: it cannot be), and in words."""
+
+
+def portable(error: BaseException) -> Portable:
+    """An exception as another process can read it."""
+    words = f"{type(error).__name__}: {error}"
+    try:
+        sent = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+        pickle.loads(sent)
+    except Exception:
+        return None, words
+    return sent, words
+
+
+def restored(portable: Portable) -> BaseException:
+    """The exception; a :class:`KernbenchError` with its words if it could not be sent, or its class is not known here."""
+    sent, words = portable
+    if sent is not None:
+        try:
+            error = pickle.loads(sent)
+        except Exception:
+            return KernbenchError(words)
+        if isinstance(error, BaseException):
+            return error
+    return KernbenchError(words)

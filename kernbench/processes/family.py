@@ -1,0 +1,217 @@
+"""The processes of one spawn's ranks: their births, and their deaths, of which none is left unnoticed or behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
+from typing import NoReturn
+
+from kernbench.errors import KernbenchError
+from kernbench.processes.channel import wires
+from kernbench.processes.shared_memory import SharedMemory
+from kernbench.torch_backend import environment
+
+GRACE = 0.8
+"""Seconds of wall-clock time that processes have to unwind, all together, once ranks are being unwound."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class RankDiedError(KernbenchError):
+    """A rank's process has ended in the middle of its program."""
+
+
+class Child:
+    """One rank's process, as its parent sees it.
+
+    Attributes:
+        rank: its number.
+        wire: to it; in the child, to the parent.
+        shared: memory shared with it.
+        pid: of the process, 0 before it has begun.
+        status: as ``os.waitpid`` gives it, None while it runs.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.shared = SharedMemory()
+        self.wire, self.theirs = wires()
+        self.stacks = os.memfd_create(f"kernbench-rank-{rank}")
+        self.pid = 0
+        self.descriptor = -1
+        self.status: int | None = None
+
+    def become(self) -> None:
+        """In the new process: it dies with its parent, tells where it was if it crashes, and Ctrl-C is its parent's."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        self.wire, self.theirs = self.theirs, self.wire
+        self.theirs.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        faulthandler.enable(file=self.stacks)
+        os._exit = self._tell_and_exit
+
+    def _tell_and_exit(self, status: int) -> NoReturn:
+        faulthandler.dump_traceback(file=self.stacks, all_threads=False)
+        _exit(status)
+
+    def told(self) -> str:
+        """Where its threads were when it crashed; empty if nobody can tell."""
+        size = os.fstat(self.stacks).st_size
+        lines = os.pread(self.stacks, min(size, 1 << 16), 0).decode(errors="replace").splitlines()
+        end = next((at for at, line in enumerate(lines) if environment.__file__ in line), len(lines))
+        return "\n".join(line for line in lines[:end] if __file__ not in line).strip()
+
+    def cause(self) -> str:
+        """How it has ended, in words."""
+        assert self.status is not None
+        if os.WIFSIGNALED(self.status):
+            number = os.WTERMSIG(self.status)
+            name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+            hint = " (the system does that when it is out of memory)" if number == signal.SIGKILL else ""
+            return f"was killed by {name}{hint}"
+        code = os.WEXITSTATUS(self.status)
+        return (
+            f"ended with exit code {code} in the middle of its program (os._exit, or a library that ends the process)"
+        )
+
+    def close(self) -> None:
+        """Forget it. Idempotent."""
+        self.wire.close()
+        self.theirs.close()
+        for descriptor in (self.descriptor, self.stacks):
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self.descriptor = self.stacks = -1
+
+
+_exit = os._exit
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, and nothing is told of where it was."""
+    _exit(status)
+
+
+class Family:
+    """The processes of one spawn.
+
+    Args:
+        ranks: their numbers.
+        aborting: whether ranks are being unwound.
+
+    Attributes:
+        children: by rank.
+        died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
+    """
+
+    def __init__(self, ranks: Sequence[int], aborting: Callable[[], bool]) -> None:
+        if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+            raise KernbenchError("isolation='process' needs Linux 5.3 or later: use isolation='carrier'")
+        self.children = {rank: Child(rank) for rank in ranks}
+        self.died: list[int] = []
+        self._aborting = aborting
+        self._deadline: float | None = None
+        self._poll = select.poll()
+        self._watched: dict[int, Child] = {}
+
+    def start(self, body: Callable[[Child], None]) -> None:
+        """Begin all processes; each calls ``body`` with its child and must not return from it."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.freeze()  # what is old stays out of the children's collections, which would write to its pages
+        try:
+            for child in self.children.values():
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # torch's threads are not used in the child
+                    child.pid = os.fork()
+                if child.pid == 0:
+                    self._leave_others(child)
+                    body(child)
+                    _exit(70)
+                child.theirs.close()
+                child.descriptor = os.pidfd_open(child.pid)
+                self._watched[child.descriptor] = child
+                self._poll.register(child.descriptor, select.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            gc.unfreeze()
+
+    def _leave_others(self, mine: Child) -> None:
+        """In a child: drop what it has inherited of its siblings, so that their ends are noticed."""
+        for child in self.children.values():
+            if child is not mine:
+                child.close()
+        self._watched.clear()
+
+    def await_input(self, child: Child) -> bool:
+        """Wait until there is something to read from ``child``; False if another one has died meanwhile.
+
+        While ranks are being unwound, one that takes too long is killed.
+        """
+        descriptor = child.wire.socket.fileno()
+        poll = self._poll
+        poll.register(descriptor, select.POLLIN)
+        try:
+            while True:
+                ready = poll.poll(self._patience())
+                if not ready:
+                    self.kill(child)
+                    continue
+                if any(number == descriptor for number, _ in ready):
+                    return True
+                died = [self._ended(number) for number, _ in ready]
+                if any(died):
+                    return False
+        finally:
+            poll.unregister(descriptor)
+
+    def _patience(self) -> int | None:
+        """Milliseconds to wait for a process; None: any number."""
+        if not self._aborting():
+            return None
+        if self._deadline is None:
+            self._deadline = perf_counter() + GRACE
+        return max(0, round(1000 * (self._deadline - perf_counter())))
+
+    def _ended(self, descriptor: int) -> bool:
+        """A process has ended: whether it had not been through with its program."""
+        child = self._watched.pop(descriptor)
+        self._poll.unregister(descriptor)
+        self.reap(child)
+        if child.status == 0:
+            return False
+        self.died.append(child.rank)
+        return True
+
+    def reap(self, child: Child) -> None:
+        """Wait for a process that has ended, or is about to."""
+        if child.status is None:
+            _, child.status = os.waitpid(child.pid, 0)
+
+    def kill(self, child: Child) -> None:
+        """End a process at once."""
+        if child.pid and child.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End those that are left. Idempotent."""
+        for child in self.children.values():
+            self.kill(child)
+        for child in self.children.values():
+            if child.pid:
+                self.reap(child)
+            child.close()
+        self._watched.clear()

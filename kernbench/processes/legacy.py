@@ -1,0 +1,50 @@
+"""What a rank's process leaves behind when its program has ended: what reports are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernbench.cost.unmodelled import Unmodelled
+from kernbench.simulation.accounts import Account
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.simulation import Simulation
+
+
+@dataclass(eq=False)
+class Legacy:
+    """Of one rank.
+
+    Attributes:
+        clock, busy, sip: of its host.
+        account: of its host.
+        unmodelled: operators without a model that it has called.
+        uncounted: operators whose FLOPs nobody counted.
+        memories: of each SIP that it has used, what its allocator and ledger say in the end.
+    """
+
+    clock: float
+    busy: float
+    sip: int
+    account: Account
+    unmodelled: Unmodelled
+    uncounted: set[str]
+    memories: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, simulation: Simulation, host: Host) -> Legacy:
+        """In the rank's process, at its end."""
+        costs = simulation.op_costs
+        legacy = cls(host.clock, host.busy, host.sip, host.account, costs.unmodelled.portable(), set(costs.uncounted))
+        for memory in simulation.memories.of(host):
+            memory.claim_all()
+            legacy.memories[memory.ledger.sip] = memory.portable()
+        return legacy
+
+    def leave(self, simulation: Simulation, host: Host) -> None:
+        """In the simulation."""
+        host.clock, host.busy, host.sip, host.account = self.clock, self.busy, self.sip, self.account
+        simulation.op_costs.unmodelled.add(self.unmodelled)
+        simulation.op_costs.uncounted |= self.uncounted
+        for memory in simulation.memories.of(host):
+            memory.restore(self.memories[memory.ledger.sip])

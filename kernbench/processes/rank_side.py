@@ -1,0 +1,502 @@
+"""The simulation in a rank's own process: a fork of the one that spawned, in which one rank runs.
+
+A rank's own business is done here by the owners that do it everywhere: its host's clock, what an operation costs, its memory
+and its allocator, values of kernels, graphs that it captures. What needs others (:data:`CROSSES`) goes to the simulation: calls
+that give nothing back are kept and sent together; one that waits sends them, and returns with the reply. Operations have
+numbers there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from greenlet import getcurrent
+
+from kernbench.ccl.collectives import library_environ
+from kernbench.errors import KernbenchError
+from kernbench.processes.channel import Portable, Wire, restored
+from kernbench.processes.payload import Payloads, Posted
+from kernbench.processes.shared_memory import SharedMemory
+from kernbench.sim_engine import Condition, Operation
+from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.matching import shapes_given
+from kernbench.simulation.messages import Message
+from kernbench.simulation.process_memory import ProcessMemory
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.steps import StepEnd, StoppedAfterSteps
+from kernbench.simulation.tensors import storage_of
+from kernbench.simulation.waits import Awaited
+from kernbench.triton_engine.memory import write_epoch
+
+_MOST_KEPT = 256
+"""Calls that are kept before they are sent, though nobody waits for an answer."""
+
+CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("engine", ("submit", "set_duration")),
+    ("waits", ("wait", "wait_for_values", "wait_for_first", "block_on", "sleep", "refresh")),
+    ("host_reads", ("finish_stream", "synchronize")),
+    ("polls", ("look",)),
+    ("matcher", ("post", "collective_of", "give_up")),
+    ("matcher.mailbox", ("post",)),
+    ("world.communicators", ("of",)),
+    ("hosts", ("current", "current_rank")),
+    ("memories", ("open",)),
+    ("scheduler", ("current_rank", "pause")),
+    ("drain", ("pending", "until")),
+    ("", ("wait_on_stream", "limit")),
+)  # fmt: skip
+"""Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
+:class:`RankSide` that are called ``owner_method``."""
+
+
+class _Ticket:
+    """The number of an operation, which the simulation may forget once nobody has the operation here."""
+
+    __slots__ = ("_released", "number")
+
+    def __init__(self, number: int, released: list[int]) -> None:
+        self.number = number
+        self._released = released
+
+    def __del__(self) -> None:
+        self._released.append(self.number)
+
+
+class RankHost(Host):
+    """The host of a rank that is a process."""
+
+    __slots__ = ("side",)
+
+    side: RankSide
+
+    def let_wait(self, name: str, operations: Any) -> None:
+        """See :class:`Host`: here, and in the simulation, where it counts."""
+        operations = tuple(operations)
+        self.side.cast("let_wait", name, self.side.numbers(operations), self.clock)
+        super().let_wait(name, operations)
+
+
+class RankSide:
+    """What stands between a rank's program and the simulation, in the rank's process.
+
+    Args:
+        simulation: this process's copy of it.
+        rank: which rank runs here.
+        wire: to the simulation.
+        shared: memory shared with it.
+    """
+
+    def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
+        self._simulation = simulation
+        self._rank = rank
+        self._wire = wire
+        self._payloads = Payloads(shared)
+        self._lock = threading.RLock()
+        self._kept: list[tuple[Any, ...]] = []
+        self._released: list[int] = []
+        self._numbered = 0
+        self._posted: dict[int, Posted] = {}
+        self._deferred: list[Operation] = []
+        self._groups: dict[int, int] = {}  # by identity: the world's communicators keep them
+        self._sequences: Counter[int] = Counter()
+        self._flushing = False
+        before = simulation.hosts.of_rank[rank]
+        self.host = RankHost(rank, before.sip, simulation.seed, before.clock)
+        self.host.side = self
+
+    def install(self) -> None:
+        """From here on this process's copy of the simulation is the rank's."""
+        simulation, rank = self._simulation, self._rank
+        simulation.hosts.of_rank[rank] = self.host
+        simulation.scheduler.rank_by_greenlet.clear()
+        simulation.scheduler.rank_by_greenlet[getcurrent()] = rank
+        simulation.steps.noted = self._step_ended
+        simulation.memories.refresh = self._waits_refresh
+        self._stock_memories = simulation.memories.open
+        self._stock_communicators = simulation.world.communicators.of
+        for path, names in CROSSES:
+            owner: Any = simulation
+            for part in path.split(".") if path else ():
+                owner = getattr(owner, part)
+            for name in names:
+                setattr(owner, name, getattr(self, f"_{path.rpartition('.')[2]}_{name}" if path else f"_{name}"))
+
+    # -- the way -----------------------------------------------------------------------------------------------------
+
+    def cast(self, name: str, *args: Any) -> None:
+        """Have the simulation call something, in this rank's turn; nothing comes back."""
+        self._kept.append((name, *args))
+        if len(self._kept) >= _MOST_KEPT:
+            self.send()
+
+    def send(self) -> None:
+        """Send what is kept."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+            if self._released:
+                released = self._released.copy()
+                del self._released[: len(released)]
+                kept.append(("released", released))
+            if kept:
+                self._send(kept)
+
+    def _send(self, items: list[tuple[Any, ...]]) -> None:
+        try:
+            self._wire.send(items)
+        except OSError:
+            gone()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Have the simulation call something, in this rank's turn, and wait until it has. Raises what it raises."""
+        self.compute()
+        host, place = self.host, user_location()
+        with self._lock:
+            self.cast("call", name, args, host.clock, host.stream, host.sip, host.busy, place)
+            self.send()
+            try:
+                value, error, clock, now, news = self._wire.receive()
+            except (EOFError, OSError):
+                gone()
+            host.clock = clock
+            self._simulation.engine.now = now
+            for each in news:
+                self._learn(*each)
+        if error is not None:
+            raised = restored(error)
+            if isinstance(raised, StoppedAfterSteps):
+                mine = self._simulation.steps.of_rank[self._rank]
+                mine.stopped = mine.released = True
+            raise raised
+        return value
+
+    def _learn(
+        self,
+        number: int,
+        executed: bool,
+        start: float | None,
+        end: float | None,
+        error: Portable | None,
+        detail: dict[str, Any] | None,
+    ) -> None:
+        """What has become of a collective or message of this rank."""
+        posted = self._posted[number]
+        op = posted.op
+        if detail is not None:
+            op.detail = detail
+        if error is not None:
+            op.error = restored(error)
+        if executed and not posted.copied:
+            with self._simulation.torch_recorder.paused():
+                if op.error is None:
+                    self._payloads.take_outputs(posted)
+                    write_epoch.bump()
+                else:
+                    self._payloads.drop(posted)
+            op.executed = True
+        if end is not None and start is not None:
+            del self._posted[number]
+            op.resolve(start, end)
+
+    def number(self, op: Operation) -> int:
+        """The number of an operation that the simulation has; 0: it has none."""
+        return 0 if op.ticket is None else int(op.ticket.number)
+
+    def numbers(self, operations: Sequence[Operation]) -> list[int]:
+        """Those of operations that have one."""
+        return [op.ticket.number for op in operations if op.ticket is not None]
+
+    def _enter(self, op: Operation) -> int:
+        self._numbered += 1
+        op.ticket = _Ticket(self._numbered, self._released)
+        return self._numbered
+
+    # -- a rank's own operations -------------------------------------------------------------------------------------
+
+    def _engine_submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
+        """What the operation waits for is known there: the host's copy there was told."""
+        number = self._enter(op)
+        self.cast(
+            "submit", number, op.name, op.kind, op.sip, op.stream, op.enqueue, op.duration, op.spread, op.nbytes, op.host,
+            op.executed, op.detail, op.operands,
+        )  # fmt: skip
+        if op.duration is None or not op.executed:
+            self._deferred.append(op)
+        return op
+
+    def _engine_set_duration(self, op: Operation, seconds: float) -> None:
+        """Told there by :meth:`compute`."""
+        op.duration = seconds
+
+    def compute(self, wanted: Operation | None = None) -> None:
+        """Compute the values of this rank's launches, those of ``wanted`` in any case, and tell what they took."""
+        executor = self._simulation.executor
+        while self._deferred and not self._flushing:
+            self._flush()
+            if wanted is None or wanted.executed or wanted.error is not None:
+                return
+            self._await_one(executor.awaited())
+
+    def _flush(self) -> None:
+        self._flushing = True
+        try:
+            self._simulation.executor.flush(self._simulation.engine.now)
+        finally:
+            self._flushing = False
+        self._tell_computed()
+
+    def _await_one(self, operations: Sequence[Operation]) -> None:
+        """Wait until the first of ``operations`` that are to come has its values."""
+        op = next((each for each in operations if self.number(each) in self._posted), None)
+        if op is None:
+            raise KernbenchError(
+                f"rank {self._rank}: a kernel waits for memory that another rank is to write. Ranks that are processes have no "
+                "memory in common: run this program with isolation='carrier'"
+            )
+        self.call("await_values", self.number(op))
+
+    def _tell_computed(self) -> None:
+        still = []
+        for op in self._deferred:
+            if op.executed:
+                failed = None if op.error is None else str(op.error)
+                self.cast("computed", self.number(op), op.name, op.duration, op.spread, op.nbytes, op.detail, failed)
+            else:
+                still.append(op)
+        self._deferred = still
+
+    def _memories_open(self, host: Host, sip: int, index: int) -> ProcessMemory:
+        """Here; there, an empty one keeps its place in the log until the rank leaves what reports need of it."""
+        made = self._stock_memories(host, sip, index)
+        self.cast("memory", sip, index)
+        return made
+
+    def _hosts_current(self) -> Host:
+        """The rank's, in whatever thread."""
+        return self.host
+
+    def _hosts_current_rank(self) -> int:
+        return self._rank
+
+    def _scheduler_current_rank(self) -> int:
+        return self._rank
+
+    def _scheduler_pause(self) -> None:
+        """Let the others go first."""
+        self.call("pause")
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _waits_wait(self, handle: Awaited) -> None:
+        handle.observed = True
+        if handle.done and handle.error is None and (handle.end is None or handle.end <= self.host.clock):
+            return
+        if isinstance(handle, Condition) or handle.ticket is None:
+            self._waits_block_on(handle)
+            if handle.error is not None:
+                raise handle.error
+            return
+        self._computed_or_posted(handle)
+        self._times(handle, self.call("wait", self.number(handle)))
+
+    def _computed_or_posted(self, op: Operation) -> None:
+        """Before the simulation is asked to wait for an operation of which it does not know how long it takes."""
+        if not op.executed and self.number(op) not in self._posted:
+            self.compute(op)
+
+    @staticmethod
+    def _times(op: Operation, times: Any) -> None:
+        if op.end is None and times is not None:
+            op.resolve(*times)
+
+    def _waits_wait_for_values(self, handle: Operation, values: Awaited | None = None) -> None:
+        handle.observed = True
+        if not handle.executed and handle.error is None:
+            if self.number(handle) in self._posted:
+                self.call("await_values", self.number(handle))
+            else:
+                self.compute(handle)
+                self.call("give_way")
+        if handle.error is not None:
+            raise handle.error
+
+    def _waits_wait_for_first(self, operations: Sequence[Operation]) -> None:
+        self.call("wait_for_first", self.numbers(operations))
+
+    def _waits_block_on(self, awaited: Awaited) -> None:
+        if isinstance(awaited, Operation):
+            self._computed_or_posted(awaited)
+            self.call("block_on", self.number(awaited))
+            return
+        while not awaited.done:  # it is fulfilled here
+            self._flush()
+            if not awaited.done:
+                self._await_one(self._simulation.executor.awaited())
+        self.call("give_way")
+
+    def _waits_sleep(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"sleep length must be non-negative, got {seconds}")
+        self.call("sleep", seconds)
+
+    def _waits_refresh(self, operations: Sequence[Operation]) -> None:
+        """Ask for the times of those whose are not known."""
+        unknown = [op for op in operations if op.end is None and op.ticket is not None]
+        if unknown:
+            for op, times in zip(unknown, self.call("times", self.numbers(unknown)), strict=True):
+                self._times(op, times)
+
+    def _host_reads_finish_stream(self, name: str) -> None:
+        host = self.host
+        if host.capture is not None:
+            host.capture.forbid()
+        for op in host.before(name):
+            self._computed_or_posted(op)
+        self.call("finish_stream", name)
+        host.awaited.pop(name, None)
+
+    def _host_reads_synchronize(self, failed: Sequence[Operation]) -> None:
+        host = self.host
+        if host.capture is not None:
+            host.capture.forbid()
+        for op in list(host.tails.values()):
+            self._computed_or_posted(op)
+        self.call("synchronize")
+        host.awaited.clear()
+        for op in self._simulation.values.unobserved_failures(host) if failed else ():
+            op.observed = True
+            assert op.error is not None
+            raise op.error
+
+    def _polls_look(self, at: Awaited | str) -> None:
+        self.call("look", at if isinstance(at, str) else at.name)
+
+    def _wait_on_stream(self, op: Operation) -> None:
+        if not op.executed or op.error is not None:
+            self.call("await_values", self.number(op))
+        self.host.let_wait(self.host.stream, (op,))
+
+    # -- meeting others ----------------------------------------------------------------------------------------------
+
+    def _communicators_of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
+        made = self._stock_communicators(rank, name, members, everybody)
+        number = self._groups.setdefault(id(made), len(self._groups))
+        self.cast("group", number, name, members, everybody)
+        return made
+
+    def _bring(
+        self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> tuple[int, Posted]:
+        """Number the rank's part of a call, and copy what it brings."""
+        number = self._enter(op)
+        executor, storages = self._simulation.executor, [id(storage_of(tensor)) for tensor in (*inputs, *outputs)]
+        if len(executor):
+            self.compute()
+            while executor.touches_any(storages):
+                self._await_one(executor.awaited())
+                self.compute()
+        while self._posted and (first := self._to_come_first(inputs)) is not None:
+            self.call("await_values", self.number(first.op))
+        with self._simulation.torch_recorder.paused():
+            posted = self._posted[number] = self._payloads.bring(op, inputs, outputs, self._to_come())
+        return number, posted
+
+    def _to_come_first(self, inputs: Sequence[torch.Tensor]) -> Posted | None:
+        with self._simulation.torch_recorder.paused():
+            return self._payloads.before(inputs, self._to_come())
+
+    def _to_come(self) -> list[Posted]:
+        """Calls whose values are to come."""
+        return [each for each in self._posted.values() if not each.copied and each.op.error is None]
+
+    def _matcher_post(
+        self,
+        group: Communicator,
+        signature: Signature,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        *,
+        splits: tuple[int, ...] | None = None,
+        given: Sequence[torch.Tensor] | None = None,
+    ) -> Operation:
+        simulation, me = self._simulation, self.host
+        matcher, streams = simulation.matcher, simulation.streams
+        matcher.require_member(self._rank, group, signature)
+        if group.environ is None:
+            group.environ = library_environ()
+        op = streams.post(me, signature.op, group.stream, inputs or outputs)
+        location, shapes = user_location(), shapes_given(signature, inputs if given is None else given)
+        streams.touch(me, op, inputs, outputs)
+        number, posted = self._bring(op, inputs, outputs)
+        me.tails[group.stream] = op
+        self.cast(
+            "post", number, self._groups[id(group)], tuple(signature), posted.inputs, posted.outputs,
+            (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
+            tuple(location), splits, shapes, group.environ,
+        )  # fmt: skip
+        matcher.history.add(self._rank, group, self._sequences[id(group)], signature, op, location, None, shapes)
+        self._sequences[id(group)] += 1
+        return op
+
+    def _mailbox_post(
+        self, group: Communicator, tensor: torch.Tensor, *, peer: int | None, tag: int, sends: bool
+    ) -> Operation:
+        simulation, me, rank = self._simulation, self.host, self._rank
+        other = "any" if peer is None else peer
+        stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
+        op = simulation.streams.post(me, "send" if sends else "recv", stream, (tensor,))
+        inputs, outputs = ((tensor,), ()) if sends else ((), (tensor,))
+        location = user_location()
+        simulation.streams.touch(me, op, inputs, outputs)
+        number, posted = self._bring(op, inputs, outputs)
+        self.cast(
+            "message", number, self._groups[id(group)], (posted.inputs or posted.outputs)[0], peer, tag, sends,
+            (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
+            tuple(location),
+        )  # fmt: skip
+        signature = Message(group, rank, peer, tag, sends, tensor, op, location, ()).signature
+        simulation.matcher.history.add(rank, group, -1, signature, op, location, peer, (tuple(tensor.shape),))
+        return op
+
+    def _drain_pending(self) -> NoReturn:
+        raise KernbenchError("only main drains: call this from the main greenlet, not from a rank or a kernel")
+
+    def _drain_until(self, awaited: Awaited) -> NoReturn:
+        self._drain_pending()
+
+    def _matcher_collective_of(self, op: Operation) -> NoReturn:
+        raise KernbenchError("monitored_barrier: not for ranks that are processes yet: spawn with isolation='carrier'")
+
+    def _matcher_give_up(self, op: Operation, error: BaseException, at: float) -> NoReturn:
+        raise KernbenchError("deadlines of ranks that are processes expire where the simulation is")
+
+    def _limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
+        self.cast("limit", self.number(op), seconds, number, self._groups[id(group)], asked_for)
+
+    def store(self, key: tuple[Any, ...], timeout: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A method of a ``torch.distributed`` store."""
+        if name in _GIVE_NOTHING:
+            self.cast("store", key, timeout, name, args, kwargs, self.host.clock)
+            return None
+        return self.call("store", key, timeout, name, args, kwargs)
+
+    def _step_ended(self, number: int, end: StepEnd) -> None:
+        self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy(), self._stopping())
+
+    def _stopping(self) -> bool:
+        steps = self._simulation.steps
+        return steps.limit is not None and steps.of_rank[self._rank].count >= steps.limit
+
+
+_GIVE_NOTHING = frozenset({"set", "append", "multi_set", "queue_push"})
+
+
+def gone() -> NoReturn:
+    """The simulation is gone: nobody is left to tell."""
+    os._exit(1)

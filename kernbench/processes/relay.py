@@ -1,0 +1,393 @@
+"""What stands for a rank's process in the simulation: a greenlet that makes the calls that the rank has sent.
+
+It runs when the rank would: it makes calls, in their order, until one waits, and then the scheduler goes on with another. While
+it has nothing to make it waits for the process, and so does the whole simulation: which rank's call comes next is the
+scheduler's decision, never the host's. The processes themselves go on side by side until they need an answer.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from socket import MSG_DONTWAIT
+from typing import Any, NoReturn
+
+from greenlet import GreenletExit
+
+from kernbench.errors import KernbenchError
+from kernbench.processes.channel import Portable, portable, restored
+from kernbench.processes.family import Child, Family, RankDiedError
+from kernbench.processes.legacy import Legacy
+from kernbench.processes.shared_memory import SharedRegion
+from kernbench.scheduler import RaisedElsewhere
+from kernbench.sim_engine import Condition, Operation
+from kernbench.simulation.accounts import Account
+from kernbench.simulation.groups import Arrival, Communicator, Signature
+from kernbench.simulation.locations import Location
+from kernbench.simulation.messages import Message
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.steps import StepEnd
+from kernbench.torch_backend.process_groups.stores import CooperativeStore, StoreHost
+
+_Regions = Sequence[SharedRegion]
+_Fields = tuple[str, int, str, float, float, int, Sequence[Any]]
+
+
+class Relay:
+    """Serves one rank.
+
+    Args:
+        simulation: that it is a rank of.
+        child: its process.
+        family: of its siblings.
+        stores: of the spawn.
+    """
+
+    def __init__(self, simulation: Simulation, child: Child, family: Family, stores: StoreHost) -> None:
+        self._simulation = simulation
+        self._child = child
+        self._family = family
+        self._stores = stores
+        self._rank = child.rank
+        self._me = simulation.hosts.of_rank[child.rank]
+        self._operations: dict[int, Operation] = {}
+        self._under_way: dict[int, Operation] = {}
+        self._told: set[int] = set()
+        self._groups: dict[int, Communicator] = {}
+        self._open_stores: dict[Any, CooperativeStore] = {}
+        self._late: BaseException | None = None
+        self._asked: tuple[str, Any] | None = None
+        self._promised: float | None = None
+        self._last = ""
+        self._handlers: dict[str, Callable[..., Any]] = {
+            "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
+            "post": self._post, "message": self._message, "limit": self._limit, "released": self._release,
+            "step": self._step, "store": self._store_given, "call": self._call, "write": self._write,
+            "memory": self._memory,
+        }  # fmt: skip
+        waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
+        self._calls: dict[str, Callable[..., Any]] = {
+            "wait": self._wait, "await_values": self._await_values, "wait_for_first": self._wait_for_first,
+            "block_on": self._block_on, "give_way": self._give_way, "times": self._times, "sleep": waits.sleep,
+            "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
+            "pause": simulation.scheduler.pause, "store": self._store,
+        }  # fmt: skip
+
+    def serve(self) -> None:
+        """The rank's body in the simulation. Raises what the rank's program has raised."""
+        while True:
+            for item in self._receive():
+                if item[0] == "ended":
+                    self._ended(*item[1:])
+                    return
+                self._handlers[item[0]](*item[1:])
+
+    # -- the way -----------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> Any:
+        wire, family = self._child.wire, self._family
+        while (body := wire.taken()) is None:
+            try:
+                wire.read(MSG_DONTWAIT)
+            except BlockingIOError:
+                try:
+                    if not family.await_input(self._child):
+                        self._let_the_dead_go_first()
+                except SystemExit as error:  # ranks are being unwound: this one is told when it asks next
+                    self._late = error
+            except (EOFError, ConnectionResetError):
+                self._died()
+        return pickle.loads(body)
+
+    def _let_the_dead_go_first(self) -> None:
+        """Another rank's process has died: that rank fails now, whatever this one is computing."""
+        scheduler, waits = self._simulation.scheduler, self._simulation.waits
+        for index in self._family.died:
+            rank = scheduler.rank(index)
+            found = None if rank is None else next((each for each in waits.pending if each[1] is rank.greenlet), None)
+            if found is not None:  # it was waiting
+                waits.pending.remove(found)
+                scheduler.make_ready(found[1], self._death_of(self._family.children[index]))
+        scheduler.pause()
+
+    def _died(self) -> NoReturn:
+        self._family.reap(self._child)
+        if self._simulation.scheduler.aborting:
+            raise SystemExit
+        raise self._death_of(self._child) from None
+
+    def _death_of(self, child: Child) -> RaisedElsewhere:
+        self._family.reap(child)
+        calls = self._simulation.matcher.history.of(child.rank)[-1:]
+        last = f"Its last operation: {self._last}." if self._last and child is self._child else ""
+        posted = f"Its last call to others: {calls[0]}." if calls else "It had called no other rank."
+        stack = child.told()
+        lines = [f"rank {child.rank} (process {child.pid}) {child.cause()}.", last, posted, stack]
+        error = RankDiedError("\n".join(filter(None, lines)))
+        return RaisedElsewhere(error, f"{RankDiedError.__name__}: {error}\n")
+
+    def _call(
+        self, name: str, args: Any, clock: float, stream: str, sip: int, busy: float, place: tuple[str, int, str]
+    ) -> None:
+        me, value, raised = self._me, None, None
+        me.clock, me.stream, me.sip, me.busy = clock, stream, sip, busy
+        self._asked, self._promised = (name, args), None
+        rank = self._simulation.scheduler.rank(self._rank)
+        assert rank is not None
+        rank.place = place
+        try:
+            if self._late is not None:
+                late, self._late = self._late, None
+                raise late
+            value = self._calls[name](*args)
+        except (GreenletExit, KeyboardInterrupt, RaisedElsewhere):
+            raise  # it has died itself, or nobody is to be told
+        except BaseException as error:
+            if self._promised is not None:
+                self._late = error  # the rank has gone on: it is told when it asks next
+            raised = portable(error)
+        self._asked = None
+        if self._promised is None:
+            self._answer(value, raised, me.clock)
+        elif self._promised != me.clock and self._late is None:
+            raise KernbenchError(
+                f"rank {self._rank} was told {self._promised} s at the end of {name}, which is {me.clock} s"
+            )
+
+    def _answer(self, value: Any, raised: Any, clock: float) -> None:
+        try:
+            self._child.wire.send((value, raised, clock, self._simulation.engine.now, self._news()))
+        except OSError:
+            self._died()
+
+    def answer_early(self) -> None:
+        """What the rank waits for is done, and its turn is to come: if it is certain what it will be told then, tell it now.
+
+        So ranks that wait for the same go on side by side. Nothing changes here before the rank's turn.
+        """
+        if self._asked is None or self._late is not None:
+            return
+        name, args = self._asked
+        foresee = _FORESEEN.get(name)
+        found = None if foresee is None else foresee(self, *args)
+        if found is not None:
+            awaited, value = found
+            ends = [op.end for op in awaited if op.end is not None and op.done and op.error is None]
+            if len(ends) == len(awaited):
+                self._promised = max([self._me.clock, *ends])
+                self._answer(value(), None, self._promised)
+
+    def operation(self, number: int) -> Operation:
+        """The rank's operation of this number."""
+        return self._operations[number]
+
+    def before(self, stream: str) -> Sequence[Operation]:
+        """What a look at one of the rank's streams waits for."""
+        return self._me.before(stream)
+
+    def tails(self) -> Sequence[Operation]:
+        """What a look at all of them waits for."""
+        return () if self._simulation.executor.failed else tuple(self._me.tails.values())
+
+    def _news(self) -> list[tuple[Any, ...]]:
+        """What has become of the rank's collectives and messages since the last reply."""
+        news: list[tuple[Any, ...]] = []
+        for number, op in list(self._under_way.items()):
+            ended = op.end is not None
+            if not ended and (not op.executed or number in self._told):
+                continue
+            error = None if op.error is None else portable(op.error)
+            source = op.detail if op.name == "recv" else None
+            news.append((number, op.executed, op.start, op.end, error, source))
+            self._told.add(number)
+            if ended:
+                del self._under_way[number]
+                self._told.discard(number)
+        return news
+
+    def _ended(self, error: Portable | None, trace: str, legacy: Legacy) -> None:
+        """The program has ended: with what it has raised, if anything."""
+        legacy.leave(self._simulation, self._me)
+        if self._late is not None:
+            raise self._late
+        if error is None:
+            return
+        raised = restored(error)
+        if isinstance(raised, SystemExit | KeyboardInterrupt) and not (isinstance(raised, SystemExit) and raised.code):
+            raise raised
+        raise RaisedElsewhere(raised, trace)
+
+    def _memory(self, sip: int, index: int) -> None:
+        self._simulation.memories.open(self._me, sip, index)
+
+    def _write(self, which: str, text: str) -> None:
+        getattr(sys, which).write(text)
+
+    # -- its own operations ------------------------------------------------------------------------------------------
+
+    def _submit(
+        self, number: int, name: str, kind: str, sip: int, stream: str, enqueue: float, duration: float | None,
+        spread: tuple[float, float], nbytes: int, host: float, executed: bool, detail: Any, operands: Any,
+    ) -> None:  # fmt: skip
+        me = self._me
+        op = self._operations[number] = Operation(name, kind, self._rank, sip, stream, enqueue, duration, spread)
+        op.nbytes, op.host, op.executed, op.detail, op.operands = nbytes, host, executed, detail, operands
+        me.stream, self._last = stream, name
+        self._simulation.engine.submit(op, after=me.take_awaited() if me.awaited else ())
+        me.tails[stream] = op
+
+    def _computed(
+        self, number: int, name: str, duration: float | None, spread: tuple[float, float], nbytes: int, detail: Any,
+        failed: str | None,
+    ) -> None:  # fmt: skip
+        op = self._operations[number]
+        op.name, op.spread, op.nbytes, op.detail = name, spread, nbytes, detail
+        if op.duration is None and duration is not None:
+            self._simulation.engine.set_duration(op, duration)
+        op.executed = True
+        if failed is not None:  # its rank raises it
+            op.observed = True
+            op.fail(KernbenchError(failed), self._simulation.engine.now if op.end is None else op.end)
+
+    def _let_wait(self, name: str, numbers: Sequence[int], clock: float) -> None:
+        self._me.clock = clock
+        self._me.let_wait(name, [self._operations[number] for number in numbers])
+
+    def _release(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._operations.pop(number, None)
+
+    def _step(self, number: int, clock: float, tails: Sequence[int], account: Account, stopped: bool) -> None:
+        mine = self._simulation.steps.of_rank[self._rank]
+        end = StepEnd(clock, tuple(self._operations[each] for each in tails), account)
+        mine.ends.setdefault(number, []).append(end)
+        mine.stopped = mine.stopped or stopped
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, number: int) -> tuple[float, float] | None:
+        op = self._operations[number]
+        self._simulation.waits.wait(op)
+        return _times_of(op)
+
+    def _await_values(self, number: int) -> None:
+        simulation, op = self._simulation, self._operations[number]
+        needed = not op.executed and op.error is None
+        simulation.waits.wait_for_values(op, simulation.runs.values_of(op) if needed else None)
+
+    def _wait_for_first(self, numbers: Sequence[int]) -> None:
+        self._simulation.waits.wait_for_first([self._operations[number] for number in numbers])
+
+    def _block_on(self, number: int) -> None:
+        op = self._operations[number]
+        if not op.done:
+            self._simulation.waits.block_on(op)
+
+    def _give_way(self) -> None:
+        """The rank has computed what a thread or greenlet would have main compute: the others go on meanwhile."""
+        turn = Condition("values", self._rank)
+        self._simulation.executor.when_executed((), turn)
+        self._simulation.waits.block_on(turn)
+
+    def _times(self, numbers: Sequence[int]) -> list[tuple[float, float] | None]:
+        return [_times_of(self._operations[number]) for number in numbers]
+
+    def _synchronize(self) -> None:
+        simulation = self._simulation
+        simulation.host_reads.synchronize(simulation.executor.failed)
+
+    # -- meeting others ----------------------------------------------------------------------------------------------
+
+    def _group(self, number: int, name: str, members: tuple[int, ...], everybody: bool) -> None:
+        self._groups[number] = self._simulation.world.communicators.of(self._rank, name, members, everybody)
+
+    def _made(self, number: int, fields: _Fields, clock: float, stream: str, sip: int) -> Operation:
+        """The rank's part of a call that it has posted."""
+        name, on_sip, on_stream, enqueue, host, nbytes, operands = fields
+        op = Operation(name, "collective", self._rank, on_sip, on_stream, enqueue)
+        op.host, op.nbytes, op.operands, op.executed = host, nbytes, operands, False
+        self._operations[number] = self._under_way[number] = op
+        me = self._me
+        me.clock, me.stream, me.sip = clock, stream, sip
+        return op
+
+    def _admitted(self, op: Operation, admit: Callable[..., None], *args: Any) -> None:
+        """Let a call in. What is wrong with it the rank is told when it asks next."""
+        try:
+            admit(*args)
+        except Exception as error:
+            op.observed = True
+            self._late = self._late or error
+
+    def _post(
+        self, number: int, group: int, signature: tuple[Any, ...], inputs: _Regions, outputs: _Regions,
+        fields: _Fields, clock: float, stream: str, sip: int, place: tuple[str, int, str], splits: Any, shapes: Any,
+        environ: Any,
+    ) -> None:  # fmt: skip
+        op = self._made(number, fields, clock, stream, sip)
+        communicator, me = self._groups[group], self._me
+        if communicator.environ is None:
+            communicator.environ = environ
+        tensor = self._child.shared.tensor
+        shared = {region: tensor(region) for region in dict.fromkeys((*inputs, *outputs))}
+        arrival = Arrival(
+            self._rank, Signature(*signature), tuple(shared[each] for each in inputs),
+            tuple(shared[each] for each in outputs), op, Location(*place), me.before(stream), splits,
+        )  # fmt: skip
+        self._admitted(op, self._simulation.matcher.admit, me, communicator, arrival, shapes)
+
+    def _message(
+        self, number: int, group: int, region: SharedRegion, peer: int | None, tag: int, sends: bool, fields: _Fields,
+        clock: float, stream: str, sip: int, place: tuple[str, int, str],
+    ) -> None:  # fmt: skip
+        op = self._made(number, fields, clock, stream, sip)
+        message = Message(
+            self._groups[group], self._rank, peer, tag, sends, self._child.shared.tensor(region), op, Location(*place),
+            self._me.before(stream),
+        )  # fmt: skip
+        self._admitted(op, self._simulation.matcher.mailbox.admit, message)
+
+    def _limit(self, op: int, seconds: float, number: int, group: int, asked_for: bool) -> None:
+        self._simulation.limit(self._operations[op], seconds, number, self._groups[group], asked_for)
+
+    def _store_given(self, key: Any, timeout: Any, name: str, args: Any, kwargs: Any, clock: float) -> None:
+        self._me.clock = clock
+        self._store(key, timeout, name, args, kwargs)
+
+    def _store(self, key: Any, timeout: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "free_port":
+            return self._stores.free_port()
+        store = self._open_stores.get(key)
+        if store is None:
+            store = self._open_stores[key] = CooperativeStore(self._stores, self._stores.shared(*key), timeout)
+        store.set_timeout(timeout)
+        return getattr(store, name)(*args, **kwargs)
+
+
+def _times_of(op: Operation) -> tuple[float, float] | None:
+    return None if op.start is None or op.end is None else (op.start, op.end)
+
+
+_Foreseen = tuple[Sequence[Operation], Callable[[], Any]]
+
+
+def _nothing() -> None:
+    """What most calls give."""
+
+
+def _foresee_wait(relay: Relay, number: int) -> _Foreseen:
+    op = relay.operation(number)
+    return (op,), lambda: _times_of(op)
+
+
+_FORESEEN: dict[str, Callable[..., _Foreseen]] = {
+    "wait": _foresee_wait,
+    "await_values": lambda relay, number: ((), _nothing),
+    "block_on": lambda relay, number: ((), _nothing),
+    "give_way": lambda relay: ((), _nothing),
+    "finish_stream": lambda relay, stream: (relay.before(stream), _nothing),
+    "synchronize": lambda relay: (relay.tails(), _nothing),
+}
+"""Of a call that waits, and is about to be resumed: what it will then have waited for, up to whose ends the clock moves,
+and what it gives. Of calls that are not here the answer may depend on what other ranks do before the turn comes."""

@@ -1,0 +1,97 @@
+"""Memory that a rank shares with the simulation: what collectives and messages read and write.
+
+It is an anonymous shared mapping that a child inherits: it has no name, so nothing is left behind, however its processes end.
+The rank alone hands out regions of it; the simulation is told where they are. Address space is reserved, pages come with use.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+import torch
+
+from kernbench.errors import KernbenchError
+
+RESERVED = 1 << 36
+"""Bytes of address space per rank."""
+
+_ALIGNMENT = 256
+_MAP_NORESERVE = 0x4000
+_KEPT = 1 << 26
+"""A freed region of more bytes than these gives its pages back to the system; asking for pages again takes time."""
+
+
+class SharedRegion(NamedTuple):
+    """A contiguous tensor in shared memory.
+
+    Attributes:
+        offset: bytes.
+        shape: of the tensor.
+        dtype: of the tensor.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SharedMemory:
+    """The shared memory of one rank. Made before the fork.
+
+    Raises OSError if the system has no address space for it.
+    """
+
+    def __init__(self, reserved: int = RESERVED) -> None:
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._map = mmap.mmap(-1, reserved, flags=flags)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._reserved = reserved
+        self._top = 0
+        self._free: dict[int, list[int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._uses: dict[int, int] = {}
+
+    def tensor(self, region: SharedRegion) -> torch.Tensor:
+        """The tensor in a region, on either side."""
+        count = region.dtype.itemsize
+        for size in region.shape:
+            count *= size
+        flat = self._bytes[region.offset : region.offset + count]
+        return flat.view(region.dtype).view(region.shape)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, numel: int) -> SharedRegion:
+        """In the rank: a region for a tensor. Raises :class:`KernbenchError` if there is no room."""
+        nbytes = max(numel * dtype.itemsize, 1)
+        size = _ALIGNMENT if nbytes <= _ALIGNMENT else 1 << (nbytes - 1).bit_length()
+        if size > 1 << 20:  # large ones in steps of an eighth: a power of two may waste nearly half
+            step = size >> 4
+            size = -(-nbytes // step) * step
+        free = self._free.get(size)
+        if free:
+            offset = free.pop()
+        else:
+            offset = self._top
+            if offset + size > self._reserved:
+                raise KernbenchError(
+                    f"a rank's collectives that are under way take more than {self._reserved >> 30} GiB of shared memory: wait "
+                    "for some of them before posting more"
+                )
+            self._top += size
+        self._sizes[offset], self._uses[offset] = size, 1
+        return SharedRegion(offset, shape, dtype)
+
+    def keep(self, region: SharedRegion) -> SharedRegion:
+        """In the rank: somebody else uses a region, too."""
+        self._uses[region.offset] += 1
+        return region
+
+    def give_back(self, region: SharedRegion) -> None:
+        """In the rank: who took or kept the region does not use it any more."""
+        self._uses[region.offset] -= 1
+        if self._uses[region.offset]:
+            return
+        size = self._sizes.pop(region.offset)
+        self._free.setdefault(size, []).append(region.offset)
+        if size > _KEPT and hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE, region.offset, size & -mmap.PAGESIZE)

@@ -1,0 +1,62 @@
+"""Starting the ranks of a spawn as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kernbench.errors import ConfigError
+from kernbench.processes import program
+from kernbench.processes.family import Child, Family
+from kernbench.processes.relay import Relay
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.environment import Environment
+from kernbench.torch_backend.process_groups import stores
+
+
+def require(simulation: Simulation) -> None:
+    """Raise :class:`ConfigError` if what was asked of a simulation cannot be had with ranks that are processes."""
+    if simulation.hooks is not None:
+        raise ConfigError(
+            "isolation='process': a plugin is told of what ranks do, which nobody sees in their processes: use "
+            "isolation='carrier', or run without the plugin"
+        )
+    if simulation.order is not None:
+        raise ConfigError(
+            "isolation='process': races are found where all ranks' accesses are seen: use isolation='carrier' with races"
+        )
+    if not simulation.engine.enable_data:
+        raise ConfigError(
+            "isolation='process' computes values: without data (enable_data=False, --no-data) use isolation='carrier'"
+        )
+
+
+def start(
+    simulation: Simulation, environment: Environment, ranks: Sequence[int], bodies: Sequence[Callable[[], Any]]
+) -> list[Callable[[], Any]]:
+    """Fork a process per rank, which runs its body: what the scheduler is to run in their stead.
+
+    The environment is open, and the world is; it ends the processes when it closes. Raises OSError if the system has no more.
+    """
+    family = Family(ranks, lambda: simulation.scheduler.aborting)
+    simulation.world.closers.append(family.close)
+    simulation.world.apart = True
+    shared = stores.innermost()
+    body_of = dict(zip(ranks, bodies, strict=True))
+
+    def begin(child: Child) -> None:
+        program.run(child, simulation, environment, shared, body_of[child.rank])
+
+    family.start(begin)
+    relays = {rank: Relay(simulation, family.children[rank], family, shared) for rank in ranks}
+    rank_of = simulation.scheduler.rank_by_greenlet
+
+    def answer_early(target: Any, error: BaseException | None) -> None:
+        relay = relays.get(rank_of.get(target, -1))
+        if relay is not None and error is None:
+            relay.answer_early()
+
+    simulation.waits.resuming = answer_early
+    simulation.world.closers.append(partial(setattr, simulation.waits, "resuming", None))
+    return [relay.serve for relay in relays.values()]
