@@ -29,6 +29,11 @@ class _OfThread(threading.local):
 _local = _OfThread()
 
 
+def act_as(carrier: Carrier | None) -> None:
+    """Let the running thread stand for the one of ``carrier``, which waits meanwhile (see :mod:`.crew`)."""
+    _local.carrier = carrier
+
+
 def current_carrier() -> Carrier | None:
     """The carrier whose thread is running, or None on the main thread (and on a user's own threads)."""
     return _local.carrier
@@ -143,7 +148,10 @@ class Carrier:
         started: whether its thread has been made.
         finished: whether its body has ended, or no thread could be made.
         stuck: whether the thread is known to wait for ever, and cannot be unwound.
+        crew: the threads of the rank (:class:`.crew.Crew`), once its program has started one.
     """
+
+    crew: Any = None
 
     def __init__(
         self,
@@ -217,6 +225,8 @@ class Carrier:
         self.turn.acquire()
         if self._thrown is not None:
             thrown, self._thrown = self._thrown, None
+            if self.crew is not None and isinstance(thrown, SystemExit):
+                self.crew.closed = True  # the rank is unwound, whichever of its threads acts for it
             raise thrown
 
     def _run(self) -> None:

@@ -14,6 +14,7 @@ from greenlet import getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.order import Order, RankOrder
 from kernbench.scheduler import RankScheduler
+from kernbench.scheduler.crew import acts_for_a_rank
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.accounts import Account
 from kernbench.simulation.folding import Folding
@@ -248,11 +249,17 @@ class Hosts:
     def current(self) -> Host:
         """The host of whoever runs: a rank's, or main's."""
         rank = self._rank_by_greenlet.get(getcurrent())
-        return self.main if rank is None else self.of_rank[rank]
+        if rank is None:
+            if not acts_for_a_rank():
+                return self.main
+            rank = self._rank_by_greenlet[getcurrent()]
+        return self.of_rank[rank]
 
     def current_rank(self) -> int:
         """The rank that runs. Raises :class:`KernbenchError` in main."""
         rank = self._rank_by_greenlet.get(getcurrent())
+        if rank is None and acts_for_a_rank():
+            rank = self._rank_by_greenlet[getcurrent()]
         if rank is None:
             raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
         return rank

@@ -28,6 +28,7 @@ from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
 from kernbench.torch_backend.rank_state import module_hooks
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
+from kernbench.torch_backend.rank_state.side_threads import SideThreads
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.replaced_names import ReplacedNames
 from kernbench.triton_engine.threads import set_product_threads
@@ -66,6 +67,7 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
+        self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
         self._imports = StockImports(self._patches, self._lifted, self.state)
@@ -88,6 +90,7 @@ class Environment:
             self._replaced.devices.open(self._host_devices)
             self._replaced.symmetric_memory.open()
             module_hooks.install(self._patches, self.state.modules)
+            self._side_threads.install(self._patches)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             self.state.open(self._patches)
             self._imports.open()
@@ -147,9 +150,11 @@ class Environment:
         try:
             with open_recorder(self._host_devices.recorder_of(rank)):
                 result = body()
+                self._side_threads.finish(rank)
                 self._replaced.futures.finish()
                 return result
         finally:
+            self._side_threads.close(rank)
             # the C++ registry of group names belongs to this thread, which is about to end
             world = c10d._world
             if isinstance(world, RankWorld) and world.pg_map:
