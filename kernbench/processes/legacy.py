@@ -18,6 +18,7 @@ class Legacy:
     Attributes:
         clock, busy, sip: of its host.
         account: of its host.
+        stopped: whether it was stopped after its last step.
         unmodelled: operators without a model that it has called.
         uncounted: operators whose FLOPs nobody counted.
         memories: of each SIP that it has used, what its allocator and ledger say in the end.
@@ -27,6 +28,7 @@ class Legacy:
     busy: float
     sip: int
     account: Account
+    stopped: bool
     unmodelled: Unmodelled
     uncounted: set[str]
     memories: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -35,7 +37,11 @@ class Legacy:
     def of(cls, simulation: Simulation, host: Host) -> Legacy:
         """In the rank's process, at its end."""
         costs = simulation.op_costs
-        legacy = cls(host.clock, host.busy, host.sip, host.account, costs.unmodelled.portable(), set(costs.uncounted))
+        steps = simulation.steps.of_rank.get(host.rank if host.rank is not None else -1)
+        legacy = cls(
+            host.clock, host.busy, host.sip, host.account, steps is not None and steps.stopped, costs.unmodelled.portable(),
+            set(costs.uncounted),
+        )  # fmt: skip
         for memory in simulation.memories.of(host):
             memory.claim_all()
             legacy.memories[memory.ledger.sip] = memory.portable()
@@ -43,6 +49,9 @@ class Legacy:
 
     def leave(self, simulation: Simulation, host: Host) -> None:
         """In the simulation."""
+        assert host.rank is not None
+        steps = simulation.steps.of_rank[host.rank]
+        steps.stopped = steps.stopped or self.stopped
         host.clock, host.busy, host.sip, host.account = self.clock, self.busy, self.sip, self.account
         simulation.op_costs.unmodelled.add(self.unmodelled)
         simulation.op_costs.uncounted |= self.uncounted
