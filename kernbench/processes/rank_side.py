@@ -18,9 +18,9 @@ from greenlet import getcurrent
 from kernbench.ccl.collectives import library_environ
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Wire
-from kernbench.processes.link import Link
 from kernbench.processes.payload import Posted
 from kernbench.processes.shared_memory import SharedMemory
+from kernbench.processes.uplink import Uplink
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.hosts import Host
@@ -55,7 +55,7 @@ _GIVE_NOTHING = frozenset({"set", "append", "multi_set", "queue_push"})
 """Methods of stores that neither wait nor answer."""
 
 
-class RankSide(Link):
+class RankSide(Uplink):
     """What of a simulation is replaced in a rank's process."""
 
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:

@@ -39,7 +39,7 @@ class RankHost(Host):
 
     __slots__ = ("side",)
 
-    side: Link
+    side: Uplink
 
     def let_wait(self, name: str, operations: Any) -> None:
         """See :class:`Host`: here, and in the simulation, where it counts."""
@@ -48,7 +48,7 @@ class RankHost(Host):
         super().let_wait(name, operations)
 
 
-class Link:
+class Uplink:
     """A rank's way to the simulation.
 
     Args:
