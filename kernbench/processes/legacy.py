@@ -21,6 +21,7 @@ class Legacy:
         stopped: whether it was stopped after its last step.
         unmodelled: operators without a model that it has called.
         uncounted: operators whose FLOPs nobody counted.
+        remarks: what is to be said besides.
         memories: of each SIP that it has used, what its allocator and ledger say in the end.
     """
 
@@ -31,6 +32,7 @@ class Legacy:
     stopped: bool
     unmodelled: Unmodelled
     uncounted: set[str]
+    remarks: list[str]
     memories: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
@@ -40,7 +42,7 @@ class Legacy:
         steps = simulation.steps.of_rank.get(host.rank if host.rank is not None else -1)
         legacy = cls(
             host.clock, host.busy, host.sip, host.account, steps is not None and steps.stopped, costs.unmodelled.portable(),
-            set(costs.uncounted),
+            set(costs.uncounted), list(simulation.remarks),
         )  # fmt: skip
         for memory in simulation.memories.of(host):
             memory.claim_all()
@@ -55,5 +57,7 @@ class Legacy:
         host.clock, host.busy, host.sip, host.account = self.clock, self.busy, self.sip, self.account
         simulation.op_costs.unmodelled.add(self.unmodelled)
         simulation.op_costs.uncounted |= self.uncounted
+        for remark in self.remarks:
+            simulation.remarks.setdefault(remark)
         for memory in simulation.memories.of(host):
             memory.restore(self.memories[memory.ledger.sip])

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, Wire, restored
 from kernbench.processes.payload import Payloads, Posted
 from kernbench.processes.shared_memory import SharedMemory
@@ -16,6 +17,9 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StoppedAfterSteps
 from kernbench.triton_engine.memory import write_epoch
+
+_AMONG_RANKS = frozenset({"post", "message", "store", "await_values", "wait_for_first", "group"})
+"""Calls that only a rank can make."""
 
 _MOST_KEPT = 256
 """Calls that are kept before they are sent, though nobody waits for an answer."""
@@ -62,6 +66,8 @@ class Uplink:
         simulation, rank: as given.
         payloads: of its calls.
         posted: its collectives and messages that have not ended, by number.
+        apart: whether this is a process that the rank has forked itself (a worker of a ``DataLoader``), which is no rank: what
+            it computes is not timed, and it cannot call others.
     """
 
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
@@ -73,22 +79,42 @@ class Uplink:
         self._kept: list[tuple[Any, ...]] = []
         self._released: list[int] = []
         self._numbered = 0
+        self.apart = False
         self.posted: dict[int, Posted] = {}
         before = simulation.hosts.of_rank[rank]
         self.host = RankHost(rank, before.sip, simulation.seed, before.clock)
         self.host.side = self
+
+    def part(self) -> None:
+        """In a process that the rank has forked: the way is the rank's alone."""
+        self.apart = True
+        self._kept = []
+        self._wire.close()
+        self.host.unrecorded = True
+
+    def _require_rank(self, name: str) -> None:
+        if name in _AMONG_RANKS:
+            raise KernbenchError(
+                f"a process that rank {self.rank} has started itself is no rank: it cannot meet others ({name}). Call "
+                "torch.distributed in the rank"
+            )
 
     def compute(self) -> None:
         """Before a call that waits: what else there is to tell."""
 
     def cast(self, name: str, *args: Any) -> None:
         """Have the simulation call something, in this rank's turn; nothing comes back."""
+        if self.apart:
+            return self._require_rank(name)
         self._kept.append((name, *args))
         if len(self._kept) >= _MOST_KEPT:
             self.send()
+        return None
 
     def send(self) -> None:
         """Send what is kept."""
+        if self.apart:
+            return
         with self._lock:
             kept, self._kept = self._kept, []
             if self._released:
@@ -106,6 +132,8 @@ class Uplink:
 
     def call(self, name: str, *args: Any) -> Any:
         """Have the simulation call something, in this rank's turn, and wait until it has. Raises what it raises."""
+        if self.apart:
+            return self._require_rank(name)
         self.compute()
         host, place = self.host, user_location()
         with self._lock:
