@@ -2,7 +2,8 @@
 
     python -m benches.distributed_speed [--ranks 8,64,1024] [--only kernbench,gloo] [--json FILE]
 
-Wall-clock time of this machine, all sides in one run, because only their ratios mean something: kernbench's ranks; torch's
+Wall-clock time of this machine, all sides in one run, because only their ratios mean something: kernbench's ranks as threads
+that take turns, and as processes; torch's
 threaded process group; ``LocalTensorMode``, where it can run the program; 8 processes with gloo. Beside them stand the goals.
 """
 
@@ -160,7 +161,7 @@ class Bench:
             return min(side(ranks, first_all_reduce).seconds for _ in range(repeats)) * 1e3
 
         names = ["kernbench"]
-        names += ["threaded"] if ranks <= 64 else []
+        names += ["processes", "threaded"] if ranks <= 64 else []
         names += ["gloo"] if ranks <= RANKS else []
         return Figure(f"start to first all_reduce x {ranks}", "ms", self.on_sides(best, sides=names), goal)
 

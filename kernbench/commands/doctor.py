@@ -79,8 +79,8 @@ def _show(finding: Finding) -> None:
 def examine() -> Iterator[Finding]:
     """Every check, one after the other. A check that itself fails is a finding."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _python, _installation, _requirements, _imports, _driver, _cache, _configuration, _environment, _plugins, _program,
-        _kernel,
+        _python, _processes, _installation, _requirements, _imports, _driver, _cache, _configuration, _environment, _plugins,
+        _program, _kernel,
     )  # fmt: skip
     for check in checks:
         try:
@@ -100,6 +100,18 @@ def _python() -> Iterator[Finding]:
         yield Finding(NOTE, "Python", text, "Triton exists for Linux only: everything but its kernels works here")
     else:
         yield Finding(OK, "Python", text)
+
+
+def _processes() -> Iterator[Finding]:
+    missing = [name for name in ("fork", "memfd_create", "pidfd_open") if not hasattr(os, name)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if missing:
+        yield Finding(
+            NOTE, "processes", f"the system has no {', '.join(missing)}",
+            "isolation='process' needs Linux 5.3 or later: ranks are threads here",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, "processes", f"ranks may be processes (--isolation process), on {cores} cores")
 
 
 def _installation() -> Iterator[Finding]:

@@ -59,6 +59,11 @@ class Child:
         faulthandler.enable(file=self.stacks)
         os._exit = self._tell_and_exit
 
+    def part(self) -> None:
+        """In a process that the rank has forked: its end is its own."""
+        faulthandler.disable()
+        os._exit = _exit
+
     def _tell_and_exit(self, status: int) -> NoReturn:
         faulthandler.dump_traceback(file=self.stacks, all_threads=False)
         _exit(status)

@@ -18,8 +18,10 @@ class Legacy:
     Attributes:
         clock, busy, sip: of its host.
         account: of its host.
+        stopped: whether it was stopped after its last step.
         unmodelled: operators without a model that it has called.
         uncounted: operators whose FLOPs nobody counted.
+        remarks: what is to be said besides.
         memories: of each SIP that it has used, what its allocator and ledger say in the end.
     """
 
@@ -27,15 +29,21 @@ class Legacy:
     busy: float
     sip: int
     account: Account
+    stopped: bool
     unmodelled: Unmodelled
     uncounted: set[str]
+    remarks: list[str]
     memories: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, simulation: Simulation, host: Host) -> Legacy:
         """In the rank's process, at its end."""
         costs = simulation.op_costs
-        legacy = cls(host.clock, host.busy, host.sip, host.account, costs.unmodelled.portable(), set(costs.uncounted))
+        steps = simulation.steps.of_rank.get(host.rank if host.rank is not None else -1)
+        legacy = cls(
+            host.clock, host.busy, host.sip, host.account, steps is not None and steps.stopped, costs.unmodelled.portable(),
+            set(costs.uncounted), list(simulation.remarks),
+        )  # fmt: skip
         for memory in simulation.memories.of(host):
             memory.claim_all()
             legacy.memories[memory.ledger.sip] = memory.portable()
@@ -43,8 +51,13 @@ class Legacy:
 
     def leave(self, simulation: Simulation, host: Host) -> None:
         """In the simulation."""
+        assert host.rank is not None
+        steps = simulation.steps.of_rank[host.rank]
+        steps.stopped = steps.stopped or self.stopped
         host.clock, host.busy, host.sip, host.account = self.clock, self.busy, self.sip, self.account
         simulation.op_costs.unmodelled.add(self.unmodelled)
         simulation.op_costs.uncounted |= self.uncounted
+        for remark in self.remarks:
+            simulation.remarks.setdefault(remark)
         for memory in simulation.memories.of(host):
             memory.restore(self.memories[memory.ledger.sip])

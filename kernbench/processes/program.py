@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import sys
 import threading
 import traceback
 from atexit import _clear, _run_exitfuncs
 from collections.abc import Callable
+from multiprocessing.process import _children  # type: ignore[attr-defined]
+from multiprocessing.util import _exit_function  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError
@@ -36,6 +40,8 @@ class SentStream:
 
     def write(self, text: str) -> int:
         """Send text, at once: the process may not live to end its batch."""
+        if self._side.apart:
+            return self._stream.write(text)
         self._side.cast("write", self._which, text)
         self._side.send()
         return len(text)
@@ -59,9 +65,11 @@ def run(
     try:
         child.become()
         be_alone()
-        _clear()  # what the parent has to do at its end is not the rank's business
+        _forget_parent()
         side = RankSide(simulation, child.rank, child.wire, child.shared)
         side.install()
+        os.register_at_fork(after_in_child=side.part)
+        os.register_at_fork(after_in_child=child.part)
         stores.forward = side.store
         simulation.op_costs.unmodelled.clear()
         environment.be_alone(child.rank)
@@ -83,6 +91,13 @@ def run(
     side.cast("ended", error, trace, Legacy.of(simulation, side.host))
     side.send()
     leave(0)
+
+
+def _forget_parent() -> None:
+    """What the parent has to do at its end, and the processes that it has started, are not the rank's business."""
+    _clear()
+    _children.clear()
+    atexit.register(_exit_function)  # of multiprocessing: the rank's own processes end with it
 
 
 def _program(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> None:

@@ -8,8 +8,6 @@ numbers there.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -19,9 +17,10 @@ from greenlet import getcurrent
 
 from kernbench.ccl.collectives import library_environ
 from kernbench.errors import KernbenchError
-from kernbench.processes.channel import Portable, Wire, restored
-from kernbench.processes.payload import Payloads, Posted
+from kernbench.processes.channel import Wire
+from kernbench.processes.payload import Posted
 from kernbench.processes.shared_memory import SharedMemory
+from kernbench.processes.uplink import Uplink
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.hosts import Host
@@ -30,13 +29,9 @@ from kernbench.simulation.matching import shapes_given
 from kernbench.simulation.messages import Message
 from kernbench.simulation.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import StepEnd, StoppedAfterSteps
+from kernbench.simulation.steps import StepEnd
 from kernbench.simulation.tensors import storage_of
 from kernbench.simulation.waits import Awaited
-from kernbench.triton_engine.memory import write_epoch
-
-_MOST_KEPT = 256
-"""Calls that are kept before they are sent, though nobody waits for an answer."""
 
 CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("submit", "set_duration")),
@@ -56,64 +51,24 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
 :class:`RankSide` that are called ``owner_method``."""
 
 
-class _Ticket:
-    """The number of an operation, which the simulation may forget once nobody has the operation here."""
-
-    __slots__ = ("_released", "number")
-
-    def __init__(self, number: int, released: list[int]) -> None:
-        self.number = number
-        self._released = released
-
-    def __del__(self) -> None:
-        self._released.append(self.number)
+_GIVE_NOTHING = frozenset({"set", "append", "multi_set", "queue_push"})
+"""Methods of stores that neither wait nor answer."""
 
 
-class RankHost(Host):
-    """The host of a rank that is a process."""
-
-    __slots__ = ("side",)
-
-    side: RankSide
-
-    def let_wait(self, name: str, operations: Any) -> None:
-        """See :class:`Host`: here, and in the simulation, where it counts."""
-        operations = tuple(operations)
-        self.side.cast("let_wait", name, self.side.numbers(operations), self.clock)
-        super().let_wait(name, operations)
-
-
-class RankSide:
-    """What stands between a rank's program and the simulation, in the rank's process.
-
-    Args:
-        simulation: this process's copy of it.
-        rank: which rank runs here.
-        wire: to the simulation.
-        shared: memory shared with it.
-    """
+class RankSide(Uplink):
+    """What of a simulation is replaced in a rank's process."""
 
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
-        self._simulation = simulation
-        self._rank = rank
-        self._wire = wire
-        self._payloads = Payloads(shared)
-        self._lock = threading.RLock()
-        self._kept: list[tuple[Any, ...]] = []
-        self._released: list[int] = []
-        self._numbered = 0
-        self._posted: dict[int, Posted] = {}
+        super().__init__(simulation, rank, wire, shared)
         self._deferred: list[Operation] = []
         self._groups: dict[int, int] = {}  # by identity: the world's communicators keep them
         self._sequences: Counter[int] = Counter()
         self._flushing = False
-        before = simulation.hosts.of_rank[rank]
-        self.host = RankHost(rank, before.sip, simulation.seed, before.clock)
-        self.host.side = self
+        self._told_stopped = False
 
     def install(self) -> None:
         """From here on this process's copy of the simulation is the rank's."""
-        simulation, rank = self._simulation, self._rank
+        simulation, rank = self.simulation, self.rank
         simulation.hosts.of_rank[rank] = self.host
         simulation.scheduler.rank_by_greenlet.clear()
         simulation.scheduler.rank_by_greenlet[getcurrent()] = rank
@@ -128,100 +83,11 @@ class RankSide:
             for name in names:
                 setattr(owner, name, getattr(self, f"_{path.rpartition('.')[2]}_{name}" if path else f"_{name}"))
 
-    # -- the way -----------------------------------------------------------------------------------------------------
-
-    def cast(self, name: str, *args: Any) -> None:
-        """Have the simulation call something, in this rank's turn; nothing comes back."""
-        self._kept.append((name, *args))
-        if len(self._kept) >= _MOST_KEPT:
-            self.send()
-
-    def send(self) -> None:
-        """Send what is kept."""
-        with self._lock:
-            kept, self._kept = self._kept, []
-            if self._released:
-                released = self._released.copy()
-                del self._released[: len(released)]
-                kept.append(("released", released))
-            if kept:
-                self._send(kept)
-
-    def _send(self, items: list[tuple[Any, ...]]) -> None:
-        try:
-            self._wire.send(items)
-        except OSError:
-            gone()
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Have the simulation call something, in this rank's turn, and wait until it has. Raises what it raises."""
-        self.compute()
-        host, place = self.host, user_location()
-        with self._lock:
-            self.cast("call", name, args, host.clock, host.stream, host.sip, host.busy, place)
-            self.send()
-            try:
-                value, error, clock, now, news = self._wire.receive()
-            except (EOFError, OSError):
-                gone()
-            host.clock = clock
-            self._simulation.engine.now = now
-            for each in news:
-                self._learn(*each)
-        if error is not None:
-            raised = restored(error)
-            if isinstance(raised, StoppedAfterSteps):
-                mine = self._simulation.steps.of_rank[self._rank]
-                mine.stopped = mine.released = True
-            raise raised
-        return value
-
-    def _learn(
-        self,
-        number: int,
-        executed: bool,
-        start: float | None,
-        end: float | None,
-        error: Portable | None,
-        detail: dict[str, Any] | None,
-    ) -> None:
-        """What has become of a collective or message of this rank."""
-        posted = self._posted[number]
-        op = posted.op
-        if detail is not None:
-            op.detail = detail
-        if error is not None:
-            op.error = restored(error)
-        if executed and not posted.copied:
-            with self._simulation.torch_recorder.paused():
-                if op.error is None:
-                    self._payloads.take_outputs(posted)
-                    write_epoch.bump()
-                else:
-                    self._payloads.drop(posted)
-            op.executed = True
-        if end is not None and start is not None:
-            del self._posted[number]
-            op.resolve(start, end)
-
-    def number(self, op: Operation) -> int:
-        """The number of an operation that the simulation has; 0: it has none."""
-        return 0 if op.ticket is None else int(op.ticket.number)
-
-    def numbers(self, operations: Sequence[Operation]) -> list[int]:
-        """Those of operations that have one."""
-        return [op.ticket.number for op in operations if op.ticket is not None]
-
-    def _enter(self, op: Operation) -> int:
-        self._numbered += 1
-        op.ticket = _Ticket(self._numbered, self._released)
-        return self._numbered
-
     # -- a rank's own operations -------------------------------------------------------------------------------------
 
     def _engine_submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
         """What the operation waits for is known there: the host's copy there was told."""
-        number = self._enter(op)
+        number = self.enter(op)
         self.cast(
             "submit", number, op.name, op.kind, op.sip, op.stream, op.enqueue, op.duration, op.spread, op.nbytes, op.host,
             op.executed, op.detail, op.operands,
@@ -236,7 +102,11 @@ class RankSide:
 
     def compute(self, wanted: Operation | None = None) -> None:
         """Compute the values of this rank's launches, those of ``wanted`` in any case, and tell what they took."""
-        executor = self._simulation.executor
+        executor = self.simulation.executor
+        if self.simulation.steps.limit is not None and not self._told_stopped:
+            self._told_stopped = self.simulation.steps.of_rank[self.rank].stopped
+            if self._told_stopped:
+                self.cast("stopped")
         while self._deferred and not self._flushing:
             self._flush()
             if wanted is None or wanted.executed or wanted.error is not None:
@@ -246,17 +116,17 @@ class RankSide:
     def _flush(self) -> None:
         self._flushing = True
         try:
-            self._simulation.executor.flush(self._simulation.engine.now)
+            self.simulation.executor.flush(self.simulation.engine.now)
         finally:
             self._flushing = False
         self._tell_computed()
 
     def _await_one(self, operations: Sequence[Operation]) -> None:
         """Wait until the first of ``operations`` that are to come has its values."""
-        op = next((each for each in operations if self.number(each) in self._posted), None)
+        op = next((each for each in operations if self.number(each) in self.posted), None)
         if op is None:
             raise KernbenchError(
-                f"rank {self._rank}: a kernel waits for memory that another rank is to write. Ranks that are processes have no "
+                f"rank {self.rank}: a kernel waits for memory that another rank is to write. Ranks that are processes have no "
                 "memory in common: run this program with isolation='carrier'"
             )
         self.call("await_values", self.number(op))
@@ -282,10 +152,10 @@ class RankSide:
         return self.host
 
     def _hosts_current_rank(self) -> int:
-        return self._rank
+        return self.rank
 
     def _scheduler_current_rank(self) -> int:
-        return self._rank
+        return self.rank
 
     def _scheduler_pause(self) -> None:
         """Let the others go first."""
@@ -307,7 +177,7 @@ class RankSide:
 
     def _computed_or_posted(self, op: Operation) -> None:
         """Before the simulation is asked to wait for an operation of which it does not know how long it takes."""
-        if not op.executed and self.number(op) not in self._posted:
+        if not op.executed and self.number(op) not in self.posted:
             self.compute(op)
 
     @staticmethod
@@ -318,7 +188,7 @@ class RankSide:
     def _waits_wait_for_values(self, handle: Operation, values: Awaited | None = None) -> None:
         handle.observed = True
         if not handle.executed and handle.error is None:
-            if self.number(handle) in self._posted:
+            if self.number(handle) in self.posted:
                 self.call("await_values", self.number(handle))
             else:
                 self.compute(handle)
@@ -337,7 +207,7 @@ class RankSide:
         while not awaited.done:  # it is fulfilled here
             self._flush()
             if not awaited.done:
-                self._await_one(self._simulation.executor.awaited())
+                self._await_one(self.simulation.executor.awaited())
         self.call("give_way")
 
     def _waits_sleep(self, seconds: float) -> None:
@@ -369,7 +239,7 @@ class RankSide:
             self._computed_or_posted(op)
         self.call("synchronize")
         host.awaited.clear()
-        for op in self._simulation.values.unobserved_failures(host) if failed else ():
+        for op in self.simulation.values.unobserved_failures(host) if failed else ():
             op.observed = True
             assert op.error is not None
             raise op.error
@@ -394,26 +264,26 @@ class RankSide:
         self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[int, Posted]:
         """Number the rank's part of a call, and copy what it brings."""
-        number = self._enter(op)
-        executor, storages = self._simulation.executor, [id(storage_of(tensor)) for tensor in (*inputs, *outputs)]
+        number = self.enter(op)
+        executor, storages = self.simulation.executor, [id(storage_of(tensor)) for tensor in (*inputs, *outputs)]
         if len(executor):
             self.compute()
             while executor.touches_any(storages):
                 self._await_one(executor.awaited())
                 self.compute()
-        while self._posted and (first := self._to_come_first(inputs)) is not None:
+        while self.posted and (first := self._to_come_first(inputs)) is not None:
             self.call("await_values", self.number(first.op))
-        with self._simulation.torch_recorder.paused():
-            posted = self._posted[number] = self._payloads.bring(op, inputs, outputs, self._to_come())
+        with self.simulation.torch_recorder.paused():
+            posted = self.posted[number] = self.payloads.bring(op, inputs, outputs, self._to_come())
         return number, posted
 
     def _to_come_first(self, inputs: Sequence[torch.Tensor]) -> Posted | None:
-        with self._simulation.torch_recorder.paused():
-            return self._payloads.before(inputs, self._to_come())
+        with self.simulation.torch_recorder.paused():
+            return self.payloads.before(inputs, self._to_come())
 
     def _to_come(self) -> list[Posted]:
         """Calls whose values are to come."""
-        return [each for each in self._posted.values() if not each.copied and each.op.error is None]
+        return [each for each in self.posted.values() if not each.copied and each.op.error is None]
 
     def _matcher_post(
         self,
@@ -425,9 +295,9 @@ class RankSide:
         splits: tuple[int, ...] | None = None,
         given: Sequence[torch.Tensor] | None = None,
     ) -> Operation:
-        simulation, me = self._simulation, self.host
+        simulation, me = self.simulation, self.host
         matcher, streams = simulation.matcher, simulation.streams
-        matcher.require_member(self._rank, group, signature)
+        matcher.require_member(self.rank, group, signature)
         if group.environ is None:
             group.environ = library_environ()
         op = streams.post(me, signature.op, group.stream, inputs or outputs)
@@ -440,14 +310,14 @@ class RankSide:
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
             tuple(location), splits, shapes, group.environ,
         )  # fmt: skip
-        matcher.history.add(self._rank, group, self._sequences[id(group)], signature, op, location, None, shapes)
+        matcher.history.add(self.rank, group, self._sequences[id(group)], signature, op, location, None, shapes)
         self._sequences[id(group)] += 1
         return op
 
     def _mailbox_post(
         self, group: Communicator, tensor: torch.Tensor, *, peer: int | None, tag: int, sends: bool
     ) -> Operation:
-        simulation, me, rank = self._simulation, self.host, self._rank
+        simulation, me, rank = self.simulation, self.host, self.rank
         other = "any" if peer is None else peer
         stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
         op = simulation.streams.post(me, "send" if sends else "recv", stream, (tensor,))
@@ -487,16 +357,4 @@ class RankSide:
         return self.call("store", key, timeout, name, args, kwargs)
 
     def _step_ended(self, number: int, end: StepEnd) -> None:
-        self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy(), self._stopping())
-
-    def _stopping(self) -> bool:
-        steps = self._simulation.steps
-        return steps.limit is not None and steps.of_rank[self._rank].count >= steps.limit
-
-
-_GIVE_NOTHING = frozenset({"set", "append", "multi_set", "queue_push"})
-
-
-def gone() -> NoReturn:
-    """The simulation is gone: nobody is left to tell."""
-    os._exit(1)
+        self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy())

@@ -63,7 +63,7 @@ class Relay:
         self._handlers: dict[str, Callable[..., Any]] = {
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
             "post": self._post, "message": self._message, "limit": self._limit, "released": self._release,
-            "step": self._step, "store": self._store_given, "call": self._call, "write": self._write,
+            "step": self._step, "stopped": self._stopped, "store": self._store_given, "call": self._call, "write": self._write,
             "memory": self._memory,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
@@ -258,11 +258,13 @@ class Relay:
         for number in numbers:
             self._operations.pop(number, None)
 
-    def _step(self, number: int, clock: float, tails: Sequence[int], account: Account, stopped: bool) -> None:
+    def _step(self, number: int, clock: float, tails: Sequence[int], account: Account) -> None:
         mine = self._simulation.steps.of_rank[self._rank]
         end = StepEnd(clock, tuple(self._operations[each] for each in tails), account)
         mine.ends.setdefault(number, []).append(end)
-        mine.stopped = mine.stopped or stopped
+
+    def _stopped(self) -> None:
+        self._simulation.steps.of_rank[self._rank].stopped = True
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

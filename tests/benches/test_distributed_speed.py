@@ -17,7 +17,7 @@ def total(rank: int, world_size: int, value: float) -> list[float]:
     return [float(tensor.sum())]
 
 
-@pytest.mark.parametrize("side", ["kernbench", "threaded"])
+@pytest.mark.parametrize("side", ["kernbench", "processes", "threaded"])
 def test_a_side_runs_the_program_in_every_rank(side):
     run = SIDES[side](3, total, 0.5)
     assert run.result == [6.0]

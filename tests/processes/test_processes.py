@@ -259,3 +259,46 @@ def test_the_command_runs_a_program_in_processes(tmp_path):
         seen.append(done.stdout)
     assert seen[0] == seen[1]
     assert "[rank1] 8.0 1" in seen[1]
+
+
+class Squares(torch.utils.data.Dataset):
+    """What workers compute with torch, and print."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), float(index)).square().clone() if index else torch.zeros(3)
+
+
+def test_a_rank_has_workers_of_its_own(capsys):
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        total = torch.zeros(3)
+        for batch in torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2):
+            total += batch.sum(0)
+        dist.all_reduce(total)
+        print(total[0].item())
+
+    spawn(worker, 2)
+    assert capsys.readouterr().out == "280.0\n280.0\n"
+
+
+def test_a_process_that_a_rank_starts_is_no_rank(capsys):
+    def child(results: Any) -> None:
+        try:
+            dist.all_reduce(torch.ones(2))
+        except kernbench.KernbenchError as error:
+            results.put(str(error))
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        context = torch.multiprocessing.get_context("fork")
+        results = context.Queue()
+        process = context.Process(target=child, args=(results,))
+        process.start()
+        print(results.get())
+        process.join()
+
+    spawn(worker, 1)
+    assert "is no rank" in capsys.readouterr().out

@@ -197,7 +197,7 @@ def test_a_nested_spawn_is_a_clear_error(ctx, isolation):
     ("arguments", "text"),
     [
         ({"nprocs": -1}, "nprocs -1"),
-        ({"isolation": "process"}, "expected one of carrier, greenlet"),
+        ({"isolation": "thread"}, "expected one of carrier, greenlet, process"),
         ({"isolation": "greenlet", "per_rank_modules": ("x",)}, "per_rank_modules"),
         ({"nprocs": 9}, "does not fit system sip8.*nodes=2"),
     ],

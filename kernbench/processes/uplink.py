@@ -1,0 +1,203 @@
+"""The way between a rank's program and the simulation, in the rank's process: calls one way, replies the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from kernbench.errors import KernbenchError
+from kernbench.processes.channel import Portable, Wire, restored
+from kernbench.processes.payload import Payloads, Posted
+from kernbench.processes.shared_memory import SharedMemory
+from kernbench.sim_engine import Operation
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.steps import StoppedAfterSteps
+from kernbench.triton_engine.memory import write_epoch
+
+_AMONG_RANKS = frozenset({"post", "message", "store", "await_values", "wait_for_first", "group"})
+"""Calls that only a rank can make."""
+
+_MOST_KEPT = 256
+"""Calls that are kept before they are sent, though nobody waits for an answer."""
+
+
+class _Ticket:
+    """The number of an operation, which the simulation may forget once nobody has the operation here."""
+
+    __slots__ = ("_released", "number")
+
+    def __init__(self, number: int, released: list[int]) -> None:
+        self.number = number
+        self._released = released
+
+    def __del__(self) -> None:
+        self._released.append(self.number)
+
+
+class RankHost(Host):
+    """The host of a rank that is a process."""
+
+    __slots__ = ("side",)
+
+    side: Uplink
+
+    def let_wait(self, name: str, operations: Any) -> None:
+        """See :class:`Host`: here, and in the simulation, where it counts."""
+        operations = tuple(operations)
+        self.side.cast("let_wait", name, self.side.numbers(operations), self.clock)
+        super().let_wait(name, operations)
+
+
+class Uplink:
+    """A rank's way to the simulation.
+
+    Args:
+        simulation: this process's copy of it.
+        rank: which rank runs here.
+        wire: to the simulation.
+        shared: memory shared with it.
+
+    Attributes:
+        host: of the rank.
+        simulation, rank: as given.
+        payloads: of its calls.
+        posted: its collectives and messages that have not ended, by number.
+        apart: whether this is a process that the rank has forked itself (a worker of a ``DataLoader``), which is no rank: what
+            it computes is not timed, and it cannot call others.
+    """
+
+    def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
+        self.simulation = simulation
+        self.rank = rank
+        self._wire = wire
+        self.payloads = Payloads(shared)
+        self._lock = threading.RLock()
+        self._kept: list[tuple[Any, ...]] = []
+        self._released: list[int] = []
+        self._numbered = 0
+        self.apart = False
+        self.posted: dict[int, Posted] = {}
+        before = simulation.hosts.of_rank[rank]
+        self.host = RankHost(rank, before.sip, simulation.seed, before.clock)
+        self.host.side = self
+
+    def part(self) -> None:
+        """In a process that the rank has forked: the way is the rank's alone."""
+        self.apart = True
+        self._kept = []
+        self._wire.close()
+        self.host.unrecorded = True
+
+    def _require_rank(self, name: str) -> None:
+        if name in _AMONG_RANKS:
+            raise KernbenchError(
+                f"a process that rank {self.rank} has started itself is no rank: it cannot meet others ({name}). Call "
+                "torch.distributed in the rank"
+            )
+
+    def compute(self) -> None:
+        """Before a call that waits: what else there is to tell."""
+
+    def cast(self, name: str, *args: Any) -> None:
+        """Have the simulation call something, in this rank's turn; nothing comes back."""
+        if self.apart:
+            return self._require_rank(name)
+        self._kept.append((name, *args))
+        if len(self._kept) >= _MOST_KEPT:
+            self.send()
+        return None
+
+    def send(self) -> None:
+        """Send what is kept."""
+        if self.apart:
+            return
+        with self._lock:
+            kept, self._kept = self._kept, []
+            if self._released:
+                released = self._released.copy()
+                del self._released[: len(released)]
+                kept.append(("released", released))
+            if kept:
+                self._send(kept)
+
+    def _send(self, items: list[tuple[Any, ...]]) -> None:
+        try:
+            self._wire.send(items)
+        except OSError:
+            gone()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Have the simulation call something, in this rank's turn, and wait until it has. Raises what it raises."""
+        if self.apart:
+            return self._require_rank(name)
+        self.compute()
+        host, place = self.host, user_location()
+        with self._lock:
+            self.cast("call", name, args, host.clock, host.stream, host.sip, host.busy, place)
+            self.send()
+            try:
+                value, error, clock, now, news = self._wire.receive()
+            except (EOFError, OSError):
+                gone()
+            host.clock = clock
+            self.simulation.engine.now = now
+            for each in news:
+                self._learn(*each)
+        if error is not None:
+            raised = restored(error)
+            if isinstance(raised, StoppedAfterSteps):
+                mine = self.simulation.steps.of_rank[self.rank]
+                mine.stopped = mine.released = True
+            raise raised
+        return value
+
+    def _learn(
+        self,
+        number: int,
+        executed: bool,
+        start: float | None,
+        end: float | None,
+        error: Portable | None,
+        detail: dict[str, Any] | None,
+    ) -> None:
+        """What has become of a collective or message of this rank."""
+        posted = self.posted[number]
+        op = posted.op
+        if detail is not None:
+            op.detail = detail
+        if error is not None:
+            op.error = restored(error)
+        if executed and not posted.copied:
+            with self.simulation.torch_recorder.paused():
+                if op.error is None:
+                    self.payloads.take_outputs(posted)
+                    write_epoch.bump()
+                else:
+                    self.payloads.drop(posted)
+            op.executed = True
+        if end is not None and start is not None:
+            del self.posted[number]
+            op.resolve(start, end)
+
+    def number(self, op: Operation) -> int:
+        """The number of an operation that the simulation has; 0: it has none."""
+        return 0 if op.ticket is None else int(op.ticket.number)
+
+    def numbers(self, operations: Sequence[Operation]) -> list[int]:
+        """Those of operations that have one."""
+        return [op.ticket.number for op in operations if op.ticket is not None]
+
+    def enter(self, op: Operation) -> int:
+        """Give a number to an operation that the simulation is told of."""
+        self._numbered += 1
+        op.ticket = _Ticket(self._numbered, self._released)
+        return self._numbered
+
+
+def gone() -> NoReturn:
+    """The simulation is gone: nobody is left to tell."""
+    os._exit(1)
