@@ -15,12 +15,14 @@ from kernbench.order.findings import Race as Race
 from kernbench.order.findings import Races as Races
 from kernbench.order.findings import mode_of as mode_of
 from kernbench.order.process import RankOrder as RankOrder
+from kernbench.order.process import kernel_ended as kernel_ended
 from kernbench.order.process import met as met
 from kernbench.order.regions import ByteRegion as ByteRegion
 from kernbench.order.regions import region_of as region_of
 from kernbench.order.shadow import Shadow as Shadow
 from kernbench.order.strands import Moment as Moment
 from kernbench.order.strands import Strand as Strand
+from kernbench.order.words import SCOPES as SCOPES
 
 
 class Order:

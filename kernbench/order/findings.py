@@ -45,11 +45,15 @@ class MemoryAccess:
         name: of the operation.
         where: the line that called it.
         freed: of memory that was given back since then: where; None: it was not.
+        atomic: whether it may meet others that are.
     """
 
-    __slots__ = ("freed", "n", "name", "strand", "where")
+    __slots__ = ("atomic", "freed", "n", "name", "strand", "where")
 
-    def __init__(self, strand: Strand, n: int, name: str, where: Place, freed: Place | None = None) -> None:
+    def __init__(
+        self, strand: Strand, n: int, name: str, where: Place, freed: Place | None = None, *, atomic: bool = False
+    ) -> None:
+        self.atomic = atomic
         self.strand = strand
         self.n = n
         self.name = name

@@ -13,6 +13,7 @@ from kernbench.order.findings import MemoryAccess, Place, Race, Races, excuse_of
 from kernbench.order.regions import ByteRegion
 from kernbench.order.shadow import Cell, Shadow
 from kernbench.order.strands import Moment, Strand
+from kernbench.order.words import joined
 
 
 class RankOrder:
@@ -61,6 +62,12 @@ class RankOrder:
             strand.launched()
         strand.n += 1
         return Moment(strand, strand.n, strand.clock)
+
+    def kernel(self, end: Moment) -> Moment:
+        """An operation that has been enqueued is a kernel that signals, or waits, while it runs; gives its end."""
+        end.runs = True
+        end.strand.pending = (*end.strand.pending, end)
+        return end
 
     def posted(self, queue: str, stream: str) -> Moment:
         """The host, on ``stream``, has called a collective, or one side of a message, that runs on ``queue``.
@@ -142,15 +149,15 @@ class RankOrder:
         where: Place | None = None
         for cell in shadow.cells:
             for access in cell.accesses:
-                strand = access.strand
+                strand = access.strand if access.strand.launch is None else access.strand.launch.strand
                 if strand is owner or strand.collective or strand.host is None or strand.world is not self.world:
                     continue
                 if strand.name in recorded:
                     continue
-                if owner.knows(strand, access.n) or self.host.knows(strand, access.n):
+                if owner.knows(access.strand, access.n) or self.host.knows(access.strand, access.n):
                     continue
                 where = self.locate() if where is None else where
-                late = MemoryAccess(strand, access.n, access.name, access.where, where)
+                late = MemoryAccess(access.strand, access.n, access.name, access.where, where)
                 self._returned.append(_Returned(late, access is cell.write, cell.region, address, owner))
 
     # -- reports -----------------------------------------------------------------------------------------------------
@@ -217,7 +224,8 @@ def _knowledge(first: MemoryAccess, second: MemoryAccess) -> Iterable[str]:
     if told is not None:
         yield f"the last of {whom} that {who.called} has waited for is {told}."
     else:
-        yield f"{who} has waited for nothing of {whom.called}" + (" lately." if known else ".")
+        of = whom.called if who.rank == whom.rank else whom
+        yield f"{who} has waited for nothing of {of}" + (" lately." if known else ".")
 
 
 def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
@@ -227,6 +235,15 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
         return (
             f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "
             f"record_stream() on the tensor for {one.called}, or let {other.called} wait for {one.called} before that."
+        )
+    if one.rank != other.rank:
+        return (
+            f"{second} must wait until rank {one.rank} has come past {first}: a barrier of the two ranks in between, or a "
+            f"signal that one releases and the other acquires, both with the scope of the system."
+        )
+    if one.launch is not None and other.launch is not None and one.launch is other.launch:
+        return (
+            f"programs of one launch run in any order: make both accesses atomic, or signal from {first} to {second}."
         )
     if one.collective:
         return f"call wait() on the work that {first} returned, before {second}."
@@ -257,3 +274,24 @@ def met(members: Sequence[Moment | None], *, sender: int | None = None) -> None:
             if number != sender:
                 member.clock = known
                 member.strand.acquire(known)
+
+
+def kernel_ended(end: Moment, programs: Iterable[Strand]) -> None:
+    """A kernel has run: what follows it on its stream knows what its programs have learned of others."""
+    known: dict[Strand, int] = {}
+    for program in programs:
+        known = joined(
+            known,
+            {
+                strand: n
+                for strand, n in program.clock.items()
+                if strand.rank != end.strand.rank or strand.launch is None
+            },
+        )
+    known.pop(end.strand, None)
+    end.clock = joined(end.clock, joined(end.known(), known))
+    end.runs, end.pending = False, ()
+    for strand in end.strand.siblings:
+        if end in strand.pending:
+            strand.pending = tuple([each for each in strand.pending if each is not end])
+            strand.clock = joined(strand.clock, {other: n for other, n in known.items() if other is not strand})

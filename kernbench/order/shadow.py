@@ -14,6 +14,7 @@ from typing import Any
 from kernbench.order.findings import MemoryAccess
 from kernbench.order.regions import ByteRegion, covers, share_bytes
 from kernbench.order.strands import Strand
+from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
 """Told of two accesses that nothing orders: the bytes, the earlier one and whether it writes, then the later one."""
@@ -58,15 +59,17 @@ class Shadow:
     Attributes:
         made: what touched it first.
         tensor: dtype and shape that it had then.
+        words: through which programs signal.
     """
 
-    __slots__ = ("_cells", "_found", "_starts", "_strided", "made", "nbytes", "shared", "tensor")
+    __slots__ = ("_cells", "_found", "_starts", "_strided", "made", "nbytes", "shared", "tensor", "words")
 
     def __init__(self, found: Found, nbytes: int, *, shared: bool = False) -> None:
         self._found = found
         self.nbytes = nbytes
         self.shared = shared
         self.made: MemoryAccess | None = None
+        self.words = SignalWords()
         self.tensor: tuple[Any, Sequence[int]] | None = None
         self._starts: list[int] = []
         self._cells: list[Cell] = []
@@ -144,10 +147,15 @@ class Shadow:
         write = cell.write
         if write is not None and write.strand is not access.strand:
             self._meets(cell, write, True, access, False)
-        if cell.reads is None:
+        reads = cell.reads
+        if reads is None:
             cell.reads = {access.strand: access}
-        else:
-            cell.reads[access.strand] = access
+            return
+        reads[access.strand] = access
+        count = len(reads)
+        if count >= _MANY and not count & count - 1:  # who comes after this one comes after those that it knows, too
+            knows = access.strand.knows
+            cell.reads = {strand: each for strand, each in reads.items() if each is access or not knows(strand, each.n)}
 
     def _written(self, cell: Cell, access: MemoryAccess) -> None:
         strand = access.strand
@@ -162,7 +170,7 @@ class Shadow:
     def _meets(self, cell: Cell, old: MemoryAccess, writes: bool, access: MemoryAccess, new_writes: bool) -> None:
         """Two accesses to the same bytes, by two strands."""
         strand, other = access.strand, old.strand
-        if strand.knows(other, old.n) or other.world is not strand.world:
+        if strand.knows(other, old.n) or other.world is not strand.world or (old.atomic and access.atomic):
             return
         if other.rank != strand.rank and not self.shared:
             return

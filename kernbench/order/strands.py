@@ -1,8 +1,8 @@
 """Strands and clocks: what happens before what.
 
-A **strand** is what runs in order by itself: the host of a rank, a stream, the side of a group's collectives. It counts what
-it does, and knows of each other strand how far that one had come when they last met: its **clock**. What a strand did as its
-n-th thing happened before another's next one exactly if the other's clock says at least n.
+A **strand** is what runs in order by itself: the host of a rank, a stream, the side of a group's collectives, a program of a
+launch. It counts what it does, and knows of each other strand how far that one had come when they last met: its **clock**. What
+a strand did as its n-th thing happened before another's next one exactly if the other's clock says at least n.
 
 The clocks are vector clocks with epochs (Flanagan, Freund: FastTrack, PLDI 2009): an access is remembered as (strand, n), so
 that a comparison is one look-up. A clock is a dictionary that is replaced and never changed: whoever remembers a moment keeps
@@ -13,7 +13,7 @@ number of its own, therefore.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 32
@@ -34,12 +34,20 @@ class Strand:
         seen: how far its host had.
         told: the host's clock as it was when it launched something here last.
         recent: its last accesses, for reports.
-        siblings: all strands of this rank, this one too.
+        siblings: all strands of this rank, this one too; programs are not among them.
+        launch: of a program: the end of its launch, before which all happens that it does.
+        fenced: what a program knew at its last fence.
+        pending: kernels after which it comes and which have not run: what they learn of others, it will know.
     """
 
-    __slots__ = ("clock", "collective", "host", "n", "name", "rank", "recent", "seen", "siblings", "told", "world")
+    __slots__ = (
+        "_unfenced", "clock", "collective", "fenced", "host", "launch", "n", "name", "pending", "rank", "recent", "seen",
+        "siblings", "told", "world",
+    )  # fmt: skip
 
-    def __init__(self, name: str, rank: int, world: object, host: Strand | None = None) -> None:
+    def __init__(
+        self, name: str, rank: int, world: object, host: Strand | None = None, launch: Moment | None = None
+    ) -> None:
         self.name = name
         self.rank = rank
         self.world = world
@@ -50,7 +58,17 @@ class Strand:
         self.seen = 0
         self.told: Mapping[Strand, int] | None = None
         self.recent: deque[Any] = deque(maxlen=_RECENT)
-        self.siblings: list[Strand] = [] if host is None else host.siblings
+        self.launch = launch
+        self.fenced: Mapping[Strand, int] | None = None
+        self._unfenced: list[Mapping[Strand, int]] = []
+        self.pending: tuple[Moment, ...] = ()
+        self.siblings: list[Strand] = []
+        if launch is not None:
+            self.siblings = launch.strand.siblings
+            self.clock = {**launch.known(), launch.strand: launch.n - 1}
+            return
+        if host is not None:
+            self.siblings = host.siblings
         self.siblings.append(self)
         if host is not None:
             self.launched()
@@ -63,6 +81,8 @@ class Strand:
         if self.told is not host.clock:
             self.told = host.clock
             self.acquire(host.clock)
+        if host.pending:
+            self.await_kernels(host.pending)
 
     def knows(self, other: Strand, n: int) -> bool:
         """Whether the ``n``-th thing that ``other`` did happened before what this strand does now."""
@@ -70,7 +90,10 @@ class Strand:
             return True
         if other is self.host:
             return self.seen >= n
-        return self.clock.get(other, 0) >= n
+        if self.clock.get(other, 0) >= n:
+            return True
+        launch = other.launch
+        return launch is not None and self.knows(launch.strand, launch.n)
 
     def acquire(self, clock: Mapping[Strand, int]) -> None:
         """What this strand does from now on happens after what a clock says."""
@@ -93,6 +116,28 @@ class Strand:
         if moment.strand is not self:
             self.acquire(moment.clock)
             self.acquire({moment.strand: moment.n})
+            if moment.pending or moment.runs:
+                self.await_kernels((*moment.pending, moment) if moment.runs else moment.pending)
+
+    def await_kernels(self, kernels: Iterable[Moment]) -> None:
+        """It comes after kernels, some of which have not run yet."""
+        for kernel in kernels:
+            if not kernel.runs:
+                self.acquire(kernel.clock)
+            elif kernel not in self.pending:
+                self.pending = (*self.pending, kernel)
+
+    def heard(self, known: Mapping[Strand, int]) -> None:
+        """A program has seen something without learning what came before it, unless a fence follows."""
+        self._unfenced.append(known)
+
+    def fence(self) -> None:
+        """A program orders what it has done before what it does now."""
+        for known in self._unfenced:
+            self.acquire(known)
+        self._unfenced.clear()
+        self.fenced = self.everything()
+        self.n += 1
 
     def now(self) -> Moment:
         """How far it has come."""
@@ -114,6 +159,8 @@ class Strand:
     @property
     def called(self) -> str:
         """What reports call it."""
+        if self.launch is not None:
+            return self.name
         if self.host is None:
             return "host"
         if self.name == "compute":
@@ -128,12 +175,28 @@ class Moment:
         strand, n: what had been done by then.
         clock: what was known by then. Of a collective, what all members knew when they began, once all have come.
         before: of a collective, the one before it on its side, until all members have come.
+        pending: kernels before it that had not run.
+        runs: whether it is the end of a kernel that has not run yet.
+        seen: how far the host of its strand had come.
     """
 
-    __slots__ = ("before", "clock", "n", "strand")
+    __slots__ = ("before", "clock", "n", "pending", "runs", "seen", "strand")
 
     def __init__(self, strand: Strand, n: int, clock: Mapping[Strand, int]) -> None:
         self.strand = strand
         self.n = n
         self.clock = clock
+        self.seen = strand.seen
+        self.pending = strand.pending
+        self.runs = False
         self.before: Moment | None = None
+
+    def known(self) -> dict[Strand, int]:
+        """What is known when it begins: by the stream when it was launched, and by the kernels before it."""
+        known = dict(self.clock)
+        for kernel in self.pending:
+            known.update({strand: n for strand, n in kernel.clock.items() if known.get(strand, 0) < n})
+        host = self.strand.host
+        if host is not None:
+            known[host] = max(known.get(host, 0), self.seen)
+        return known

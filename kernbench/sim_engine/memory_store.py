@@ -37,6 +37,7 @@ class Allocation:
         backing: ``[nbytes]`` host memory that holds the values, None if only time is modelled.
         live: False once freed.
         words: who wrote its words last, where ranks meet in it (:mod:`kernbench.triton_engine.signals`).
+        shadow: who touched it last, where somebody watches (:mod:`kernbench.order`).
     """
 
     space: str
@@ -48,6 +49,7 @@ class Allocation:
     backing: Bytes | None = None
     live: bool = True
     words: Any = None
+    shadow: Any = None
 
     @property
     def host_address(self) -> int:

@@ -24,7 +24,9 @@ from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
 from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host, Hosts
+from kernbench.simulation.kernel_order import KernelOrder
 from kernbench.simulation.remote_traffic import traffic_of_launches
+from kernbench.simulation.shadows import link
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
@@ -57,8 +59,9 @@ class KernelMemory:
         signals: whether the program may signal through memory, so that small allocations remember who wrote their words.
     """
 
-    def __init__(self, memory: MemoryStore) -> None:
+    def __init__(self, memory: MemoryStore, hosts: Hosts) -> None:
         self._memory = memory
+        self._hosts = hosts
         self.multicast = MulticastRanges()
         self.signals = False
 
@@ -81,6 +84,12 @@ class KernelMemory:
             found.words = Words(found.sip)
         words: Words | None = found.words
         return words
+
+    def checks(self, execution: Execution) -> KernelOrder | None:
+        """Tells the order of events what programs do, where somebody wants to know it."""
+        if self._hosts.order is None or all(launch.moment is None for launch in execution.launches):
+            return None
+        return KernelOrder(execution, self._hosts, self._memory)
 
     def multicast_range(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
         """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
@@ -116,7 +125,7 @@ class KernelLauncher:
     sampled: dict[Any, Cost] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.memory = KernelMemory(self.engine.memory)
+        self.memory = KernelMemory(self.engine.memory, self.hosts)
 
     def launch(
         self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
@@ -163,6 +172,10 @@ class KernelLauncher:
         detail = {"grid": list(launch.grid), "at": launch.where}
         op = self.streams.enqueue(host, launch.name, None, tensors=tensors, deferred=True, detail=detail)
         self.last = op
+        if host.order is not None and host.rank is not None:
+            launch.moment = host.order.kernel(op.moment)
+            for tensor in tensors:
+                link(host.order, tensor, self.streams.stored_of(tensor))
         deferred = (SampledLaunch if launch.blind else TritonLaunch)(self, op, launch, awaited)
         self.executor.submit(deferred)
         if not tensors or not all(map(tells_of_looks, tensors)):
@@ -340,6 +353,8 @@ class RunningBatch:
 
     def _finish(self) -> None:
         assert self._execution is not None
+        if isinstance(self._execution.checks, KernelOrder):
+            self._execution.checks.ended()
         counts = self._execution.counts()
         own = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
         launcher = self._launches[0].launcher

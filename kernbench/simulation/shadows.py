@@ -12,7 +12,7 @@ import torch
 
 from kernbench.memory.ledger import EXTENT
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Shadow, region_of
-from kernbench.simulation.storages import NOTE, Block
+from kernbench.simulation.storages import NOTE, Block, Stored
 from kernbench.simulation.tensors import storage_of
 
 _untyped_storage: Any = torch.Tensor.untyped_storage
@@ -51,7 +51,13 @@ class StorageShadow:
         if type(block) is not Block:
             return
         self.on_gpu = True
-        self.shadow.shared = block.shared
+        allocation = block.allocation
+        if allocation is not None:
+            if allocation.shadow is None:
+                allocation.shadow = self.shadow
+            else:
+                self.shadow = allocation.shadow  # kernels of other ranks have been there
+        self.shadow.shared |= block.shared
         extent = None if block.entry is None else block.entry[EXTENT]
         if extent is not None and not block.shared:
             self._order, self._address, self._stream = block.owner.host.order, extent.address, extent.pool.stream
@@ -119,6 +125,16 @@ def touch(
         shadow.write(access, region)
     else:
         shadow.read(access, region)
+
+
+def link(order: RankOrder, tensor: torch.Tensor, stored: Stored | None) -> None:
+    """A launch is given a tensor: have its shadow found by the address of its memory, as kernels find memory."""
+    kept = shadow_of(order, tensor)
+    if kept is not None and stored is not None and stored.allocation is not None:
+        if stored.allocation.shadow is None:
+            stored.allocation.shadow = kept.shadow
+        else:
+            kept.shadow = stored.allocation.shadow
 
 
 def record_stream(storage: Any, name: str) -> None:

@@ -18,6 +18,7 @@ from kernbench.sim_engine import Condition, Operation
 from kernbench.sim_engine.data_executor import Deferred
 from kernbench.simulation.deadlines import Deadlines, Expire
 from kernbench.simulation.kernel_launch import KernelLauncher
+from kernbench.simulation.kernel_order import SignalOrder
 from kernbench.simulation.locations import Location
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.triton_engine.memory import write_epoch
@@ -43,13 +44,16 @@ class Swap:
     words: Words
     waits_for: str
 
-    def try_once(self, party: Party) -> bool:
+    def try_once(self, party: Party, order: SignalOrder | None) -> bool:
         """Whether the word was as expected, and has been swapped."""
         offset = (self.index * WORD,)
         self.words.read(party, offset)
         if self.pad[self.index] != self.expected:
             return False
         self.pad[self.index] = self.value
+        if order is not None:
+            address = int(self.pad.ctypes.data) + self.index * WORD
+            order.swapped(address, sem="acquire" if self.expected else "release")
         self.words.write(party, offset)
         write_epoch.bump()
         return True
@@ -67,8 +71,10 @@ class SignalLaunch:
         chains: Sequence[Sequence[Swap]],
         after: Sequence[Operation],
         at: Location,
+        order: SignalOrder | None = None,
     ) -> None:
         self.op = op
+        self._order = order
         self.rank = op.rank
         self.after = after
         self.batch_key: Hashable = id(self)
@@ -87,12 +93,14 @@ class SignalLaunch:
         """Swap as far as possible; whether anything was swapped."""
         swapped = False
         for chain in self._chains:
-            while chain and chain[0].try_once(self._party):
+            while chain and chain[0].try_once(self._party, self._order):
                 del chain[0]
                 swapped = True
         self._chains = [chain for chain in self._chains if chain]
         if not self._chains:
             self.errors = [None]
+            if self._order is not None:
+                self._order.ended()
             self._timing.finished(self._party, LEAST)
         return swapped
 
@@ -119,7 +127,10 @@ def submit_signals(
     host = kernels.hosts.current()
     awaited = host.awaiting_values()
     op = kernels.streams.enqueue(host, name, None, deferred=True)
-    launch = SignalLaunch(kernels.signal_timing, op, chains, awaited, at)
+    order = None
+    if host.order is not None:
+        order = SignalOrder(kernels.engine.memory, kernels.hosts, host.order.kernel(op.moment), name, at)
+    launch = SignalLaunch(kernels.signal_timing, op, chains, awaited, at, order)
     kernels.executor.submit(launch)
     host.unsettled.setdefault(op.stream, []).append(op)
     if timeout is not None:

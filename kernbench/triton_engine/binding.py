@@ -18,7 +18,7 @@ from .affine import aff_add
 from .counts import Counts, TensorTraffic
 from .frontend.program import OpInfo, Program
 from .lanes import Lanes
-from .memory import AllocationMap, HostAllocation, allocation_of, find_live, registry
+from .memory import AllocationMap, Checks, HostAllocation, allocation_of, find_live, registry
 from .signals import MOST_BYTES, WORD, Party, may_signal
 from .values import Affine, Ptr, dense_int, exact_bounds, from_lane_array, host_descriptor, wrap
 
@@ -45,6 +45,8 @@ class Launch:
     counts: Counts | None = None
     blind: bool = False
     """Whether what its tensors hold was not computed: a kernel that goes by it is not to blame."""
+    moment: Any = None
+    """Its end in the order of events, if somebody watches that."""
 
 
 @dataclass
@@ -95,6 +97,8 @@ class Binding:
         self._known: dict[int, HostAllocation] = {}
         #: What readers of its signals see; None where nobody asks.
         self.party: Party | None = None
+        #: Told of every access, if somebody wants to know.
+        self.checks: Checks | None = None
         #: By identity of the array, which is held so that nothing else gets its place.
         self._scaled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._rank_roots: dict[tuple[int, tuple[int, ...], int], RankRoots] = {}

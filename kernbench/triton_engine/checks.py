@@ -7,6 +7,7 @@ checked launch takes several times the memory and time.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,6 +130,15 @@ class MemoryChecks:
         if written is not None:
             for byte in range(item):
                 written[torch.from_numpy(flat * item + byte)] = True
+
+    def words(
+        self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Any, *, reads: bool,
+        writes: bool,
+    ) -> None:  # fmt: skip
+        """Atomics, and what inline assembly accesses, are not looked at."""
+
+    def fence(self, keys: Any) -> None:
+        """Nor are fences."""
 
     # Reports
 

@@ -67,7 +67,7 @@ class Execution(Binding):
         self.profile: dict[int, list[float]] | None = {} if profile else None
         #: Lanes that entered each block.
         self.block_lanes = [0] * len(self.program.blocks)
-        self.checks = checks_of(self)
+        self.checks = checks_of(self) or (None if dry else self.memory.checks(self))
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
         #: Program ids of the wave that is looked at, of which floats are not read; None: everything is run.

@@ -10,7 +10,7 @@ import bisect
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -65,6 +65,35 @@ def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None)
     return allocation
 
 
+class Checks(Protocol):
+    """Told of what programs touch: all that an ``Access`` consists of, before it is done."""
+
+    def read_piece(self, access: Any, piece: Any) -> None:
+        """Elements of a piece are loaded."""
+
+    def write_piece(self, access: Any, piece: Any) -> None:
+        """Elements of a piece are stored."""
+
+    def read_index(
+        self, access: Any, allocation: HostAllocation, index: torch.Tensor, active: torch.Tensor | None
+    ) -> None:
+        """Elements ``index`` are loaded."""
+
+    def write_index(
+        self, access: Any, allocation: HostAllocation, index: torch.Tensor, active: torch.Tensor | None
+    ) -> None:
+        """Elements ``index`` are stored."""
+
+    def words(
+        self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,
+        reads: bool, writes: bool,
+    ) -> None:  # fmt: skip
+        """Programs ``keys`` read, write or update words at byte ``offsets``, in this order."""
+
+    def fence(self, keys: Any) -> None:
+        """Programs ``keys`` have come to a fence."""
+
+
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""
 
@@ -76,6 +105,9 @@ class AllocationMap(Protocol):
 
     def multicast_range(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
         """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
+
+    def checks(self, execution: Any) -> Checks | None:
+        """What wants to be told of every access of an execution; None: nothing."""
 
 
 class RegisteredAllocations:
@@ -144,6 +176,9 @@ class RegisteredAllocations:
 
     def multicast_range(self, address: int) -> None:
         """None: there is no switch."""
+
+    def checks(self, execution: Any) -> None:
+        """None: nobody."""
 
     def clear(self) -> None:
         """Forget all."""

@@ -34,6 +34,10 @@ RELIES_ON = (
 )  # fmt: skip
 
 
+_MOST_POLLED = 8
+"""Bytes of memory that ranks share up to which a look is taken to be one of many, by a host that waits for a word to change."""
+
+
 class _Touched:
     """What an operation touches, whatever its arguments: found out when it is first seen.
 
@@ -153,7 +157,12 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
         order.one = not device.host.uses_gpu
         stage = _Touches(order, device.host.stream, name)
         for tensor in listed_tensors(values):
-            stage.add(tensor)
+            kept = shadow_of(order, tensor)
+            if kept is not None and kept.shadow.shared and tensor.nbytes <= _MOST_POLLED:
+                offset = int(tensor.storage_offset()) * tensor.element_size()
+                kept.shadow.words.access(order.host, offset, sem="acquire", scope="sys", reads=True, writes=False)
+            else:
+                stage.add(tensor)
 
 
 def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, goes_on: bool) -> None:

@@ -19,6 +19,8 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.kernel_order import SignalOrder
+from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.devices import Devices
 from kernbench.torch_backend.gpu.placement import values_of
@@ -156,6 +158,10 @@ class StreamWrites:
         values_of(words[offset : offset + count])[:] = torch.tensor(val, dtype=torch.int64).to(torch.int32).item()
         op = self._devices.mine().enqueue(name, stated_cost(LEAST))
         allocation = simulation.storages.allocation_of(input, me)
+        if me.order is not None:
+            wrote = SignalOrder(simulation.engine.memory, simulation.hosts, op.moment, name, user_location())
+            for word in range(offset, offset + count):
+                wrote.stored(input.data_ptr() + word * WORD)
         if allocation.words is None:
             allocation.words = Words(allocation.sip)
         party = Party([op])

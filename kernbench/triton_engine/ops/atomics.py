@@ -131,6 +131,18 @@ def _signal(batch: Any, allocation: HostAllocation, offsets: np.ndarray, changed
     batch.execution.signal(allocation, offsets[changed].tolist(), True)
 
 
+def _tell(
+    batch: Any, info: OpInfo, allocation: HostAllocation, offsets: np.ndarray, keep: np.ndarray | None, nbytes: int
+) -> None:
+    """Tell who wants to know it which programs update the words at ``offsets``."""
+    keys = batch.program_keys()
+    places = np.arange(len(offsets)) if keep is None else keep
+    elements = max(prod(info.operand_types[0].shape), 1)
+    batch.execution.checks.words(
+        info, allocation, keys[places // elements], offsets, nbytes, info.words, reads=True, writes=True
+    )
+
+
 @op("tt.atomic_rmw", pure=False, reads=True, writes=True, atomic=True, addressing=True, frontier=True)
 def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     kind = info.words[0]
@@ -155,6 +167,8 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
                 got: np.ndarray | None = flat[index]
                 changed = False
             else:
+                if batch.execution.checks is not None:
+                    _tell(batch, info, allocation, index * dtype.itemsize, keep, dtype.itemsize)
                 before = flat[index]
                 got = update(kind, flat, index, mine, want_old, bf16)
                 now = flat[index]
@@ -187,6 +201,8 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
             batch.execution.atomics += len(index)
+            if batch.execution.checks is not None and not batch.execution.dry:
+                _tell(batch, info, allocation, index * dtype.itemsize, keep, dtype.itemsize)
             before = flat[index] if allocation.words is not None else None
             changed = compare_and_swap(flat, index, which, wanted, new, old, batch.execution.dry)
             if before is not None:

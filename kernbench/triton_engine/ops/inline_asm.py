@@ -8,7 +8,7 @@ instruction have a lane per thread (:mod:`..thread_lanes`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -21,6 +21,7 @@ from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
+from kernbench.triton_engine.ptx.state import State
 
 from .memory import settle
 from .registry import UnsupportedOpError, op
@@ -44,9 +45,11 @@ _MOST_SIGNALS = 1 << 13
 class BatchMemory:
     """Absolute addresses of a batch, checked against live allocations."""
 
-    def __init__(self, batch: Any, info: OpInfo) -> None:
+    def __init__(self, batch: Any, info: OpInfo, size: int = 0) -> None:
         self.batch = batch
         self.info = info
+        #: Invocations, in order of the batch's lanes.
+        self.size = size
         #: Buffers that a multicast address reaches besides the one whose traffic counts: the switch makes one of all.
         self._echoes: set[int] = set()
 
@@ -100,6 +103,33 @@ class BatchMemory:
     def _signal(self, allocation: HostAllocation, offsets: np.ndarray, wrote: bool) -> None:
         if allocation.words is not None and len(offsets) <= _MOST_SIGNALS:
             self.batch.execution.signal(allocation, offsets.tolist(), wrote)
+
+    def _programs(self, invocations: np.ndarray) -> np.ndarray:
+        """Of which program each invocation is a thread, or an element."""
+        keys = self.batch.program_keys()
+        return np.asarray(keys[invocations * self.batch.size // max(self.size, 1)])
+
+    def accessed(self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str) -> None:
+        """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
+        checks = self.batch.execution.checks
+        if checks is None or self.batch.execution.dry:
+            return
+        keys = self._programs(state.invocations)
+        signed = address.astype(np.int64)
+        left = np.ones(len(signed), dtype=bool)
+        while left.any():
+            found = self.batch.execution.find(int(signed[left].min()))
+            if found is None:
+                return  # the access itself says so
+            here = left & (signed >= found.base) & (signed < found.base + found.nbytes)
+            checks.words(self.info, found, keys[here], signed[here] - found.base, nbytes, modifiers,
+                         reads="r" in how, writes="w" in how)  # fmt: skip
+            left &= ~here
+
+    def fenced(self, state: State) -> None:
+        """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
+        if self.batch.execution.checks is not None:
+            self.batch.execution.checks.fence(self._programs(state.invocations))
 
     def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
         """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
@@ -255,7 +285,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         if frame is None:
             frame = start(batch, xs, shape)
         try:
-            run(assembly, frame, BatchMemory(batch, info), parks=not batch.execution.dry)
+            run(assembly, frame, BatchMemory(batch, info, frame.size), parks=not batch.execution.dry)
         except Stuck as stuck:
             stuck.frame = frame
             raise

@@ -79,5 +79,7 @@ def _step(state: State, instr: Instruction) -> None:
     handler = INSTRUCTIONS.get(instr.opcode)
     if handler is not None:
         handler(state, instr)
+    elif instr.opcode in ("fence", "membar"):
+        state.memory.fenced(state)
     elif instr.opcode not in NO_EFFECT:
         raise AssemblyError(f"inline assembly instruction is not supported: {instr.text}")

@@ -29,7 +29,9 @@ def _ld(state: State, instr: Instruction) -> None:
     size = _bytes_of(instr.type)
     address = state.address(a)
     state.watched = address
-    for k, name in enumerate(state.names(d)):
+    names = state.names(d)
+    state.memory.accessed(address, size * len(names), instr.modifiers, state, "r")
+    for k, name in enumerate(names):
         raw = state.memory.load(address + U64(k * size), size)
         if instr.type[0] == "s" and size < 4:
             raw = decode(raw, instr.type).astype(np.int32).view(np.uint32).astype(U64)
@@ -41,7 +43,9 @@ def _st(state: State, instr: Instruction) -> None:
     a, value = instr.operands[:2]
     size = _bytes_of(instr.type)
     address = state.address(a)
-    for k, name in enumerate(state.names(value)):
+    names = state.names(value)
+    state.memory.accessed(address, size * len(names), instr.modifiers, state, "w")
+    for k, name in enumerate(names):
         state.memory.store(address + U64(k * size), state.raw(name), size)
     state.changed = True
 
@@ -83,6 +87,7 @@ def _atom(state: State, instr: Instruction) -> None:
     d, a, *rest = instr.operands
     address = state.address(a)
     state.watched = address
+    state.memory.accessed(address, _bytes_of(instr.type), instr.modifiers, state, "rw")
     state.assign(d, _update(state, instr, address, [state.raw(r) for r in rest]))
 
 
@@ -91,7 +96,9 @@ def _red(state: State, instr: Instruction) -> None:
     a, *rest = instr.operands
     address = state.address(a)
     size = _bytes_of(instr.type)
-    for k, n in enumerate(state.names(rest[0])):
+    names = state.names(rest[0])
+    state.memory.accessed(address, size * len(names), instr.modifiers, state, "rw")
+    for k, n in enumerate(names):
         _update(state, instr, address + U64(k * size), [state.raw(n)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +22,12 @@ class GlobalMemory(Protocol):
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
         """Write the low ``nbytes`` bytes of each value."""
+
+    def accessed(self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str) -> None:
+        """Told of an instruction that reads (``"r"``), writes (``"w"``) or updates (``"rw"``) memory."""
+
+    def fenced(self, state: State) -> None:
+        """Told of a fence."""
 
     def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
         """The addresses that multicast addresses stand for, one array per buffer. Their traffic is one buffer's."""
@@ -66,6 +73,11 @@ class State:
     def count(self) -> int:
         """Invocations that execute the instruction."""
         return int(self.mask.sum()) if isinstance(self.mask, np.ndarray) else self.frame.size
+
+    @property
+    def invocations(self) -> np.ndarray:
+        """Their numbers."""
+        return np.nonzero(self.mask)[0] if isinstance(self.mask, np.ndarray) else np.arange(self.frame.size)
 
     def raw(self, name: str) -> np.ndarray:
         """An operand as 64-bit registers."""

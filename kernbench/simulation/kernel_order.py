@@ -1,0 +1,311 @@
+"""What the programs of a launch touch, and what they tell each other: for the order of events, where somebody wants to know it.
+
+Each program is a strand that begins with what its stream knew, learns from others by what it acquires, and has ended when what
+follows on the stream begins. Affine accesses are told as they are, one region per program; those at looked-up addresses as the
+runs of bytes that they consist of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kernbench.order import SCOPES, ByteRegion, MemoryAccess, Moment, Shadow, Strand, kernel_ended, region_of
+from kernbench.sim_engine import MemoryStore
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.locations import Location
+from kernbench.simulation.shadows import SHADOW
+from kernbench.triton_engine.access import Access, Piece
+from kernbench.triton_engine.binding import Binding
+from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.signals import WORD
+
+MOST_PROGRAMS = 1 << 10
+"""Programs of all launches of an execution up to which each is a strand of its own; of more, those of a launch are one."""
+
+_MOST_RUNS = 256
+"""Runs of bytes up to which a program's access at looked-up addresses is told; one of more is not."""
+
+Words = Sequence[str]
+
+
+def shadow_at(memory: MemoryStore, hosts: Hosts, address: int, storage: Any = None) -> Shadow | None:
+    """The shadow of the memory at an address of this process, a new one where there is none; None if nobody watches it.
+
+    ``storage``: of torch, which may have one.
+    """
+    placed = memory.find_host(address)
+    if placed is None or placed.shadow is not None:
+        return None if placed is None else placed.shadow
+    kept = getattr(storage, SHADOW, None)
+    order = hosts.of_rank[placed.rank].order if placed.rank in hosts.of_rank else None
+    if kept is not None:
+        placed.shadow = kept.shadow
+    elif order is not None:
+        placed.shadow = Shadow(order.report, placed.nbytes, shared=True)
+    found: Shadow | None = placed.shadow
+    return found
+
+
+class SignalOrder:
+    """The strand of an operation that signals, word by word.
+
+    Args:
+        moment: its end.
+        name, at: of the operation, and where the program asked for it.
+    """
+
+    def __init__(self, memory: MemoryStore, hosts: Hosts, moment: Moment, name: str, at: Location) -> None:
+        self._memory = memory
+        self._hosts = hosts
+        self._moment = moment
+        self._name = name
+        self._at = at
+        self._strand: Strand | None = None
+
+    def swapped(self, address: int, *, sem: str) -> None:
+        """It has updated the word at an address of this process, as ``"release"`` or ``"acquire"`` of the system."""
+        self._access(address, sem, reads=True)
+
+    def stored(self, address: int) -> None:
+        """It has overwritten a word, after all that its stream had done."""
+        self._access(address, "release", reads=False)
+
+    def _access(self, address: int, sem: str, *, reads: bool) -> None:
+        shadow = shadow_at(self._memory, self._hosts, address)
+        if shadow is None:
+            return
+        strand = self._strand
+        if strand is None:
+            of = self._moment.strand
+            strand = self._strand = Strand(f"{self._name} on {of.called}", of.rank, of.world, launch=self._moment)
+            strand.n = 1
+        placed = self._memory.find_host(address)
+        assert placed is not None
+        offset = address - placed.host_address
+        shadow.write(
+            MemoryAccess(strand, strand.n, self._name, self._at, atomic=True), ByteRegion(offset, offset + WORD)
+        )
+        shadow.words.access(strand, offset, sem=sem, scope="sys", reads=reads, writes=True)
+
+    def ended(self) -> None:
+        """All its words have been swapped."""
+        kernel_ended(self._moment, [] if self._strand is None else [self._strand])
+
+
+class KernelOrder:
+    """The strands of one execution.
+
+    Args:
+        execution: whose launches have been put in the order of events.
+    """
+
+    def __init__(self, execution: Binding, hosts: Hosts, memory: MemoryStore) -> None:
+        self._execution = execution
+        self._hosts = hosts
+        self._memory = memory
+        self._each = execution.programs * execution.n_ranks <= MOST_PROGRAMS
+        self._strands: dict[int, Strand | None] = {}
+        self._accesses: dict[tuple[Strand, int, int, bool], MemoryAccess] = {}
+        self._shadows: dict[int, Shadow | None] = {}
+
+    # -- strands -----------------------------------------------------------------------------------------------------
+
+    def _strand(self, key: int) -> Strand | None:
+        """Of the program with this number, those of all launches counted one after the other; None: it is main's."""
+        execution = self._execution
+        launch, linear = divmod(key, execution.programs)
+        if not self._each:
+            key, linear = launch, -1
+        if key in self._strands:
+            return self._strands[key]
+        moment: Moment | None = execution.launches[launch].moment
+        made = None
+        if moment is not None:
+            name = execution.program.name
+            which = f"program {execution.program_of(linear)}" if linear >= 0 else "programs"
+            made = Strand(f"{which} of {name}", moment.strand.rank, moment.strand.world, launch=moment)
+        self._strands[key] = made
+        return made
+
+    def _access(self, strand: Strand, info: OpInfo, *, atomic: bool = False) -> MemoryAccess:
+        key = (strand, strand.n, info.index, atomic)
+        found = self._accesses.get(key)
+        if found is None:
+            if strand.n == 0:
+                strand.n = 1
+                key = (strand, 1, info.index, atomic)
+            user = info.loc.user
+            where = Location(user.file, user.line, info.kernel)
+            name = info.name.removeprefix("tt.")
+            found = self._accesses[key] = MemoryAccess(strand, strand.n, name, where, atomic=atomic)
+            strand.recent.append(found)
+        return found
+
+    def ended(self) -> None:
+        """All programs have run."""
+        by_launch: dict[Moment, list[Strand]] = {
+            launch.moment: [] for launch in self._execution.launches if launch.moment is not None
+        }
+        for strand in self._strands.values():
+            if strand is not None and strand.launch is not None:
+                by_launch[strand.launch].append(strand)
+        for moment, strands in by_launch.items():
+            kernel_ended(moment, strands)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _shadow(self, allocation: HostAllocation) -> Shadow | None:
+        base = allocation.base
+        if base not in self._shadows:
+            self._shadows[base] = shadow_at(self._memory, self._hosts, base, allocation.storage)
+        return self._shadows[base]
+
+    # Affine accesses
+
+    def read_piece(self, access: Access, piece: Piece) -> None:
+        """Elements of a piece are loaded. Raises RaceError."""
+        self._piece(access, piece, writes=False)
+
+    def write_piece(self, access: Access, piece: Piece) -> None:
+        """Elements of a piece are stored. Raises RaceError."""
+        self._piece(access, piece, writes=True)
+
+    def _piece(self, access: Access, piece: Piece, *, writes: bool) -> None:
+        shadow = self._shadow(piece.allocation)
+        if shadow is None:
+            return
+        volatile = bool(access.info.attrs.get("isVolatile"))
+        for strand, region in self._regions(access, piece):
+            told = self._access(strand, access.info, atomic=volatile)
+            if shadow.made is None:
+                shadow.made = told
+            if writes:
+                shadow.write(told, region)
+                shadow.words.wipe(region.lo, region.hi)
+            else:
+                shadow.read(told, region)
+
+    def _regions(self, access: Access, piece: Piece) -> Iterator[tuple[Strand, ByteRegion]]:
+        """What each program touches."""
+        batch, item, foot = access.batch, access.item, piece.foot
+        keys = batch.program_keys().reshape(batch.lanes)[tuple(slice(a, b) for a, b in piece.lanes)]
+        lanes = len(piece.lanes)
+        tile_sizes, tile_steps = foot.sizes[lanes:], foot.steps[lanes:]
+        first = piece.offset + sum(
+            s * (n - 1) for s, n in zip(foot.strides[lanes:], tile_sizes, strict=True) if s < 0
+        )  # fmt: skip
+        if not self._each and keys.size > 1 and len(np.unique(keys // self._execution.programs)) == 1:
+            strand = self._strand(int(keys.flat[0]))
+            region = region_of(foot.sizes, foot.steps, piece.offset + foot.flip, item)
+            if strand is not None and region is not None:
+                yield strand, region
+            return
+        strides = [s if n > 1 else 0 for s, n in zip(foot.strides[:lanes], foot.sizes[:lanes], strict=True)]
+        seen: set[tuple[int, int]] = set()
+        for place, key in np.ndenumerate(keys):
+            offset = first + sum(at * stride for at, stride in zip(place, strides, strict=True))
+            if (int(key), offset) in seen:
+                continue  # threads of one program
+            seen.add((int(key), offset))
+            strand = self._strand(int(key))
+            region = region_of(tile_sizes, tile_steps, offset, item)
+            if strand is not None and region is not None:
+                yield strand, region
+
+    # Gathered accesses
+
+    def read_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
+        """Elements ``index`` are loaded. Raises RaceError."""
+        self._index(access, allocation, index, active, writes=False)
+
+    def write_index(self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None) -> None:
+        """Elements ``index`` are stored. Raises RaceError."""
+        self._index(access, allocation, index, active, writes=True)
+
+    def _index(
+        self, access: Access, allocation: HostAllocation, index: Tensor, active: Tensor | None, *, writes: bool
+    ) -> None:
+        batch = access.batch
+        shape = np.broadcast_shapes(batch.lanes + (1,) * len(access.tile), tuple(index.shape))
+        if active is not None:
+            shape = np.broadcast_shapes(shape, tuple(active.shape))
+        keys = np.broadcast_to(batch.program_keys().reshape(batch.lanes + (1,) * len(access.tile)), shape)
+        where = index.expand(shape).numpy()
+        if active is not None:
+            keep = active.expand(shape).numpy()
+            keys, where = keys[keep], where[keep]
+        self._runs(
+            access.info, allocation, keys.reshape(-1), where.reshape(-1) * access.item, access.item, writes=writes
+        )
+
+    def _runs(
+        self, info: OpInfo, allocation: HostAllocation, keys: Any, offsets: Any, item: int, *, writes: bool
+    ) -> None:
+        """Programs ``keys`` touch ``item`` bytes at each of the ``offsets``."""
+        shadow = self._shadow(allocation)
+        if shadow is None:
+            return
+        for key in np.unique(keys):
+            strand = self._strand(int(key))
+            if strand is None:
+                continue
+            mine = np.unique(offsets[keys == key])
+            edges = np.nonzero(np.diff(mine) > item)[0] + 1
+            if len(edges) >= _MOST_RUNS:
+                continue
+            told = self._access(strand, info)
+            for run in np.split(mine, edges):
+                region = ByteRegion(int(run[0]), int(run[-1]) + item)
+                if writes:
+                    shadow.write(told, region)
+                    shadow.words.wipe(region.lo, region.hi)
+                else:
+                    shadow.read(told, region)
+
+    # Atomics and signals
+
+    def words(
+        self, info: OpInfo, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Words, *,
+        reads: bool, writes: bool,
+    ) -> None:  # fmt: skip
+        """Programs ``keys`` read, write or update the words at byte ``offsets``, one after the other.
+
+        ``modifiers``: how, with the words of TTIR or PTX; without any of an order, an update or volatile access is relaxed, and
+        another one touches memory like all others do. Raises RaceError.
+        """
+        known = {"acq_rel", "acquire", "release", "relaxed"}.intersection(modifiers)
+        if not known and not (reads and writes) and "volatile" not in modifiers:
+            self._runs(info, allocation, keys, offsets, nbytes, writes=writes)
+            return
+        shadow = self._shadow(allocation)
+        if shadow is None:
+            return
+        sem = next(iter(known), "relaxed")
+        scope = next((each for each in modifiers if each in SCOPES), "gpu" if sem == "relaxed" else "sys")
+        seen: set[tuple[int, int]] = set()
+        for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
+            if (key, offset) in seen:
+                continue  # threads of one program
+            seen.add((key, offset))
+            strand = self._strand(key)
+            if strand is None:
+                continue
+            told = self._access(strand, info, atomic=True)
+            region = ByteRegion(offset, offset + nbytes)
+            if writes:
+                shadow.write(told, region)
+            else:
+                shadow.read(told, region)
+            shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=writes)
+
+    def fence(self, keys: Any) -> None:
+        """Programs ``keys`` have come to a fence."""
+        for key in np.unique(keys):
+            strand = self._strand(int(key))
+            if strand is not None:
+                strand.fence()

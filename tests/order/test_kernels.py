@@ -1,0 +1,68 @@
+"""Races of kernels: programs, ranks that share memory, signals by order and scope; found with both lines, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tests.order import kernel_programs
+from tests.order.kernel_programs import PAIRS
+from tests.order.test_streams import races_of
+
+
+def line(mark: str) -> int:
+    """The line of the module that has a mark."""
+    lines = Path(kernel_programs.__file__).read_text().splitlines()
+    (found,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"# {mark}")]
+    return found
+
+
+@pytest.mark.parametrize("program", PAIRS, ids=lambda program: program.__name__)
+def test_a_race_is_found_where_it_is_and_only_there(program: Callable[[bool], None]) -> None:
+    found = races_of(program, False).found
+    assert found, "the program has a race"
+    expected = {line(mark) for mark in PAIRS[program]}
+    assert {frozenset((race.first.where.line, race.second.where.line)) for race in found} == {frozenset(expected)}
+    assert races_of(program, True).found == []
+
+
+@triton.jit
+def _columns(x, width: tl.constexpr, half: tl.constexpr, rows: tl.constexpr):
+    at = tl.arange(0, rows)[:, None] * width + tl.program_id(0) * half + tl.arange(0, half)[None, :]
+    tl.store(x + at, tl.load(x + at) + 1)
+
+
+@triton.jit
+def _rows_of_a_table(x, table, y, width: tl.constexpr, block: tl.constexpr):
+    rows = tl.load(table + tl.program_id(0) * block + tl.arange(0, block))
+    at = rows[:, None] * width + tl.arange(0, width)[None, :]
+    tl.store(y + at, tl.load(x + at))
+
+
+def test_programs_that_write_halves_of_rows_share_no_byte() -> None:
+    def body() -> None:
+        x = torch.zeros(16, 64, device="cuda")
+        _columns[(2,)](x, 64, 32, 16)
+        assert x.eq(1).all()
+
+    assert races_of(body, world=1).found == []
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_rows_that_a_table_says(apart: bool) -> None:
+    """Looked-up addresses: two programs write different rows, or one row both."""
+
+    def body() -> None:
+        table = torch.arange(16, dtype=torch.int32)
+        if not apart:
+            table[8] = 0
+        x, y = torch.ones(16, 64, device="cuda"), torch.zeros(16, 64, device="cuda")
+        _rows_of_a_table[(2,)](x, table.cuda(), y, 64, 8)
+
+    races = races_of(body, world=1).found
+    assert [race.kind for race in races] == ([] if apart else ["write after write"])
