@@ -31,14 +31,15 @@ from kernbench.torch_backend.relies_on import Reliance
 c10d: Any = torch.distributed.distributed_c10d
 _registry: Any = torch._C._distributed_c10d
 _Condition: Any = threading.Condition
-_stock_wait, _stock_start, _stock_join = _Condition.wait, threading.Thread.start, threading.Thread.join
+_Thread: Any = threading.Thread
+_stock_wait, _stock_init, _stock_start, _stock_join = _Condition.wait, _Thread.__init__, _Thread.start, _Thread.join
 _Selector: Any = selectors.DefaultSelector
 _stock_select = _Selector.select
 
 RELIES_ON = (
     Reliance("threading.Condition", "a wait is composed of these", has=("_release_save", "_acquire_restore", "_is_owned"),
              holds=lambda condition: hasattr(condition(), "_waiters")),
-    Reliance("threading.Thread", "its body is an attribute, `run`", has=("start", "join", "run")),
+    Reliance("threading.Thread", "its body is an attribute, `run`", has=("__init__", "start", "join", "run")),
     Reliance("concurrent.futures.thread._worker", "it is what the threads of a pool do"),
     Reliance("selectors.DefaultSelector.select", "an event loop waits there"),
     Reliance("torch.distributed.distributed_c10d._world", "groups by name are noted there"),
@@ -62,6 +63,7 @@ class SideThreads:
 
     def install(self, patches: Patches) -> None:
         """Replace where threads begin and wait."""
+        patches.set(threading.Thread, "__init__", _init)
         patches.set(threading.Thread, "start", self._starts())
         patches.set(threading.Thread, "join", _join)
         patches.set(threading.Condition, "wait", _wait)
@@ -153,6 +155,14 @@ class SideThreads:
             return promised
 
         return submit
+
+
+@functools.wraps(_stock_init)
+def _init(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
+    """A thread is a daemon if the one that makes it is. A rank's own thread is none to its program, whose main thread it is."""
+    _stock_init(thread, *args, **kwargs)
+    if kwargs.get("daemon") is None and current_carrier() is not None and current_member() is None:
+        thread.daemon = False
 
 
 def _in_turn(crew: Crew, body: Callable[..., Any], world: dict[str, Any], at_once: bool = True) -> Callable[..., Any]:
