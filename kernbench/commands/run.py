@@ -106,6 +106,8 @@ def command(
     if asked.json is not None:
         _require_folder("--json", asked.json)
     report = None
+    if autotune_report is not None and isolation == "process":
+        raise ConfigError("--autotune-report: what tuners choose in processes is not collected: use --isolation carrier")
     if autotune_report is not None:
         from kernbench.autotune.report import AutotuneReport
 

@@ -25,6 +25,9 @@ GRACE = 0.8
 
 _PR_SET_PDEATHSIG = 1
 
+_DESCRIPTORS = 4
+"""Files of the parent per rank: both ends of a socket, the stacks of a crash, the process."""
+
 
 class RankDiedError(KernbenchError):
     """A rank's process has ended in the middle of its program."""
@@ -122,7 +125,16 @@ class Family:
     def __init__(self, ranks: Sequence[int], aborting: Callable[[], bool]) -> None:
         if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
             raise KernbenchError("isolation='process' needs Linux 5.3 or later: use isolation='carrier'")
-        self.children = {rank: Child(rank) for rank in ranks}
+        self.children: dict[int, Child] = {}
+        try:
+            for rank in ranks:
+                self.children[rank] = Child(rank)
+        except OSError as error:
+            self.close_children()
+            raise KernbenchError(
+                f"no room for {len(ranks)} ranks that are processes, each of which takes {_DESCRIPTORS} files of this one: "
+                f"{error.strerror}. Allow more (ulimit -n), or use isolation='carrier'"
+            ) from None
         self.died: list[int] = []
         self._aborting = aborting
         self._deadline: float | None = None
@@ -213,10 +225,14 @@ class Family:
 
     def close(self) -> None:
         """End those that are left. Idempotent."""
+        self.close_children()
+        self._watched.clear()
+
+    def close_children(self) -> None:
+        """End those that run, and forget all."""
         for child in self.children.values():
             self.kill(child)
         for child in self.children.values():
             if child.pid:
                 self.reap(child)
             child.close()
-        self._watched.clear()

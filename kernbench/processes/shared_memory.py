@@ -6,15 +6,17 @@ The rank alone hands out regions of it; the simulation is told where they are. A
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from kernbench.errors import KernbenchError
 
-RESERVED = 1 << 36
-"""Bytes of address space per rank."""
+RESERVED = (1 << 36, 1 << 33, 1 << 30)
+"""Bytes of address space per rank: the first that the system lets us reserve."""
 
 _ALIGNMENT = 256
 _MAP_NORESERVE = 0x4000
@@ -42,11 +44,10 @@ class SharedMemory:
     Raises OSError if the system has no address space for it.
     """
 
-    def __init__(self, reserved: int = RESERVED) -> None:
-        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._map = mmap.mmap(-1, reserved, flags=flags)
+    def __init__(self, sizes: Sequence[int] = RESERVED) -> None:
+        self._map = _reserve(sizes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._reserved = reserved
+        self._reserved = len(self._map)
         self._top = 0
         self._free: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
@@ -95,3 +96,11 @@ class SharedMemory:
         self._free.setdefault(size, []).append(region.offset)
         if size > _KEPT and hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE, region.offset, size & -mmap.PAGESIZE)
+
+
+def _reserve(sizes: Sequence[int]) -> mmap.mmap:
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    for size in sizes[:-1]:
+        with contextlib.suppress(OSError):
+            return mmap.mmap(-1, size, flags=flags)
+    return mmap.mmap(-1, sizes[-1], flags=flags)

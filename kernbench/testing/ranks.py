@@ -23,6 +23,23 @@ class RankFailed(AssertionError):
     """Ranks failed for different reasons, or in a way that cannot be raised in their place."""
 
 
+class RankEnded(Exception):
+    """The test was skipped, or is known to fail, in a rank that is a process."""
+
+    def __init__(self, skipped: bool, reason: str) -> None:
+        super().__init__(skipped, reason)
+        self.skipped = skipped
+        self.reason = reason
+
+    def outcome(self) -> BaseException:
+        """As pytest has it."""
+        return (pytest.skip.Exception if self.skipped else pytest.xfail.Exception)(self.reason)
+
+
+_NO_FAILURES = (pytest.skip.Exception, pytest.xfail.Exception)
+"""What a test may raise and not have failed."""
+
+
 def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
     """Run the body of ``item`` once per rank.
 
@@ -33,6 +50,7 @@ def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
     names = set(inspect.signature(item.obj).parameters)
     given = {name: value for name, value in item.funcargs.items() if name in names}
     ended: dict[int, BaseException] = {}
+    isolation = mark.kwargs.get("isolation", "carrier")
     with simulate(_system(item, mark), world_size=count, **options) as ctx:
 
         def body(rank: int) -> None:
@@ -40,20 +58,27 @@ def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
             arguments = {**given, **{name: value for name, value in mine.items() if name in names}}
             try:
                 item.obj(**arguments)
-            except (pytest.skip.Exception, pytest.xfail.Exception) as outcome:
+            except _NO_FAILURES as outcome:
+                if isolation == "process":  # what is noted there is not noted here, and pytest's cannot travel
+                    raise RankEnded(isinstance(outcome, pytest.skip.Exception), str(outcome.msg)) from None
                 ended[rank] = outcome
 
         spaces: list[Any] = []
         try:
             with rank_streams(ctx.simulation, RANK):
-                ctx.multiprocessing.spawn(body, nprocs=count, isolation=mark.kwargs.get("isolation", "carrier"))
+                ctx.multiprocessing.spawn(body, nprocs=count, isolation=isolation)
             if ended:
                 raise ended[min(ended)]
         except SpawnException as failure:
+            first = failure.errors[min(failure.errors)]
+            if isinstance(first, RankEnded) and all(isinstance(each, RankEnded) for each in failure.errors.values()):
+                raise first.outcome() from None
             _raise_of_rank(item, failure, count)
         finally:
             spaces = [space for space in ctx.engine.memory.spaces() if space.name == "hbm"]
             item.stash.setdefault(ROW, {})["device"] = max((space.peak for space in spaces), default=0)
+            if isolation == "process":  # whose memory was counted there
+                item.stash[ROW]["device"] = max((ledger.peak for ledger in ctx.engine.op_log.ledgers), default=0)
     _check_released(item, ctx, given)
 
 
@@ -97,6 +122,8 @@ def _raise_of_rank(item: pytest.Function, failure: SpawnException, count: int) -
     if hasattr(error, "add_note"):
         error.add_note(f"in {where}")
     item.add_report_section("call", "ranks", f"raised in {where}")
+    if error.__traceback__ is None:  # it was raised in a process of its own
+        item.add_report_section("call", "rank's traceback", str(failure).strip())
     raise error.with_traceback(_of_test(error, item)) from error.__cause__
 
 

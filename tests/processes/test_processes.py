@@ -302,3 +302,18 @@ def test_a_process_that_a_rank_starts_is_no_rank(capsys):
 
     spawn(worker, 1)
     assert "is no rank" in capsys.readouterr().out
+
+
+def test_too_many_ranks_for_the_systems_limits_is_told_in_words():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, before[1]))
+    try:
+        with pytest.raises(kernbench.KernbenchError, match="ulimit -n"):
+            spawn(lambda rank: None, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(os.listdir("/proc/self/fd")) <= used
+    spawn(lambda rank: None, 2)

@@ -259,3 +259,29 @@ def test_circles_are_refused(pytester: pytest.Pytester, run_pytest: Run) -> None
     result = run_pytest()
     assert result.ret != 0
     result.stdout.fnmatch_lines(["*depend on each other in a circle: *test_a -> *test_b -> *test_a"])
+
+
+def test_ranks_may_be_processes(pytester, run_pytest):
+    pytester.makepyfile(
+        """
+        import pytest, torch, torch.distributed as dist
+
+        @pytest.mark.world_size(2, isolation="process")
+        def test_sum(rank, world_size):
+            dist.init_process_group("gloo")
+            total = torch.full((2,), float(rank))
+            dist.all_reduce(total)
+            assert total.tolist() == [1.0, 1.0]
+
+        @pytest.mark.world_size(2, isolation="process")
+        def test_fails(rank):
+            assert rank == 0, "on purpose"
+
+        @pytest.mark.world_size(2, isolation="process")
+        def test_is_skipped(rank):
+            pytest.skip("not here")
+        """
+    )
+    result = run_pytest("-rs")
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*on purpose", "*in test_fails*", "SKIPPED*not here"])
