@@ -107,7 +107,9 @@ def command(
         _require_folder("--json", asked.json)
     report = None
     if autotune_report is not None and isolation == "process":
-        raise ConfigError("--autotune-report: what tuners choose in processes is not collected: use --isolation carrier")
+        raise ConfigError(
+            "--autotune-report: what tuners choose in processes is not collected: use --isolation carrier"
+        )
     if autotune_report is not None:
         from kernbench.autotune.report import AutotuneReport
 

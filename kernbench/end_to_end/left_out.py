@@ -3,7 +3,7 @@
 Four figures of the models are fitted on the published steps (ADR 0126): how much longer sustained products take on Ampere and
 on Hopper, what a board's power limit costs, and how quick the memory-efficient attention of Ampere is. One source at a time is
 left out, each figure is set again from its prior on the other sources, and the parts of the left-out steps are scaled by it:
-nothing is run again. A figure that no other source says anything of has its prior.
+nothing is run again. A figure that no other source says anything of has its prior. Rows that are vague set nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def scaled(result: StepResult, scale: _Scale) -> StepResult:
 
 def _without(source: str, result: StepResult, others: Sequence[StepResult]) -> _Scale:
     """How the parts of ``result`` scale when the figures come from ``others`` and priors."""
-    alike = [other for other in others if _gpu(other) == _gpu(result)]
+    alike = [other for other in others if _gpu(other) == _gpu(result) and not other.row.vague]
     own = _to_prior(result)  # its products at the prior of the power's exponent
     attention = _PRIOR_ATTENTION[_gpu(result)] if source in _EFFICIENT else 1.0
     if not alike:

@@ -26,6 +26,7 @@ class Published(NamedTuple):
         accumulate: forward passes per step.
         compiled: whether ``torch.compile`` was used; None: not stated.
         tokens_per_second: of one GPU.
+        vague: whether the source leaves open on how many GPUs it was: no figure of the models is set by such a row.
         memory: bytes that the caching allocator reserved at most, None where not published.
         reference: where it is published.
     """
@@ -45,6 +46,7 @@ class Published(NamedTuple):
     checkpointing: str
     tokens_per_second: float
     memory: int | None
+    vague: bool
     reference: str
 
     @property
@@ -107,6 +109,7 @@ def _row(cells: dict[str, str]) -> Published:
         checkpointing=cells["activation_ckpt"],
         tokens_per_second=per_second,
         memory=round(float(cells["memory_value"]) * GIB) if cells["memory_value"] else None,
+        vague=alone,
         reference=f"{cells['source']} @ {cells['commit']}",
     )
 

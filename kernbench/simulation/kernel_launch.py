@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernbench.cost.peer_access import peer_share
@@ -282,10 +283,13 @@ class SampledLaunch(TritonLaunch):
 
 
 def _stand_in(arg: Any) -> Any:
-    """Memory for a tensor that has none; nobody writes it, so it costs address space only."""
-    if isinstance(arg, torch.Tensor) and arg.is_meta:
-        return torch.empty_strided(arg.size(), arg.stride(), dtype=arg.dtype)
-    return arg
+    """Memory for a tensor that has none: zeros, so that indices read from it are some; nobody writes it, so it costs address
+    space only."""
+    if not (isinstance(arg, torch.Tensor) and arg.is_meta):
+        return arg
+    last = sum((size - 1) * stride for size, stride in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else -1
+    memory = torch.from_numpy(np.zeros((last + 1) * arg.element_size(), np.uint8))  # calloc's: not touched
+    return memory.view(arg.dtype).as_strided(arg.size(), arg.stride())
 
 
 def _shape_key(arg: Any) -> Hashable:

@@ -168,6 +168,10 @@ def lane_array(v: int | Affine, lanes: tuple[int, ...]) -> np.ndarray:
     return out
 
 
+_STEEPEST = 2**62 // 2**31
+"""Of what is taken to be affine in lanes, from one lane to the next."""
+
+
 def from_lane_array(arr: np.ndarray, rank: int = 0) -> int | Affine:
     """An integer from per-lane numbers: uniform, affine along one or more axes, or carried as an array."""
     n = arr.ndim
@@ -184,6 +188,8 @@ def from_lane_array(arr: np.ndarray, rank: int = 0) -> int | Affine:
         at = [0] * n
         at[k] = 1
         step = int(arr[tuple(at)]) - first
+        if abs(step) > _STEEPEST:  # times an index it would not be an int64
+            return Affine(0, (0,) * n, (0,) * rank, int(arr.min()), int(arr.max()), arr)
         ls.append(step)
         if step:
             fit = fit + step * index_array(size, k, n)
