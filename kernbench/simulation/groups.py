@@ -126,6 +126,14 @@ class Communicator:
         self._sequence = dict.fromkeys(ranks, 0)
         self._open: dict[int, Collective] = {}
         self.environ: tuple[tuple[str, str], ...] | None = None
+        self._monitors: Communicator | None = None
+
+    @property
+    def monitors(self) -> Communicator:
+        """The same members, for barriers that are no collectives of the group: messages that rank 0 gets of the others."""
+        if self._monitors is None:
+            self._monitors = Communicator(f"{self.name} (monitored)", self.ranks, self.stream, self.players)
+        return self._monitors
 
     @property
     def size(self) -> int:

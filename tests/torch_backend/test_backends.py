@@ -204,3 +204,19 @@ def test_a_function_that_a_rank_replaces_is_its_own(ranks: Ranks) -> None:
     assert ranks(body, 3) == [[0], [1], [2]]
     assert dist.all_reduce is stock
     assert "RANK" not in os.environ
+
+
+def test_what_programs_ask_nccl_about_its_communicators(ranks: Ranks) -> None:
+    def body() -> list[object]:
+        torch.cuda.set_device(dist.get_rank())
+        device = torch.device("cuda", dist.get_rank())
+        world = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+        found: list[object] = [world._is_initialized(), world.comm_split_count()]  # type: ignore[attr-defined]
+        dist.all_reduce(torch.ones(1, device=device))
+        found.append(world._is_initialized())  # type: ignore[attr-defined]
+        part = dist.new_group([0, 1])._get_backend(device)
+        found.append(part._is_initialized())
+        part.abort()
+        return [*found, issubclass(dist.DistBackendError, RuntimeError)]
+
+    assert ranks(body, 2, backend="nccl") == [[False, 0, True, False, True]] * 2

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import kernbench
 from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
+from tests.torch_backend.conftest import Ranks
 
 
 def failing(body: Any, world_size: int = 3, **init: Any) -> dict[int, BaseException]:
@@ -102,6 +103,31 @@ def test_timeouts_run_on_the_virtual_clock() -> None:
     assert set(errors) == {1, 2}
     assert "Timed out waiting 2000ms" in str(errors[1])
     assert "rank 0: waits for sleep" in str(errors[1])
+
+
+def test_monitored_barrier_names_the_rank_that_is_in_a_collective_instead() -> None:
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        if rank == 1:
+            dist.barrier()
+        else:
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
+
+    with kernbench.simulate() as ctx, pytest.raises(kernbench.SpawnException) as caught:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert "Rank 1 failed to pass monitoredBarrier in 1000 ms" in str(caught.value.errors[0])
+
+
+def test_a_monitored_barrier_between_collectives_changes_nothing_for_them(ranks: Ranks) -> None:
+    def body() -> float:
+        value = torch.ones(1)
+        work = dist.all_reduce(value, async_op=True)
+        dist.monitored_barrier()
+        dist.all_reduce(torch.ones(1))
+        work.wait()
+        return value.item()
+
+    assert ranks(body, 3) == [3.0] * 3
 
 
 def test_monitored_barrier_names_the_missing_rank() -> None:

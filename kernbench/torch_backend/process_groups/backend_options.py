@@ -18,7 +18,6 @@ class BackendStandIn:
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self.splits = 0
         self.options = BackendOptions(group.backend_name, group.timeout)
 
     def name(self) -> str:
@@ -31,7 +30,10 @@ class BackendStandIn:
         return self._group.size()
 
     def comm_split_count(self) -> int:
-        return self.splits
+        return self._group.splits
+
+    def _is_initialized(self) -> bool:
+        return self._group.connected
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._group.set_timeout(timeout)

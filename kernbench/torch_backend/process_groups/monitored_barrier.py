@@ -1,4 +1,7 @@
-"""``monitored_barrier``, with gloo's words for who has not come."""
+"""``monitored_barrier``, with gloo's words for who has not come.
+
+It is made of messages between rank 0 and the others, not of a collective: who calls a collective meanwhile has not come.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -
         RuntimeError: not all have come in time. Rank 0 names the first that has not (``wait_all_ranks``: all of them), the
             others say that rank 0 failed.
     """
-    simulation, matcher, members = group.simulation, group.matcher, group.communicator
+    simulation, matcher, members = group.simulation, group.matcher, group.communicator.monitors
     limit = group.timeout if timeout is None else timeout
     signature = Signature("monitored_barrier", None, None, None, None, simulation.ccl_config.algorithm)
     operation = matcher.post(members, signature, (), ())

@@ -50,6 +50,7 @@ class PostingGroup(_ProcessGroup):
 
     Attributes:
         matcher: what it posts to.
+        splits: how many groups this rank has split off it.
     """
 
     bound_device_id: Any = None
@@ -75,6 +76,7 @@ class PostingGroup(_ProcessGroup):
         self._futures = futures
         self.communicator = communicator
         self._connected = False
+        self.splits = 0
         self._rank = rank
         self.backend_name = backend
         self.timeout = timeout
@@ -153,6 +155,11 @@ class PostingGroup(_ProcessGroup):
     def _set_sequence_number_for_group(self) -> None:
         """Sequence numbers exist from the start."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the library has what it needs to communicate: once it has, or from the start if the device was given."""
+        return self._connected or self.bound_device_id is not None
+
     def shutdown(self) -> None:
         """Nothing to stop: what was posted completes or is reported."""
 
@@ -168,6 +175,7 @@ class PostingGroup(_ProcessGroup):
         device_types: Any = None,
     ) -> PostingGroup | None:
         """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it."""
+        self.splits += 1
         if self._rank not in new_ranks:
             return None
         members = tuple(self.communicator.ranks[rank] for rank in new_ranks)
