@@ -44,6 +44,7 @@ def _real(path: str) -> str:
 _AGENTS = sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external"}
 """Modules that import for others: what asked them is who imports."""
 
+_NONE: frozenset[str] = frozenset()
 _PYTHONS = tuple({_real(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({_real(path) for path in (
     sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), site.getusersitepackages(),
@@ -70,6 +71,7 @@ class RankModules:
         self._of: dict[int | None, dict[str, ModuleType]] = {None: {}}
         self._names: dict[int | None, frozenset[str]] = {}
         self._known_names: dict[frozenset[str], frozenset[str]] = {}
+        self._gone: dict[tuple[frozenset[str], frozenset[str]], tuple[str, ...]] = {}
         self._locks: dict[int | None, dict[str, Any]] = {}
         self._extensions: dict[str, ModuleType] = {}
         self._installed: set[str] = set()
@@ -185,9 +187,13 @@ class RankModules:
             mine = {name: modules[name] for name in list(modules) if kinds.get(name.partition(".")[0])}
             self._of[leaving], self._names[leaving] = mine, self._interned(mine)
         theirs = self._of.get(entering, {})
-        if self._names.get(leaving) is not self._names.get(entering):
-            for name in self._of.get(leaving, {}).keys() - theirs.keys():
-                del modules[name]
+        before, after = self._names.get(leaving, _NONE), self._names.get(entering, _NONE)
+        if before is not after:
+            gone = self._gone.get((before, after))
+            if gone is None:  # a set of names knows its hash once it has been asked
+                gone = self._gone[before, after] = tuple(before - after)
+            for name in gone:
+                modules.pop(name, None)
         modules.update(theirs)
         self._count = len(modules)
         self._resident = entering
