@@ -265,13 +265,20 @@ class SampledLaunch(TritonLaunch):
             known[key] = self._sample()
         return known[key]
 
+    def _nobody_has(self, arg: Any) -> bool:
+        """Whether it is a tensor without bytes."""
+        if not isinstance(arg, torch.Tensor):
+            return False
+        stored = self.launcher.streams.stored_of(arg)
+        return arg.is_meta or (stored is not None and stored.hollow)
+
     def _sample(self) -> Cost:
         launch, device = self.launch, self.launcher.engine.topology.device
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         programs = math.prod(launch.grid)
         if programs:
-            values = [_stand_in(arg) for arg in launch.args]
+            values = [_stand_in(arg) if self._nobody_has(arg) else arg for arg in launch.args]
             execution = Execution([replace(launch, args=values)], dry=True, only=_SAMPLED_PROGRAMS)
             if execution.run() == "done":
                 sample = execution.counts()
@@ -282,11 +289,9 @@ class SampledLaunch(TritonLaunch):
         return StatedWork(nbytes).cost(device)
 
 
-def _stand_in(arg: Any) -> Any:
+def _stand_in(arg: torch.Tensor) -> torch.Tensor:
     """Memory for a tensor that has none: zeros, so that indices read from it are some; nobody writes it, so it costs address
     space only."""
-    if not (isinstance(arg, torch.Tensor) and arg.is_meta):
-        return arg
     last = sum((size - 1) * stride for size, stride in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else -1
     memory = torch.from_numpy(np.zeros((last + 1) * arg.element_size(), np.uint8))  # calloc's: not touched
     return memory.view(arg.dtype).as_strided(arg.size(), arg.stride())

@@ -23,6 +23,7 @@ def kept() -> dict[str, StepResult]:
     return {result.row.id: result for result in read_results(RESULTS, published())}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", [QUICK, pytest.param(MORE, marks=pytest.mark.long)], ids=["quick", "more"])
 def test_a_row_comes_to_what_the_file_says(names: tuple[str, ...], kept: dict[str, StepResult], tmp_path: Path) -> None:
     rows = [row for row in selected(()) if row.id in names]
