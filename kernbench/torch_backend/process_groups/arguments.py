@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.simulation.tensors import plain
+from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
 from kernbench.torch_backend.modes import plain_torch
 
@@ -34,6 +35,22 @@ def tensor_list(lists: Any) -> list[torch.Tensor]:
     if lists and not isinstance(lists[0], torch.Tensor):
         lists = lists[0]
     return list(map(plain, lists))
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def require_contiguous(op: str, tensors: Tensors) -> None:
+    """NCCL moves memory, whatever strides say. Raises ValueError, as its groups do, if a tensor on a GPU is not contiguous."""
+    for tensor in tensors:
+        if tensor.is_contiguous() or block_of(tensor) is None:
+            continue
+        form = _CHANNELS_LAST.get(tensor.dim())
+        if form is None or not tensor.is_contiguous(memory_format=form):
+            raise ValueError(
+                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; "
+                "give it tensor.contiguous()"
+            )
 
 
 def reduction_of(opts: Any, dtype: torch.dtype) -> ReduceOp:

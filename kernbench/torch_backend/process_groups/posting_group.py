@@ -17,7 +17,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.process_groups.arguments import Tensors, premultiplied, timeout_of
+from kernbench.torch_backend.process_groups.arguments import Tensors, premultiplied, require_contiguous, timeout_of
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.work import Work
@@ -216,6 +216,8 @@ class PostingGroup(_ProcessGroup):
         for tensor in outputs:
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
+        if self.backend_name != "gloo":
+            require_contiguous(op, (*inputs, *outputs))
         signature = Signature(
             op,
             shape,

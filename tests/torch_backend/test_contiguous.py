@@ -1,0 +1,73 @@
+"""NCCL moves memory, whatever strides say: its groups refuse tensors that are not contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+
+WORLD = 2
+
+
+def run(program: Callable[[int], None], backend: str = "nccl") -> None:
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group(backend)
+        program(rank)
+        dist.destroy_process_group()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=WORLD)
+
+
+def strided() -> torch.Tensor:
+    return torch.ones(4, 6, device="cuda").t()
+
+
+def gathered(rank: int, source: torch.Tensor, target: Callable[[], torch.Tensor]) -> None:
+    dist.gather(source, [target() for _ in range(WORLD)] if rank == 0 else None, dst=0)
+
+
+CALLS: dict[str, Callable[[int], object]] = {
+    "all_reduce": lambda rank: dist.all_reduce(strided()),
+    "broadcast": lambda rank: dist.broadcast(strided(), 0),
+    "gather": lambda rank: gathered(rank, strided(), lambda: torch.empty(6, 4, device="cuda")),
+    "gather into": lambda rank: gathered(rank, torch.ones(6, 4, device="cuda"), strided),
+    "all_gather": lambda rank: dist.all_gather([torch.empty(6, 4, device="cuda") for _ in range(WORLD)], strided()),
+    "all_to_all": lambda rank: dist.all_to_all([strided(), strided()], [strided(), strided()]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_strides_are_refused(call):
+    with pytest.raises(kernbench.SpawnException, match="Tensors must be contiguous") as raised:
+        run(call)
+    assert any(isinstance(error, ValueError) for error in raised.value.errors.values())
+
+
+def test_what_is_contiguous_is_sent_also_with_channels_last():
+    found = []
+
+    def program(rank: int) -> None:
+        image = torch.full((2, 3, 4, 5), rank + 1.0, device="cuda").to(memory_format=torch.channels_last)
+        dist.all_reduce(image)
+        found.append(image.unique().tolist())
+
+    run(program)
+    assert found == [[3.0]] * WORLD
+
+
+def test_gloo_takes_strides():
+    found = []
+
+    def program(rank: int) -> None:
+        given = strided()
+        dist.all_reduce(given)
+        found.append(given.unique().tolist())
+
+    run(program, "gloo")
+    assert found == [[2.0]] * WORLD
