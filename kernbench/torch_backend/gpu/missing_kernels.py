@@ -1,4 +1,4 @@
-"""Operators that have kernels for GPUs and none for CPUs: how they are computed on the CPU tensors that stand for a GPU's."""
+"""Operators without a kernel for the CPU tensors that stand for a GPU's, or for simulated groups: how they are carried out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu import fused_attention
+from kernbench.torch_backend.gpu import functional_collectives, fused_attention
 
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -16,9 +16,9 @@ def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
-_KERNELS: dict[str, Any] = {"aten::histc": _histc, **fused_attention.KERNELS}
+_KERNELS: dict[str, Any] = {"aten::histc": _histc, **fused_attention.KERNELS, **functional_collectives.KERNELS}
 
 
 def kernel_of(func: Any) -> Any:
-    """What computes an ``OpOverload``: its own kernel, unless the CPU has none."""
+    """What computes an ``OpOverload``: its own kernel, unless it has none for this."""
     return _KERNELS.get(func.name(), func._op)

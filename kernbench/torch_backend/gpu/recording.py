@@ -358,7 +358,7 @@ class Recorder(TorchDispatchMode):
         that it launches and collectives that it calls do; where there are any, they are all that it takes.
         """
         if operation.kind == COLLECTIVE:
-            return self._collective(device, func, args, kwargs)
+            return self._collective(device, operation.call, args, kwargs)
         host = device.host
         custom, tails = operation.kind == CUSTOM, list(host.tails.values())
         device.in_custom_operation += custom
@@ -374,16 +374,16 @@ class Recorder(TorchDispatchMode):
             self._record(device, operation, args, kwargs, result, launched=launched)
         return result
 
-    def _collective(self, device: RankDevice, func: Any, args: Any, kwargs: Any) -> Any:
+    def _collective(self, device: RankDevice, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A functional collective: C++ allocates what it gives, which is where what it was given is."""
         given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
         blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
         block = next(filter(None, blocks), None) if device.host.uses_gpu else None
         if block is None:
-            return func(*args, **kwargs)
+            return call(*args, **kwargs)
         before, device.collective_memory = device.collective_memory, block.memory
         try:
-            result = func(*args, **kwargs)
+            result = call(*args, **kwargs)
         finally:
             device.collective_memory = before
         for each in result if isinstance(result, list | tuple) else (result,):
