@@ -27,6 +27,7 @@ import torch.distributed as dist
 from kernbench.simulation.failures import SpawnException, pid_of
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu import cuda_names
+from kernbench.torch_backend.gpu.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.relies_on import Reliance
@@ -421,10 +422,15 @@ def _starts_threads(case: Any) -> None:
 
 
 def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list[tuple[int, Any]]:
-    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it."""
+    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it.
+
+    CUDA's current device is each thread's own, and the first one until the thread says otherwise.
+    """
     failed: list[tuple[int, Any]] = []
 
     def noting(rank: int) -> None:
+        device = bound_devices().mine()
+        device.host.sip = device.sip(0)
         try:
             body(rank)
         except (unittest.SkipTest, SystemExit) as outcome:

@@ -83,6 +83,17 @@ class Threads(MultiThreadedTestCase):
         dist.all_reduce(x)
         self.assertEqual(x.item(), 1.0)
 
+    def test_gpu(self):
+        self.assertEqual(torch.cuda.current_device(), 0)  # it is each thread's own, and nobody has set it
+        x = torch.full((3,), float(dist.get_rank()), device="cuda")
+        self.assertEqual(x.device.index, 0)
+        parts = [torch.zeros(3, device="cuda") for _ in range(2)]
+        dist.all_gather(parts, x)
+        self.assertEqual([part.tolist() for part in parts], [[0.0] * 3, [1.0] * 3])
+        torch.cuda.set_device(dist.get_rank())
+        dist.barrier()
+        self.assertEqual(torch.cuda.current_device(), dist.get_rank())
+
 
 class Alone(TestCase):
     def test_gpu(self):
@@ -98,7 +109,7 @@ class Alone(TestCase):
 def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(CASES)
     result = run_pytest("--kernbench-distributed", "dgx_h100", "-q", "-rf", "--tb=short")
-    result.assert_outcomes(passed=7, failed=1, skipped=1)
+    result.assert_outcomes(passed=8, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*Process 1 exited with error code 10*", "FAILED*Processes::test_one_fails*"])
 
 
