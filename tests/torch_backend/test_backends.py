@@ -220,3 +220,25 @@ def test_what_programs_ask_nccl_about_its_communicators(ranks: Ranks) -> None:
         return [*found, issubclass(dist.DistBackendError, RuntimeError)]
 
     assert ranks(body, 2, backend="nccl") == [[False, 0, True, False, True]] * 2
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "reduce": (lambda gloo, two: gloo.reduce(two, 0), "reduce: requires a single-element tensor list"),
+    "gather": (lambda gloo, two: gloo.gather([two], two, 0), "gather: requires a single-element input tensor list"),
+    "scatter": (lambda gloo, two: gloo.scatter(two, [two], 0), "scatter: requires a single-element output tensor list"),
+    "reduce_scatter": (lambda gloo, two: gloo.reduce_scatter(two, [two, two]), "reduce_scatter only supports 1 output"),
+    "send": (lambda gloo, two: gloo.send(two, 0, 0), "send takes a single tensor"),
+    "recv": (lambda gloo, two: gloo.recv(two, 0, 0), "send takes a single tensor"),
+    "recv_anysource": (lambda gloo, two: gloo.recv_anysource(two, 0), "send takes a single tensor"),
+}
+"""Calls of gloo's with two tensors for one rank, and what torch 2.13's own gloo answers."""
+
+
+@pytest.mark.parametrize(("call", "answer"), REFUSED.values(), ids=REFUSED)
+def test_gloo_refuses_a_second_tensor_in_its_own_words(call: Any, answer: str) -> None:
+    def body(rank: int) -> None:
+        gloo = dist.ProcessGroupGloo(dist.FileStore("refused", 1), rank, 1, timedelta(seconds=5))
+        with pytest.raises(RuntimeError, match=answer):
+            call(gloo, [torch.ones(2), torch.ones(2)])
+
+    spawn(body, 1)

@@ -20,11 +20,27 @@ from kernbench.torch_backend.modes import plain_torch
 Tensors = Sequence[torch.Tensor]
 
 
-def one_tensor(tensors: Any) -> torch.Tensor:
-    """The tensor of a call that takes a list with one entry per local device, of which a rank has one."""
+_GLOO_TAKES_ONE = {
+    "reduce": "ProcessGroupGloo::reduce: requires a single-element tensor list",
+    "gather": "ProcessGroupGloo::gather: requires a single-element input tensor list",
+    "scatter": "ProcessGroupGloo::scatter: requires a single-element output tensor list",
+    "reduce_scatter": "reduce_scatter only supports 1 output",
+    "message": "ProcessGroupGloo::send takes a single tensor",
+}
+"""What torch 2.13's gloo says of another number of tensors, by operation; of messages that are received, too."""
+
+
+def one_tensor(tensors: Any, op: str = "", backend: str = "") -> torch.Tensor:
+    """The tensor of a call that takes a list with one entry per local device, of which a rank has one.
+
+    Raises of another number: RuntimeError with gloo's words where the ``backend`` is gloo and its ``op`` takes one; else
+    ValueError. (Gloo's all_reduce, broadcast and all_gather take several; here they do not.)
+    """
     if isinstance(tensors, torch.Tensor):
         return plain(tensors)
     if len(tensors) != 1:
+        if backend == "gloo" and op in _GLOO_TAKES_ONE:
+            raise RuntimeError(f"{_GLOO_TAKES_ONE[op]}, and was given {len(tensors)}")
         raise ValueError(f"expected one tensor per rank, found {len(tensors)}: a rank drives one device")
     first = tensors[0]
     return plain(first) if isinstance(first, torch.Tensor) else one_tensor(first)

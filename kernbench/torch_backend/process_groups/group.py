@@ -83,7 +83,7 @@ class SimProcessGroup(PostingGroup):
         )
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
-        tensor = one_tensor(tensors)
+        tensor = one_tensor(tensors, "reduce", self.backend_name)
         root = root_of(opts)
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None, tensor.dtype)
         outputs = (tensor,) if root == self._rank else ()
@@ -132,21 +132,24 @@ class SimProcessGroup(PostingGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        tensor, root = one_tensor(input_tensors), root_of(opts)
+        tensor = one_tensor(input_tensors, "gather", self.backend_name)
+        root = root_of(opts)
         outputs = tensor_list(output_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("gather", "output", outputs, tensor.numel())
         return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        tensor, root = one_tensor(output_tensors), root_of(opts)
+        tensor = one_tensor(output_tensors, "scatter", self.backend_name)
+        root = root_of(opts)
         inputs = tensor_list(input_tensors) if root == self._rank else []
         if root == self._rank:
             self._check_count("scatter", "input", inputs, tensor.numel())
         return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
-        tensor, inputs = one_tensor(output_tensors), tensor_list(input_tensors)
+        tensor = one_tensor(output_tensors, "reduce_scatter", self.backend_name)
+        inputs = tensor_list(input_tensors)
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
         return self._post(
             "reduce_scatter", inputs, (tensor,), opts, shape=shape, dtype=tensor.dtype, splits=splits,
@@ -249,7 +252,7 @@ class SimProcessGroup(PostingGroup):
     # -- point to point ----------------------------------------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        tensor = one_tensor(tensors)
+        tensor = one_tensor(tensors, "message", self.backend_name)
         operation = self.matcher.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[dst], tag=tag, sends=True
         )
@@ -257,7 +260,7 @@ class SimProcessGroup(PostingGroup):
         return self._work(operation, (tensor,))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        tensor = one_tensor(tensors)
+        tensor = one_tensor(tensors, "message", self.backend_name)
         operation = self.matcher.mailbox.post(
             self.communicator, tensor, peer=self.communicator.ranks[src], tag=tag, sends=False
         )
@@ -265,7 +268,7 @@ class SimProcessGroup(PostingGroup):
         return self._work(operation, (tensor,), lambda: src)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        tensor = one_tensor(tensors)
+        tensor = one_tensor(tensors, "message", self.backend_name)
         operation = self.matcher.mailbox.post(self.communicator, tensor, peer=None, tag=tag, sends=False)
         self._limit(operation, None)
 
