@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import gc
 import multiprocessing.process
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from kernbench.errors import KernbenchError
 from kernbench.torch_backend.patches import Patches
+
+_NO_ROOM = (
+    "the system does not fork this process: it would have to promise the child all memory that is reserved here. Tensors "
+    "without data (--no-data) reserve their size and use none of it: give DataLoader num_workers=0, or let the system promise "
+    "more than it has (sysctl vm.overcommit_memory=1)"
+)
 
 _HELPERS = sys.stdlib_module_names | {"torch", "kernbench"}
 """Packages whose processes are helpers (a DataLoader's workers, a pool's): what they do is not theirs to say."""
@@ -29,6 +38,15 @@ def install(patches: Patches, remark: Callable[[str], object]) -> None:
                 f"not simulated: processes that the program starts itself, running {name}: they have no "
                 "simulated GPU, and no rank meets them (torch.multiprocessing.spawn and --nproc-per-node make ranks)"
             )
-        stock(self)
+        try:
+            stock(self)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            gc.collect()  # what nobody uses any more may be all that was too much
+            try:
+                stock(self)
+            except OSError as still:
+                raise KernbenchError(_NO_ROOM) from still
 
     patches.set(multiprocessing.process.BaseProcess, "start", start)

@@ -78,7 +78,7 @@ def test_no_shipped_system_is_forgotten() -> None:
         "mi210",
         "sip",
     }
-    assert set(shipped_fabrics()) == {"ndr400", "hdr200", "roce400", "efa", "slingshot11", "tcpx"}
+    assert set(shipped_fabrics()) == {"ndr400", "hdr200", "roce200", "roce400", "efa", "slingshot11", "tcpx"}
 
 
 @pytest.mark.parametrize("name", shipped_systems())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -229,6 +231,28 @@ def test_processes_of_the_programs_own_are_named(run: Run) -> None:
         assert result.exit_code == 0, result.output
         assert said in result.stdout
         assert said not in run(source.format("raise SystemExit\n"), *options).stdout
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fork_that_the_system_refuses(run: Run, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: what was reserved is collected, and it works. Twice: the error says what to do."""
+    fork, refused = os.fork, []
+
+    def refuse() -> int:
+        if len(refused) < times:
+            refused.append(1)
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refuse)
+    source = (
+        "from torch.utils.data import DataLoader\n"
+        "print('loaded', len([*DataLoader([1.0, 2.0], num_workers=1, multiprocessing_context='fork')]))\n"
+    )
+    result = run(source, "--nproc-per-node", "1")
+    assert len(refused) == times
+    assert ("loaded 2" in result.output) is (times == 1)
+    assert ("give DataLoader num_workers=0" in result.output) is (times == 2)
 
 
 def test_remote_procedure_calls_are_refused(run: Run) -> None:
