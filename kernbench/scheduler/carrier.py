@@ -28,6 +28,9 @@ class _OfThread(threading.local):
 
 _local = _OfThread()
 
+_start: Callable[[threading.Thread], None] = threading.Thread.start
+"""Python's own: in a simulation that a rank runs, these are ranks, and no threads of that rank's program."""
+
 
 def act_as(carrier: Carrier | None) -> None:
     """Let the running thread stand for the one of ``carrier``, which waits meanwhile (see :mod:`.crew`)."""
@@ -201,7 +204,7 @@ class Carrier:
         """In main: create the thread. Raises RuntimeError if the system has no more."""
         self.started = True
         try:
-            self.thread.start()
+            _start(self.thread)
         except RuntimeError:
             self.finished = True
             self._baton.holder = None

@@ -102,6 +102,8 @@ class Alone(TestCase):
     @spawn_threads_and_init_comms(world_size=4)
     def test_threads(self):
         self.assertEqual(dist.get_world_size(), 4)
+        dist.barrier()  # all of them at once
+        self.assertEqual(torch.cuda.current_device(), 0)
 """
 
 
