@@ -44,8 +44,8 @@ highlight_language = "none"  # of blocks that name no language
 
 CONTENTS = {
     "Programs": [
-        "docs/distributed", "docs/programs", "docs/runtime", "docs/triton", "docs/symmetric_memory", "docs/tensor_parallel",
-        "docs/compile", "docs/real_size", "docs/memory", "docs/order",
+        "docs/distributed", "docs/processes", "docs/programs", "docs/runtime", "docs/triton", "docs/symmetric_memory",
+        "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/memory", "docs/order",
     ],
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
     "Times": ["docs/trace", "docs/cost_models", "docs/accuracy", "docs/limits"],
