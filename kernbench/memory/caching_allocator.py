@@ -206,7 +206,7 @@ class CachingAllocator:
     def allocate(self, nbytes: int, stream: str) -> Extent:
         """A block of at least ``nbytes`` (> 0) for work on ``stream``. Raises :class:`NoRoomError`; nothing is lost then."""
         if self._awaiting:
-            self._take_back_ended()
+            self._take_back(lambda use: use.ended())
         size = self.settings.rounded(nbytes) if self._rounds else (nbytes + 511) & -512 or 512
         small = size <= SMALL_LIMIT
         pools = self._small if small else self._large
@@ -365,23 +365,11 @@ class CachingAllocator:
         if count or joined:
             statistics.splits.append(SPLIT_SAME + 2 * count + pool.small - joined)
 
-    def _take_back_ended(self) -> None:
+    def _take_back(self, ended: Callable[[Use], bool]) -> None:
+        """Blocks that were given back while other streams used them are idle once all their uses have ``ended``."""
         still = []
         for extent, uses in self._awaiting:
-            left = [use for use in uses if not use.ended()]
-            if left:
-                still.append((extent, left))
-            else:
-                extent.awaited = False
-                self._make_idle(extent)
-        self._awaiting = still
-
-    def _take_back_all(self) -> None:
-        """Wait for the uses of blocks that were taken back."""
-        self.statistics.counters["num_sync_all_streams"] += 1
-        still = []
-        for extent, uses in self._awaiting:
-            left = [use for use in uses if not use.finish()]
+            left = [use for use in uses if not ended(use)]
             if left:
                 still.append((extent, left))
             else:
@@ -450,7 +438,8 @@ class CachingAllocator:
         self._give_back_cached()
 
     def _give_back_cached(self) -> None:
-        self._take_back_all()
+        self.statistics.counters["num_sync_all_streams"] += 1
+        self._take_back(lambda use: use.finish())
         for pools in (self._large, self._small):
             for pool in pools.values():
                 for _, _, extent in list(pool.free):

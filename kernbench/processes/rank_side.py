@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import torch
 from greenlet import getcurrent
 
-from kernbench.ccl.collectives import library_environ
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Wire
 from kernbench.processes.payload import Posted
@@ -297,10 +296,7 @@ class RankSide(Uplink):
     ) -> Operation:
         simulation, me = self.simulation, self.host
         matcher, streams = simulation.matcher, simulation.streams
-        matcher.require_member(self.rank, group, signature)
-        if group.environ is None:
-            group.environ = library_environ()
-        op = streams.post(me, signature.op, group.stream, inputs or outputs)
+        op = matcher.enqueue(me, group, signature, inputs or outputs)
         location, shapes = user_location(), shapes_given(signature, inputs if given is None else given)
         streams.touch(me, op, inputs, outputs)
         number, posted = self._bring(op, inputs, outputs)
@@ -318,9 +314,7 @@ class RankSide(Uplink):
         self, group: Communicator, tensor: torch.Tensor, *, peer: int | None, tag: int, sends: bool
     ) -> Operation:
         simulation, me, rank = self.simulation, self.host, self.rank
-        other = "any" if peer is None else peer
-        stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
-        op = simulation.streams.post(me, "send" if sends else "recv", stream, (tensor,))
+        op = simulation.matcher.mailbox.enqueue(me, tensor, peer=peer, sends=sends)
         inputs, outputs = ((tensor,), ()) if sends else ((), (tensor,))
         location = user_location()
         simulation.streams.touch(me, op, inputs, outputs)

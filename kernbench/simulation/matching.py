@@ -98,26 +98,28 @@ class Matcher:
             CollectiveMismatchError: another member called something else; the others' operations fail too.
         """
         me = self.hosts.current()
+        op = self.enqueue(me, group, signature, inputs or outputs)
         rank = me.rank
-        self.require_member(rank, group, signature)
         assert rank is not None
-        if group.environ is None:
-            group.environ = library_environ()  # as the library does, when the group is first used
-        op = self.streams.post(me, signature.op, group.stream, inputs or outputs)
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), me.before(me.stream), splits)
         self.admit(me, group, arrival, shapes_given(signature, inputs if given is None else given))
         self.streams.touch(me, op, inputs, outputs)
         return op
 
-    @staticmethod
-    def require_member(rank: int | None, group: Communicator, signature: Signature) -> None:
-        """Raise :class:`KernbenchError` if ``rank`` cannot call a collective of ``group``."""
+    def enqueue(
+        self, me: Host, group: Communicator, signature: Signature, payload: Sequence[torch.Tensor]
+    ) -> Operation:
+        """Put a member's call on the group's stream. Raises :class:`KernbenchError` if ``me`` is no member."""
+        rank = me.rank
         if rank is None:
             raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
         if rank not in group.index:
             raise KernbenchError(
                 f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
+        if group.environ is None:
+            group.environ = library_environ()  # as the library does, when the group is first used
+        return self.streams.post(me, signature.op, group.stream, payload)
 
     def admit(self, me: Host, group: Communicator, arrival: Arrival, shapes: Shapes | None) -> None:
         """A member's call has come, whose operation has been made; ``shapes``: of what the program gave, for the history.

@@ -18,7 +18,7 @@ from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.history import History
 from kernbench.simulation.hooks import RunHooks
-from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.locations import Location, user_location
 from kernbench.simulation.streams import Streams
 
@@ -99,13 +99,17 @@ class Mailbox:
         rank = self._hosts.current_rank()
         self._hosts.need(group.ranks if peer is None else (peer,), "a message")
         me = self._hosts.of_rank[rank]
-        other = "any" if peer is None else peer
-        stream = f"send {rank}->{other}" if sends else f"recv {other}->{rank}"
-        op = self._streams.post(me, "send" if sends else "recv", stream, (tensor,))
+        op = self.enqueue(me, tensor, peer=peer, sends=sends)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), me.before(me.stream))
         self._streams.touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
         self.admit(message)
         return op
+
+    def enqueue(self, me: Host, tensor: torch.Tensor, *, peer: int | None, sends: bool) -> Operation:
+        """Put one side of a message on its stream."""
+        other = "any" if peer is None else peer
+        stream = f"send {me.rank}->{other}" if sends else f"recv {other}->{me.rank}"
+        return self._streams.post(me, "send" if sends else "recv", stream, (tensor,))
 
     def admit(self, message: Message) -> None:
         """One side of a message has come, whose operation has been made. Raises as :meth:`post` does."""
