@@ -213,9 +213,11 @@ def send_recv(world: CollectiveWorld, size: Floats) -> Floats:
     latency = generation.base["simple"] - library().launched_early + world.hop("simple")
     if world.nodes == 1:
         return latency + inside
-    # One rank of each node sends across. Two nodes: the peer is the same both ways and both channels work.
+    # One rank of each node sends across, over two channels as long as all ranks' fit four to a channel of the library
+    # (ncclTopoGetNchannels of src/graph/paths.cc), else over one.
     share = world.net / world.nics * max(1.0, world.nics / world.local)
-    across = library().across * share if world.nodes == 2 else min(library().across * share, library().net_channel)
+    peer_channels = 2 if 2 * n <= 4 * world.net_channels else 1
+    across = min(library().across * share, peer_channels * library().net_channel)
     return latency + world.net_hop("ring", "simple") + np.maximum(inside, size / across)
 
 

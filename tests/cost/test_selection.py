@@ -69,3 +69,15 @@ def test_bad_choices_are_refused(arguments, words):
     call = {"collective": "all_reduce", "nbytes": 8} | arguments
     with pytest.raises(ConfigError, match=words):
         choose("dgx_h100", call.pop("collective"), call.pop("nbytes"), ranks=8, **call)
+
+
+def test_a_flow_between_nodes_has_two_channels_until_ranks_crowd_them():
+    """Eight NICs open 16 channels, which take two of each of 32 ranks; a 33rd leaves one channel, 25 GB/s, to all."""
+    size = 1 << 30
+
+    def rate(ranks, nodes):
+        return size / collective_time("dgx_h100", "sendrecv", size, ranks=ranks, nodes=nodes).seconds
+
+    assert rate(32, 4) == pytest.approx(rate(16, 2), rel=0.02)
+    assert rate(40, 5) == pytest.approx(25e9, rel=0.02)
+    assert rate(5, 5) == pytest.approx(25e9, rel=0.02)
