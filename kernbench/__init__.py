@@ -30,6 +30,7 @@ _HOMES = {
     "report_batch": "kernbench.reporting",
     "report_step": "kernbench.reporting",
     "simulate": "kernbench.runtime_api.context",
+    "simulated_gpu": "kernbench.runtime_api.adoption",
     "assume": "kernbench.runtime_api.assuming",
     "RuntimeContext": "kernbench.runtime_api.context",
     "SpawnException": "kernbench.runtime_api.multiprocessing",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     )
     from kernbench.reporting import report_batch as report_batch
     from kernbench.reporting import report_step as report_step
+    from kernbench.runtime_api.adoption import simulated_gpu as simulated_gpu
     from kernbench.runtime_api.assuming import assume as assume
     from kernbench.runtime_api.context import RuntimeContext as RuntimeContext
     from kernbench.runtime_api.context import simulate as simulate

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=TorchrunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--nproc-per-node", "--nproc_per_node", type=RanksPerNode(), help="Ranks per node; gpu: one per SIP. Without "
-              "it the program runs once, as with python, and its own torch.multiprocessing.spawn makes the ranks.")  # fmt: skip
+              "it the program is one rank, as with torchrun; its own torch.multiprocessing.spawn makes others.")  # fmt: skip
 @click.option("--nnodes", type=Nodes(), default=1, show_default=True, help="Nodes.")
 @click.option(
     "--system",
@@ -89,7 +89,7 @@ def command(
     variables: dict[str, str],
     asked: StepsOptions,
 ) -> None:
-    """Run PROGRAM, a script for torchrun, on simulated ranks.
+    """Run PROGRAM, a script for torchrun or for one GPU, on simulated ranks.
 
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
     rank succeeds, 1 if one fails. The other options of torchrun are accepted, too.
@@ -144,7 +144,7 @@ def command(
         try:
             if nproc_per_node is None:
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look,
-                                  isolation=isolation)  # fmt: skip
+                                  isolation=isolation, variables=variables)  # fmt: skip
             else:
                 ctx.simulation.scheduler.on_first_failure = failures.first
                 per_node = len(ctx.sips) // nnodes if isinstance(nproc_per_node, str) else nproc_per_node

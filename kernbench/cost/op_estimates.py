@@ -72,16 +72,21 @@ def estimate_op(
 
 @lru_cache(1 << 14)
 def _estimate(
-    row: Operator, given: tuple[Operand, ...], made: tuple[Operand, ...], device: DeviceSpec, causal: bool
-) -> Estimate:
+    row: Operator, given: tuple[Operand, ...], made: tuple[Operand, ...], device: DeviceSpec, causal: bool,
+    cold: bool = False,
+) -> Estimate:  # fmt: skip
     if row.kind in _NO_LAUNCH or not (given or made):
         return _FREE
-    found = _MODELS[row.model](row, given, made, device, causal) or _by_traffic(row, given, made, device, causal)
+    found = _MODELS[row.model](row, given, made, device, causal)
+    if found is None or (cold and row.model is Model.TRAFFIC):
+        found = _by_traffic(row, given, made, device, causal, cold)
     further = row.count_launches(given, made) - 1
     return _after(found, start_of(device, False) * further) if further > 0 else found
 
 
-def _by_traffic(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
+def _by_traffic(
+    row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool, cold: bool = False
+) -> Estimate:
     of_input = max(given, key=lambda operand: prod(operand.shape), default=None)
     of_result = max(made, key=lambda operand: prod(operand.shape), default=None)
     whole = of_result or of_input
@@ -94,7 +99,7 @@ def _by_traffic(row: Operator, given: Operands, made: Operands, device: DeviceSp
         read, written = (sum(prod(each.shape) == prod(whole.shape) for each in side) for side in (given, made))
         pace = "binary" if read > max(written, 1) else "unary" if given else "fill"
     moved = (row.traffic or everything)(given, made or [whole])
-    return traffic_time(device, OPS[pace], whole.shape, moved)
+    return traffic_time(device, OPS[pace], whole.shape, moved, cold=cold)
 
 
 def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate | None:
@@ -244,6 +249,8 @@ class OpCosts:
         self._host = host or HostSpec()
         self._brought = dict(costs or {})
         self._known: dict[tuple[Any, ...], Cost] = {}
+        self._otherwise: dict[tuple[Any, ...], Cost] = {}  # warm, while costs are cold, and the other way round
+        self._cold = False
         self.uncounted: set[str] = set()
         self.flops: dict[int, tuple[Cost, str, int]] = {}
         self.unmodelled = Unmodelled(where)
@@ -252,7 +259,15 @@ class OpCosts:
     def forget(self) -> None:
         """What operators cost has changed."""
         self._known.clear()
+        self._otherwise.clear()
         self.flops.clear()
+
+    def price_cold(self, cold: bool) -> None:
+        """From now on operations that are bound by memory find their operands there, or (not ``cold``) in the last-level cache
+        if they fit."""
+        if cold != self._cold:
+            self._cold = cold
+            self._known, self._otherwise = self._otherwise, self._known
 
     def stated(self, name: str) -> OperatorCost | None:
         """What the program or a plugin says that an operator costs, by any of its names; None if neither says anything."""
@@ -307,7 +322,7 @@ class OpCosts:
         row = find(name) if stated is None else find(stated.like)
         if crossed and row is not None and row.pace == "copy":
             row = replace(row, pace="transpose")
-        found = _estimate(row or _UNKNOWN, given, made, self._device, causal)
+        found = _estimate(row or _UNKNOWN, given, made, self._device, causal, self._cold)
         kind = "math"
         if row is not None and row.uses_matrix_engines:
             kind = "attention" if row.model is Model.ATTENTION else "gemm"

@@ -12,17 +12,16 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import torch.multiprocessing
-
 from kernbench.errors import ConfigError
 from kernbench.runtime_api import started_processes
+from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
@@ -170,23 +169,17 @@ def run_ranks(
         exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
 
     patches = Patches()
-    _replace_launchers(patches, ctx)
+    started_processes.install(patches, ctx.simulation.remarks.setdefault, ctx.multiprocessing.spawn)
     ctx.multiprocessing.configure = configure
     try:
-        with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
+        with (
+            _as_started(program),
+            rank_streams(ctx.simulation.scheduler.current_rank, TORCHRUN_PREFIX if prefix else ""),
+        ):
             ctx.multiprocessing.spawn(body, (), world, isolation=isolation, per_rank_modules=per_rank_modules)
     finally:
         ctx.multiprocessing.configure = None
         patches.undo()
-
-
-def _replace_launchers(patches: Patches, ctx: RuntimeContext, isolation: str = "carrier") -> None:
-    """What starts processes in a program makes simulated ranks, or a remark."""
-    spawn: Callable[..., Any] = functools.partial(ctx.multiprocessing.spawn, isolation=isolation)
-    for name in ("spawn", "start_processes"):
-        patches.set(torch.multiprocessing, name, spawn)
-        patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn)
-    started_processes.install(patches, ctx.simulation.remarks.setdefault)
 
 
 def run_once(
@@ -196,21 +189,46 @@ def run_once(
     prefix: bool = True,
     at_end: Callable[[], None] | None = None,
     isolation: str = "carrier",
+    variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Run ``program`` once, as ``python`` would; what ``torch.multiprocessing`` starts are simulated ranks of ``isolation``.
+    """Run ``program`` once, as ``python`` would, with a simulated GPU; ranks that it spawns are of ``isolation``.
 
+    With carriers the program is rank 0 of a world of one, as with torchrun's default of one process, and has its variables.
     ``at_end`` is called while its ``__main__`` is still there.
     """
     patches = Patches()
-    _replace_launchers(patches, ctx, isolation)
     main = program.fresh_main()
+    adoption = Adoption(ctx.simulation, ctx.multiprocessing) if isolation == "carrier" else None
+
+    def who() -> int | None:
+        return None if adoption is not None and adoption.holds else ctx.simulation.scheduler.current_rank()
+
+    spawn = ctx.multiprocessing.spawn if adoption is None else adoption.spawn
+    started_processes.install(patches, ctx.simulation.remarks.setdefault, functools.partial(spawn, isolation=isolation))
     try:
-        with _as_started(program), rank_streams(ctx.simulation, TORCHRUN_PREFIX if prefix else ""):
+        with (
+            _as_started(program),
+            rank_streams(who, TORCHRUN_PREFIX if prefix else ""),
+            _variables({} if adoption is None else {**rank_variables(0, 1, 1), **(variables or {})}),
+        ):
             sys.modules["__main__"] = main
             try:
-                exec(program.code, vars(main))
+                with adoption or nullcontext():
+                    exec(program.code, vars(main))
             finally:
                 if at_end is not None:
                     at_end()
     finally:
         patches.undo()
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables that are set for the length of a block, unless they are already."""
+    mine = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)

@@ -167,34 +167,42 @@ class Multiprocessing:
 
     def _start(self, program: SpawnCall, folding: Folding | None) -> None:
         """Make the ranks that run, ready to."""
-        simulation, scheduler = self._simulation, self._simulation.scheduler
+        ranks = range(program.nprocs) if folding is None else folding.live
+        environment = self.open_world(program, folding)
+        bodies: list[Callable[[], Any]] = [functools.partial(program.fn, rank, *program.args) for rank in ranks]
+        before_run = None
+        if isinstance(environment, Environment):
+            bodies = [environment.wrap(rank, body) for rank, body in zip(ranks, bodies, strict=True)]
+            if program.isolation == "carrier":
+                before_run = environment.state.enter
+            else:
+                try:
+                    bodies = processes.start(self._simulation, environment, ranks, bodies)
+                except BaseException:
+                    self._simulation.world.close()
+                    raise
+        self._simulation.scheduler.start(bodies, isolation=program.isolation, before_run=before_run, indices=ranks)
+
+    def open_world(self, program: SpawnCall, folding: Folding | None = None) -> Environment | GreenletEnvironment:
+        """Make the hosts of the ranks that run, and torch what they are to find; the world closes it."""
+        simulation = self._simulation
         activate(simulation)
         follow_active_simulation()
         simulation.drain.pending()
         simulation.world.open(program.nprocs, simulation.now(), folding)
-        ranks = range(program.nprocs) if folding is None else folding.live
-        bodies: list[Callable[[], Any]] = [functools.partial(program.fn, rank, *program.args) for rank in ranks]
         environment: Environment | GreenletEnvironment
-        if program.isolation != "greenlet":
+        if program.isolation == "greenlet":
+            environment = GreenletEnvironment(self._devices)
+        else:
             environment = Environment(self._devices, program.per_rank_modules if program.isolation == "carrier" else ())
             if self.configure is not None:
                 self.configure(environment)
-            before_run = environment.state.enter if program.isolation == "carrier" else None
-            bodies = [environment.wrap(rank, body) for rank, body in zip(ranks, bodies, strict=True)]
-        else:
-            environment, before_run = GreenletEnvironment(self._devices), None
         optimizers = OptimizerSteps(simulation)
         simulation.world.closers += [self._distributed.close, environment.close, optimizers.close]
         environment.open()
         optimizers.open()
         self._distributed.open(environment.groups)
-        if isinstance(environment, Environment) and program.isolation == "process":
-            try:
-                bodies = processes.start(simulation, environment, ranks, bodies)
-            except BaseException:
-                simulation.world.close()
-                raise
-        scheduler.start(bodies, isolation=program.isolation, before_run=before_run, indices=ranks)
+        return environment
 
     def run_part(self, program: SpawnCall, folding: Folding) -> None:
         """Run a program in the ranks of ``folding`` alone, and join them. Raises what :meth:`spawn` does."""

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch.multiprocessing
+
 from kernbench.errors import KernbenchError
 from kernbench.torch_backend.patches import Patches
 
@@ -23,8 +25,12 @@ _HELPERS = sys.stdlib_module_names | {"torch", "kernbench"}
 """Packages whose processes are helpers (a DataLoader's workers, a pool's): what they do is not theirs to say."""
 
 
-def install(patches: Patches, remark: Callable[[str], object]) -> None:
-    """``remark`` is told of each function of the program that it has run in a process, in a sentence."""
+def install(patches: Patches, remark: Callable[[str], object], spawn: Callable[..., Any]) -> None:
+    """What starts processes in a program makes simulated ranks (``spawn``), or a remark: a sentence for each function of the
+    program that it has run in a process."""
+    for name in ("spawn", "start_processes"):
+        patches.set(torch.multiprocessing, name, spawn)
+        patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn)
     stock: Any = multiprocessing.process.BaseProcess.start
 
     @functools.wraps(stock)

@@ -142,6 +142,7 @@ class Carrier:
         baton: shared by the carriers of one world.
         on_bound: called in the thread, first, with the thread's own greenlet.
         before_run: called with ``index`` each time that the thread is about to get the baton, by who gives it.
+        thread: one that runs already, to which :meth:`enter` and :meth:`leave` are left; there is no ``body`` then.
 
     Attributes:
         index: the number of the rank.
@@ -159,19 +160,20 @@ class Carrier:
     def __init__(
         self,
         index: int,
-        body: Callable[[], None],
+        body: Callable[[], None] | None,
         main: Any,
         baton: Baton,
         *,
         on_bound: Callable[[Any], None],
-        before_run: Callable[[int], None] | None,
+        before_run: Callable[[int], None] | None = None,
+        thread: threading.Thread | None = None,
     ) -> None:
         self.index = index
         self.greenlet: Any = greenlet(self.front, main)
         self.root: Any = None
         self.turn = threading.Lock()
         self.turn.acquire()
-        self.started = False
+        self.started = thread is not None
         self.before_run = before_run
         self._body = body
         self._main = main
@@ -180,7 +182,8 @@ class Carrier:
         self.finished = False
         self.stuck = False
         self._thrown: BaseException | None = None
-        self.thread = threading.Thread(
+        self._adopted = thread is not None
+        self.thread = thread or threading.Thread(
             target=contextvars.copy_context().run, args=(self._run,), name=f"kernbench-rank-{index}", daemon=True
         )
 
@@ -197,7 +200,7 @@ class Carrier:
             else:
                 if not self.finished:
                     self._leave(self._main.switch)
-        if not self.stuck and self.thread.ident is not None:
+        if not self.stuck and not self._adopted and self.thread.ident is not None:
             self.thread.join()
 
     def start(self) -> None:
@@ -225,25 +228,42 @@ class Carrier:
         if self.stuck:
             raise SystemExit  # it was given up, and has woken up after all
         self._baton.pass_on()
-        self.turn.acquire()
+        self._await_turn()
         if self._thrown is not None:
             thrown, self._thrown = self._thrown, None
             if self.crew is not None and isinstance(thrown, SystemExit):
                 self.crew.closed = True  # the rank is unwound, whichever of its threads acts for it
             raise thrown
 
+    def _await_turn(self) -> None:
+        try:
+            self.turn.acquire()
+        except KeyboardInterrupt:  # it reaches an adopted thread, which is Python's main thread: not while others run
+            self.turn.acquire()
+            raise
+
     def _run(self) -> None:
-        self.turn.acquire()
-        _local.carrier = self
-        self.root = getcurrent()
-        self._on_bound(self.root)
+        assert self._body is not None
+        self.enter()
         try:
             self._body()
         finally:
-            self.finished = True
-            self.before_run = None
-            del self._body, self._on_bound  # they lead to the world, which is to be forgotten
-            self.root = None  # it ends with the thread
-            if not self.stuck:
-                self._baton.ended.append(self)
-                self._baton.give_back()
+            self.leave()
+
+    def enter(self) -> None:
+        """In the thread: run the rank, as soon as it is its turn."""
+        self._await_turn()
+        _local.carrier = self
+        self.root = getcurrent()
+        self._on_bound(self.root)
+
+    def leave(self) -> None:
+        """In the thread: the rank has ended."""
+        self.finished = True
+        self.before_run = None
+        del self._body, self._on_bound  # they lead to the world, which is to be forgotten
+        self.root = None  # it ends with the thread
+        _local.carrier = None
+        if not self.stuck:
+            self._baton.ended.append(self)
+            self._baton.give_back()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
@@ -126,32 +127,56 @@ class RankScheduler:
             self.rank_by_greenlet[rank.greenlet] = rank.index
             self.make_ready(rank.greenlet)
 
+    def adopt(self, thread: threading.Thread) -> Rank:
+        """The program that ``thread`` runs is rank 0 of a world of one: gives that rank, ready to run."""
+        self._turns.failed = []
+        runner = CarrierRunner(self._turns)
+        self._run_by(runner)
+        rank = Rank(0)
+        self.ranks = [rank]
+        self.live_count = 1
+        runner.adopt(rank, thread)
+        self.rank_by_greenlet[rank.greenlet] = rank.index
+        self.make_ready(rank.greenlet)
+        return rank
+
+    def be_driven_here(self) -> None:
+        """From now on the running greenlet is main, while no rank runs."""
+        self._turns.main = self.main = getcurrent()
+        self._run_by(GreenletRunner(self._turns))
+
     def _body_of(self, rank: Rank, body: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
-            rank.phase = RankPhase.RUNNING
-            try:
-                if self.observer is not None:
-                    self.observer.rank_started(rank)
+            with self.living(rank):
                 body()
-                rank.phase = RankPhase.DONE
-            except (KeyboardInterrupt, GreenletExit):
-                if self._turns.interrupted:  # Ctrl-C, and not the program's own: it ends the simulation
-                    rank.phase = RankPhase.ABORTED
-                    raise
-                rank.phase = RankPhase.ABORTED if self.aborting else RankPhase.DONE
-            except SystemExit as exit_:
-                if self.aborting:
-                    rank.phase = RankPhase.ABORTED
-                elif exit_.code in (None, 0):
-                    rank.phase = RankPhase.DONE
-                else:
-                    self.fail(rank, exit_)
-            except BaseException as error:
-                self.fail(rank, error)
-            finally:
-                self._unbind(rank)
 
         return run
+
+    @contextlib.contextmanager
+    def living(self, rank: Rank) -> Iterator[None]:
+        """The block is what ``rank`` runs. How it ends is how the rank ends; nothing but Ctrl-C is raised."""
+        rank.phase = RankPhase.RUNNING
+        try:
+            if self.observer is not None:
+                self.observer.rank_started(rank)
+            yield
+            rank.phase = RankPhase.DONE
+        except (KeyboardInterrupt, GreenletExit):
+            if self._turns.interrupted:  # Ctrl-C, and not the program's own: it ends the simulation
+                rank.phase = RankPhase.ABORTED
+                raise
+            rank.phase = RankPhase.ABORTED if self.aborting else RankPhase.DONE
+        except SystemExit as exit_:
+            if self.aborting:
+                rank.phase = RankPhase.ABORTED
+            elif exit_.code in (None, 0):
+                rank.phase = RankPhase.DONE
+            else:
+                self.fail(rank, exit_)
+        except BaseException as error:
+            self.fail(rank, error)
+        finally:
+            self._unbind(rank)
 
     def fail(self, rank: Rank, error: BaseException) -> None:
         """Record ``error`` as the root cause of ``rank``'s failure; one that was given up has none any more."""

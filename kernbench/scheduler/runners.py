@@ -6,6 +6,7 @@ know nothing of how ranks live and fail; what they share with who does is :class
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -108,6 +109,7 @@ class CarrierRunner(Runner):
         self._carriers: dict[Any, Carrier] = {}  # by their fronting greenlets
         self._running = False
         self._picked: Entry | None = None  # by a carrier, for main to resume
+        self._adopted = False
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """See :class:`Runner`; ``before_run`` is called with the rank's index whenever that rank is about to run."""
@@ -118,6 +120,16 @@ class CarrierRunner(Runner):
         )
         rank.greenlet = rank.carrier.greenlet
         self._carriers[rank.greenlet] = rank.carrier
+
+    def adopt(self, rank: Rank, thread: threading.Thread) -> None:
+        """Let ``thread``, which runs already, be ``rank``'s: it calls :meth:`.Carrier.enter` and :meth:`.Carrier.leave`."""
+        index, bind = rank.index, self._turns.rank_by_greenlet.__setitem__
+        rank.carrier = Carrier(
+            index, None, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), thread=thread
+        )
+        rank.greenlet = rank.carrier.greenlet
+        self._carriers[rank.greenlet] = rank.carrier
+        self._adopted = True
 
     def waitable(self) -> Any:
         """The fronting greenlet, in a carrier's thread."""
@@ -183,7 +195,9 @@ class CarrierRunner(Runner):
         self._picked = None
 
     def watched(self) -> AbstractContextManager[None]:
-        """A :class:`Watchdog` looks at who has the baton."""
+        """A :class:`Watchdog` looks at who has the baton; a program that is alone keeps nobody waiting."""
+        if self._adopted:
+            return nullcontext()
         return Watchdog(self.baton, self._carriers.values(), self._give_up).watching()
 
     def _give_up(self, carrier: Carrier, error: BaseException) -> None:

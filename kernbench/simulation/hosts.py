@@ -42,6 +42,7 @@ class Host:
             us when the host looks at what they write.
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
         capture: the graph that it captures now, if it does.
+        cold: whether what it enqueues finds nothing in the caches.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
         untimed: whether looks at its clock are not the program's, but of torch's own code.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
@@ -61,6 +62,7 @@ class Host:
         "busy",
         "capture",
         "clock",
+        "cold",
         "each",
         "idle_polls",
         "order",
@@ -90,6 +92,7 @@ class Host:
         self.prepared = 0.0
         self.each: float | None = None
         self.capture: GraphCapture | None = None
+        self.cold = False
         self.untimed = False
         self.idle_polls = 0
         self.phase = 0

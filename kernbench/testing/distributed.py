@@ -54,7 +54,7 @@ class DistributedTests:
             environment.state.modules.classes = patched_classes()
             environment.state.variables = lambda rank: {}  # nobody has launched a test's processes by torchrun
 
-        with simulate(self._system_for(count)) as ctx, rank_streams(ctx.simulation, RANK):
+        with simulate(self._system_for(count)) as ctx, rank_streams(ctx.simulation.scheduler.current_rank, RANK):
             ctx.multiprocessing.configure = configure
             ctx.multiprocessing.spawn(body, nprocs=count, per_rank_modules=per_rank_modules)
 

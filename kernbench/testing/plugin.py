@@ -20,6 +20,8 @@ import pytest
 from kernbench.testing.table import ROW, resident_bytes, show_table
 
 if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.testing.gpu import SessionGpu
     from kernbench.testing.kernels import KernelWatch
     from kernbench.testing.pool import Grant, ResourcePool
 
@@ -29,9 +31,12 @@ _MARKS = (
     "resources(devices=0, memory=None, ports=0): grant devices, memory (bytes or '2GB') on each, and ports to this "
     "test; fixture test_resources has them",
     "requires_cuda(n=1): skip without n real GPUs, and grant them to this test",
+    "kernbench_gpu(system='dgx_h100', **options of kernbench.simulate): run the test on a simulated GPU; fixture kernbench_gpu "
+    "has its context",
     "depends_on(*names): run after the tests of these names, and only if they passed",
 )
 _TABLE_ROWS = 20
+_GPU: pytest.StashKey[SessionGpu] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,10 +59,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
            help="compile them for kernbench's own engine, not for a GPU")  # fmt: skip
     option("--kernbench-distributed", nargs="?", const="dgx_h100", metavar="SYSTEM",
            help="run torch's distributed test cases on simulated ranks of SYSTEM (dgx_h100)")  # fmt: skip
+    option("--kernbench-gpu", nargs="?", const="dgx_h100", metavar="SYSTEM",
+           help="give this process, from before its conftests on, the simulated GPUs of SYSTEM (dgx_h100)")  # fmt: skip
     option("--kernbench-races", nargs="?", const="error", choices=("off", "warn", "error"),
            help="look for accesses that nothing orders in the simulations of the tests (error; warn: collect)")  # fmt: skip
     option("--kernbench-record", metavar="FILE",
            help="write the kernels that the tests launch to FILE, for --kernbench-precompile of the next run")  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before the first conftest of the tests is imported: it may ask for GPUs."""
+    system = early_config.known_args_namespace.kernbench_gpu
+    if system is not None:
+        from kernbench.testing.gpu import SessionGpu
+
+        gpu = early_config.stash[_GPU] = SessionGpu(system)
+        early_config.add_cleanup(gpu.close)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """See pytest."""
+    gpu = config.stash.get(_GPU, None)
+    return None if gpu is None else gpu.header()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -158,6 +182,8 @@ class _Session:
                 and any(item.get_closest_marker(name) for name in ("resources", "requires_cuda"))
             ):
                 names.insert(0, "test_resources")  # granted also to a test that does not ask what it got
+            if names is not None and "kernbench_gpu" not in names and item.get_closest_marker("kernbench_gpu"):
+                names.insert(0, "kernbench_gpu")  # before fixtures that use it
         if any(item.get_closest_marker("depends_on") for item in items):
             from kernbench.testing.order import order_items
 
@@ -187,6 +213,11 @@ class _Session:
 
         run_on_ranks(pyfuncitem, mark)
         return True
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        gpu = self.config.stash.get(_GPU, None)
+        return (yield) if gpu is None else (yield from gpu.run())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -218,6 +249,9 @@ class _Session:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._kernels is not None:
             self._kernels.report(terminalreporter)
+        gpu = self.config.stash.get(_GPU, None)
+        if gpu is not None:
+            gpu.report(terminalreporter)
         shown = self.config.getoption("--kernbench-table")
         if self.rows and shown:
             show_table(self.rows, shown, terminalreporter)
@@ -246,6 +280,14 @@ def test_resources(request: pytest.FixtureRequest) -> Iterator[Grant]:
 
     session = request.config.pluginmanager.get_plugin("kernbench-session")
     yield from grant_for(request.node, session)
+
+
+@pytest.fixture
+def kernbench_gpu(request: pytest.FixtureRequest) -> Iterator[RuntimeContext]:
+    """A simulated GPU for this test, and the RuntimeContext behind it."""
+    from kernbench.testing.gpu import gpu_of
+
+    yield from gpu_of(request, request.config.stash.get(_GPU, None))
 
 
 @pytest.fixture

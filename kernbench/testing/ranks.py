@@ -65,7 +65,7 @@ def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
 
         spaces: list[Any] = []
         try:
-            with rank_streams(ctx.simulation, RANK):
+            with rank_streams(ctx.simulation.scheduler.current_rank, RANK):
                 ctx.multiprocessing.spawn(body, nprocs=count, isolation=isolation)
             if ended:
                 raise ended[min(ended)]

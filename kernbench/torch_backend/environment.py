@@ -147,12 +147,17 @@ class Environment:
         return self._replaced.groups
 
     def _run_rank(self, rank: int, body: Callable[[], Any]) -> Any:
+        with self.running(rank):
+            return body()
+
+    @contextmanager
+    def running(self, rank: int) -> Iterator[None]:
+        """The block is the program of ``rank``, in its thread."""
         try:
             with open_recorder(self._host_devices.recorder_of(rank)):
-                result = body()
+                yield
                 self._side_threads.finish(rank)
                 self._replaced.futures.finish()
-                return result
         finally:
             self._side_threads.close(rank)
             # the C++ registry of group names belongs to this thread, which is about to end

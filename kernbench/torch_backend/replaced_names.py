@@ -28,6 +28,7 @@ from kernbench.torch_backend.gpu import (
     memory_names,
     memory_owners,
     tensor_methods,
+    triton_benchmarks,
 )
 from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
@@ -155,6 +156,7 @@ class ReplacedNames:
         self.futures.install(names)
         for module in (
             cuda_names, memory_names, memory_owners, classes, functions, fused, fused_attention, tensor_methods, profiling,
+            triton_benchmarks,
         ):  # fmt: skip
             module.install(names)
         symmetric_memory.install(names, self.symmetric_memory)

@@ -45,6 +45,8 @@ class Launch:
     counts: Counts | None = None
     blind: bool = False
     """Whether what its tensors hold was not computed: a kernel that goes by it is not to blame."""
+    cold: bool = False
+    """Whether it finds nothing of its own in the caches."""
     moment: Any = None
     """Its end in the order of events, if somebody watches that."""
 

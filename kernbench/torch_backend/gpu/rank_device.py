@@ -41,6 +41,8 @@ class RankDevice:
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
         compiling: whether a graph of operations on GPUs is being compiled.
         diverted: takes operations of torch instead of the stream, if anything does.
+        cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
+        cold_events: events to come until it is warm again.
     """
 
     def __init__(self, simulation: Simulation, host: Host) -> None:
@@ -52,6 +54,8 @@ class RankDevice:
         self.moving = False
         self.compiling = False
         self.diverted: Diverted | None = None
+        self.cache_clears = 0
+        self.cold_events = 0
         self._first = 0
         topology, sips = simulation.topology, simulation.sips
         home = None if host.rank is None else topology.node_of(sips[host.rank])
@@ -101,6 +105,11 @@ class RankDevice:
             yield
         finally:
             self.diverted = before
+
+    def find_cache_cold(self, cold: bool) -> None:
+        """What is enqueued from now on finds its operands in memory, or (not ``cold``) in the last-level cache if they fit."""
+        self.host.cold = cold
+        self.simulation.op_costs.price_cold(cold)
 
     @property
     def memory(self) -> DeviceMemory:

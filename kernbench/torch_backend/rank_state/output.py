@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
-
-from kernbench.simulation.simulation import Simulation
 
 TORCHRUN_PREFIX = "[rank{}] "
 
@@ -17,19 +15,19 @@ class RankStream:
 
     Args:
         stream: where they go.
-        simulation: whose ranks write.
+        who: the rank that writes; None: nobody who is to be told.
         prefix: stands before each line of a rank, with ``{}`` for its number.
     """
 
-    def __init__(self, stream: TextIO, simulation: Simulation, prefix: str) -> None:
+    def __init__(self, stream: TextIO, who: Callable[[], int | None], prefix: str) -> None:
         self._stream = stream
-        self._simulation = simulation
+        self._who = who
         self._prefix = prefix
         self._partial: dict[int, str] = {}
 
     def write(self, text: str) -> int:
         """Hand on whole lines."""
-        rank = self._simulation.scheduler.current_rank()
+        rank = self._who()
         if rank is None:
             return self._stream.write(text)
         *lines, rest = (self._partial.get(rank, "") + text).split("\n")
@@ -59,13 +57,13 @@ class RankStream:
 
 
 @contextmanager
-def rank_streams(simulation: Simulation, prefix: str) -> Iterator[None]:
+def rank_streams(who: Callable[[], int | None], prefix: str) -> Iterator[None]:
     """In a block, ``sys.stdout`` and ``sys.stderr`` are :class:`RankStream`; without a ``prefix`` they stay as they are."""
     if not prefix:
         yield
         return
     stdout, stderr = sys.stdout, sys.stderr
-    streams = RankStream(stdout, simulation, prefix), RankStream(stderr, simulation, prefix)
+    streams = RankStream(stdout, who, prefix), RankStream(stderr, who, prefix)
     sys.stdout, sys.stderr = streams
     try:
         yield

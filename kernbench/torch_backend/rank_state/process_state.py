@@ -257,6 +257,8 @@ class ProcessState:
 
     def _restore_c_environment(self) -> None:
         """``os.environ[...] = ...`` in a rank has also reached the C library's variables: put those back."""
+        if not self._saved:
+            return  # no rank had variables of its own
         environ = self._environ
         current, original = environ._data, self._original
         touched = {environ.encodekey(name) for name in (*self._told, _DEBUG_VARIABLE)}

@@ -14,6 +14,7 @@ from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import LaunchRecord, record_launches, sampled_launches
 
 from .resources import current_device
+from .torch_names import ESTIMATE
 
 
 def modelled_seconds(fn: Callable[[], Any]) -> float:
@@ -60,9 +61,6 @@ class _Timeline:
 
 timeline = _Timeline()
 
-#: What an estimate answers, in milliseconds: more than any budget, so that a measurement is one run.
-_ESTIMATE = 1e6
-
 
 class _Event:
     """A position among the launches; the time between two is modelled."""
@@ -78,7 +76,7 @@ class _Event:
     def elapsed_time(self, end: _Event) -> float:
         """Milliseconds."""
         if end.at[1] - self.at[1] > 1:
-            return _ESTIMATE
+            return ESTIMATE
         device = current_device()
         launches = self.records[self.at[0] : end.at[0]]
         return 1e3 * sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in launches)

@@ -59,7 +59,11 @@ class KernbenchDriver(DriverBase):
     def get_active_torch_device(self) -> Any:
         import torch
 
-        return torch.device("cpu")
+        from .torch_names import torch_names
+
+        names = torch_names()
+        index = None if names is None else names.index()
+        return torch.device("cpu") if index is None else torch.device("cuda", index)
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         return ty
@@ -73,16 +77,23 @@ class KernbenchDriver(DriverBase):
 
     def get_device_interface(self) -> Any:
         from .benchmark import DeviceInterface
+        from .torch_names import torch_names
 
-        return DeviceInterface
+        names = torch_names()
+        return DeviceInterface if names is None else names.interface()
 
     def get_empty_cache_for_benchmark(self) -> Any:
         return None
 
     def clear_cache(self, cache: Any) -> None:
         from .benchmark import timeline
+        from .torch_names import torch_names
 
-        timeline.clears += 1
+        names = torch_names()
+        if names is not None:
+            names.clear_cache()
+        else:
+            timeline.clears += 1
 
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         return self.utils.get_device_properties(device)

@@ -1,0 +1,30 @@
+"""What Triton is told of torch's device: the CPU, or whatever somebody who simulates GPUs says."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class TorchNames(Protocol):
+    """Torch's side of a device that Triton asks for."""
+
+    def index(self) -> int | None:
+        """Number of the current ``cuda`` device; None where there is none: on the CPU."""
+
+    def interface(self) -> Any:
+        """What stands for ``torch.cuda`` in ``triton.testing``."""
+
+    def clear_cache(self) -> None:
+        """The last-level cache of the device holds nothing that is asked for next."""
+
+
+gpu: TorchNames | None = None
+"""Who is asked; None: nobody is."""
+
+ESTIMATE = 1e6
+"""What the estimate of ``do_bench`` is told, in milliseconds: more than any budget, so that a measurement is one run."""
+
+
+def torch_names() -> TorchNames | None:
+    """Who is asked, if there is a current ``cuda`` device."""
+    return None if gpu is None or gpu.index() is None else gpu

@@ -1,0 +1,80 @@
+"""``--kernbench-gpu``, the mark and the fixture."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = "pytester"
+
+CONFTEST = """
+import torch
+NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+"""
+
+SUITE = """
+import pytest, torch, triton, triton.language as tl
+from conftest import NAME
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_kernel():
+    assert NAME == "NVIDIA A100-SXM4-80GB" and DEVICE == torch.device("cuda", 0)
+    x = torch.ones(100, device=DEVICE)
+    double[(1,)](x, 100, BLOCK=128)
+    assert x.tolist() == [2.0] * 100
+
+def test_out_of_bounds():
+    double[(1,)](torch.ones(100, device=DEVICE), 128, BLOCK=128)
+
+def test_wrong():
+    assert torch.ones(3, device="cuda").sum() == 4
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_a_suite_has_a_gpu_from_its_conftest_on(pytester, workers):
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_subprocess("--kernbench-gpu", "dgx_a100", "-p", "no:cacheprovider", *workers)
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["simulated GPU: NVIDIA A100-SXM4-80GB of dgx_a100"])
+    result.stdout.fnmatch_lines_random(
+        [
+            "E *MemoryAccessError: kernel double: reads element 100 of x of rank 0 (shape (100,), 400 bytes)*",
+            "FAILED *::test_out_of_bounds*",
+            "FAILED *::test_wrong*",
+        ]
+    )
+
+
+def test_without_the_option_nothing_is_different(pytester):
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile("import torch\ndef test_none():\n    assert not torch.cuda.is_available()")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_a_system_that_is_not_there(pytester):
+    result = pytester.runpytest_subprocess("--kernbench-gpu", "dgx_x100")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --kernbench-gpu dgx_x100: no shipped system is called 'dgx_x100'*"])
+
+
+@pytest.mark.kernbench_gpu("mi300x")
+def test_the_mark_gives_one_test_a_gpu():
+    import torch
+
+    assert "MI300X" in torch.cuda.get_device_name()
+    assert torch.ones(3, device="cuda").sum().item() == 3.0
+
+
+def test_the_fixture_gives_its_context(kernbench_gpu):
+    import torch
+
+    torch.ones(3, device="cuda").sum().item()
+    assert kernbench_gpu.now() > 0
