@@ -106,3 +106,35 @@ def test_a_format_is_slow_where_the_cpu_has_no_engine_for_it(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert wide_products.slow_formats() == {torch.float16, torch.bfloat16}
     wide_products.slow_formats.cache_clear()
+
+
+def _sums(given):
+    a, x, factors = given
+    normed = x.clone().requires_grad_()
+    weight, bias = (torch.ones_like(x[0], requires_grad=True) for _ in range(2))
+    F.layer_norm(normed, x.shape[1:], weight, bias).backward(a.repeat(6, 1))
+    table = torch.zeros_like(x[:3], requires_grad=True)
+    F.embedding(torch.arange(240, device=x.device) % 3, table).backward(x)
+    return {
+        "layer_norm": lambda: torch.cat([normed.grad, weight.grad[None], bias.grad[None]]),
+        "embedding": lambda: table.grad,
+        "prod": lambda: factors.prod(0),
+    }
+
+
+def test_sums_on_a_gpu_are_kept_in_32_bits(format):
+    """The CPU's own gradients of a norm's weights are 8 to 16 roundings off, its products of a column 40 to 80."""
+    a, _, _, rows, _, _, _ = _operands(format)
+    x = rows.flatten(0, 1)  # 240 of them
+    given, found = [a, x, (1 + x.float() / 8).to(format)], {}
+
+    def worker(rank):
+        found.update({name: compute().cpu() for name, compute in _sums([each.cuda() for each in given]).items()})
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    for name, compute in _sums([each.double() for each in given]).items():
+        wanted = compute()
+        error = (found[name].double() - wanted).abs().max() / wanted.abs().max()
+        assert found[name].dtype == format
+        assert error < 2 * torch.finfo(format).eps, name

@@ -1,4 +1,4 @@
-"""Operators without a kernel for the CPU tensors that stand for a GPU's, or for simulated groups: how they are carried out."""
+"""Operators that the CPU tensors standing for a GPU's, or simulated groups, have no kernel for, or one with other sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu import functional_collectives, fused_attention
+from kernbench.torch_backend.gpu import functional_collectives, fused_attention, wide_products
 
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -16,7 +16,12 @@ def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
-_KERNELS: dict[str, Any] = {"aten::histc": _histc, **fused_attention.KERNELS, **functional_collectives.KERNELS}
+_KERNELS: dict[str, Any] = {
+    "aten::histc": _histc,
+    **fused_attention.KERNELS,
+    **functional_collectives.KERNELS,
+    **wide_products.KERNELS,
+}
 
 
 def kernel_of(func: Any) -> Any:

@@ -1,15 +1,18 @@
-"""Products of 16-bit floats on a CPU that has no engine for them: computed in 32 bits, and rounded once.
+"""Products of 16-bit floats on a CPU that has no engine for them, and some sums: computed in 32 bits, and rounded once.
 
 A CPU without matrix instructions for ``bfloat16`` (AMX) or vector ones for ``float16`` (AVX512-FP16) takes 4 to 100 times as
 long for a 16-bit product as for one of 32 bits. So values of products on simulated GPUs are computed from operands that are
 widened, which loses nothing, with sums in 32 bits as the GPU has them, and the result is rounded to the operands' format once.
 That is no less accurate than what the CPU does by itself: the same products in the same precision, in an order that differs.
 ``exact_dtype`` keeps the CPU's own (ADR 0107).
+
+A GPU keeps the sums of 16-bit floats in 32 bits; the CPU's kernels do for nearly all operators. The others (:data:`KERNELS`),
+whose results are tens of roundings away, are computed in 32 bits as well, always.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
@@ -40,22 +43,30 @@ def slow_formats() -> frozenset[torch.dtype]:
 
 
 def widened(func: Any) -> Callable[..., Any] | None:
-    """What computes an operator's overload in 32 bits where that is called for; None for what is no product.
+    """What computes an operator's overload in 32 bits where that is called for; None for what is never.
 
     It is for operands on a simulated GPU, and of a context; others are the host's, whose arithmetic is its own.
     """
     if getattr(func, "namespace", "") != "aten" or func._opname not in _PRODUCTS or func._overloadname != "default":
         return None
-    return _in_32_bits(func._op)
+    return _in_32_bits(func._op, slow_formats)
 
 
-def _in_32_bits(call: Callable[..., Any]) -> Callable[..., Any]:
+def _in_32_bits(
+    call: Callable[..., Any], formats: Callable[[], Collection[torch.dtype]], rounded: int | None = None
+) -> Callable[..., Any]:
+    """``rounded``: how many of its results are; default: all."""
+
     def compute(*args: Any, **kwargs: Any) -> Any:
         first = args[0]
         format = first.dtype
-        if format not in slow_formats() or (block_of(first) is None and not tells_of_looks(first)):
+        on_a_gpu = block_of(first) is not None or tells_of_looks(first)
+        if not on_a_gpu or format not in formats() or kwargs.get("dtype") is not None:
             return call(*args, **kwargs)
-        return _rounded(call(*map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()}), format)
+        result = call(*map(_wide, args), **{name: _wide(value) for name, value in kwargs.items()})
+        if rounded is None:
+            return _rounded(result, format)
+        return (*_rounded(result[:rounded], format), *result[rounded:])
 
     return compute
 
@@ -68,3 +79,18 @@ def _rounded(result: Any, format: torch.dtype) -> Any:
     if isinstance(result, tuple):
         return tuple(None if each is None else each.to(format) for each in result)
     return result.to(format)
+
+
+_aten = torch.ops.aten
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    func.name(): _in_32_bits(func._op, lambda: _ENGINES, rounded)
+    for func, rounded in (
+        (_aten.native_layer_norm.default, 1),  # what it keeps for its gradient has 32 bits on a GPU
+        (_aten.native_layer_norm_backward.default, None),
+        (_aten.embedding_dense_backward.default, None),
+        (_aten.prod.default, None),
+        (_aten.prod.dim_int, None),
+    )
+}
+"""Operators whose sums the CPU keeps in 16 bits."""

@@ -76,7 +76,7 @@ def _as_on_host(func: Any, args: Any, found: Any) -> Any:
     Meta kernels describe the GPU's: they keep float32 where the CPU's keep the input's dtype, unless weights have more bits.
     """
     name = func._opname
-    if name in ("native_layer_norm", "native_group_norm"):
+    if name == "native_group_norm":
         first = args[0].dtype
         mixed = any(isinstance(each, torch.Tensor) and each.dtype is torch.float32 for each in args[1:])
         return (found[0], *(each._replace(dtype=torch.float32 if mixed else first) for each in found[1:]))
