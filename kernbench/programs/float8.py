@@ -3,7 +3,7 @@
 Inputs and weights are ``e4m3``, gradients of outputs ``e5m2`` (Micikevicius et al., arXiv:2209.05433). Each tensor has one
 scale, from its largest magnitude at that moment. A shard of a weight is cast before it is gathered: half the bytes of 16 bits;
 for this the ranks have to agree on the scale of the whole weight, which takes an all-reduce, or one for all weights after the
-optimizer's step (:func:`agree_on_scales`). All of it is what torchao's ``Float8Linear`` did at the end of 2024, bit by bit.
+optimizer's step (:func:`agree_on_scales`). All of it is what torchao's ``Float8Linear`` does, bit by bit.
 """
 
 from __future__ import annotations

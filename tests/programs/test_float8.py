@@ -106,7 +106,7 @@ def test_weights_are_gathered_in_eight_bits_with_scales_that_ranks_agree_on() ->
 
 
 def test_large_products_take_about_half_of_those_in_sixteen_bits() -> None:
-    def took(narrow: bool, name: str) -> float:
+    def took(narrow: bool, name: str) -> list[float]:
         def worker(rank: int) -> None:
             layer = nn.Sequential(nn.Linear(8192, 8192, bias=False, device="cuda", dtype=torch.bfloat16))
             if narrow:
@@ -118,7 +118,10 @@ def test_large_products_take_about_half_of_those_in_sixteen_bits() -> None:
         with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
             ctx.multiprocessing.spawn(worker, nprocs=1)
             products = [each for each in ctx.engine.op_log.operations if each.name == name]
-        assert len(products) == 3
-        return sum(each.duration for each in products)
+        return [each.duration for each in products]
 
-    assert 0.45 < took(True, "_scaled_mm.default") / took(False, "mm.default") < 0.7
+    narrow, wide = took(True, "_scaled_mm.default"), took(False, "mm.default")
+    assert len(narrow) == len(wide) == 3
+    assert 0.45 < sum(narrow) / sum(wide) < 0.7
+    forward, *backward = narrow  # backward keeps its sums in 32 bits, which Hopper's tensor cores do not by themselves
+    assert all(1.1 < seconds / forward < 1.2 for seconds in backward)
