@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernbench.commands.jitter_options import Straggler
 from kernbench.commands.run_failures import ShownFailures
 from kernbench.commands.steps_options import StepsOptions, steps_options
 from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
               type=click.Choice(["off", "warn", "error"]),
               help="Look for accesses to the same memory that nothing orders (docs/order.md): stop at the first one, or (warn) "
               "print them in the end.")  # fmt: skip
+@click.option("--jitter", type=float, metavar="SHARE", default=0.0, help="Standard deviation of the time that the kernels of a "
+              "rank take, between ranks and from step to step: 0.02.")  # fmt: skip
+@click.option("--straggler", "stragglers", type=Straggler(), multiple=True, help="Let the kernels of a rank take so many times "
+              "as long: 3:1.2; may be repeated.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
@@ -81,6 +86,8 @@ def command(
     ranks: str | None,
     exact_dtype: bool,
     races: str,
+    jitter: float,
+    stragglers: tuple[tuple[int, float], ...],
     prefix: bool,
     summary: bool,
     module: bool,
@@ -135,6 +142,8 @@ def command(
             memory_limit=memory_limit,
             exact_dtype=exact_dtype,
             races=races,
+            jitter=jitter,
+            stragglers=dict(stragglers),
         ) as ctx,
         ExitStack() as stack,
     ):

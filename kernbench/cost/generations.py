@@ -98,6 +98,7 @@ class GemmKernels(Spec):
         without: block shapes that its libraries do not have.
         split: adding the parts of K: a second kernel, or the last block of each.
         wide: what operands of four bytes keep of both: not all layouts of them reach the matrix engine directly.
+        exact_sums: how many times as long products in eight bits take whose sums are kept in 32 bits throughout.
         power: board power of the devices that `efficiency` is of, watts; 0: not known, and a device's own limit says nothing.
         power_exponent: how what large products sustain grows with the board's power limit.
         sustained: share by which products take longer where one follows another for long (ADR 0126); 0: not known.
@@ -117,6 +118,7 @@ class GemmKernels(Spec):
     without: tuple[tuple[int, int], ...] = ()
     split: Micros
     wide: float = 1.0
+    exact_sums: float = 1.0
     power: float = 0.0
     power_exponent: float = 0.0
     sustained: float = 0.0

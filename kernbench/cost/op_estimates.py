@@ -19,7 +19,7 @@ from typing import Any
 from kernbench.cost.attention import attention_time
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
-from kernbench.cost.gemm import gemm_time
+from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
 from kernbench.cost.operators import Kind, Model, Operator, find, qualified
@@ -48,7 +48,14 @@ def is_matrix_operation(name: str) -> bool:
 
 
 def estimate_op(
-    name: str, shapes: Shapes, dtype: Any, device: Any, *, outputs: Shapes = (), causal: bool = False
+    name: str,
+    shapes: Shapes,
+    dtype: Any,
+    device: Any,
+    *,
+    outputs: Shapes = (),
+    causal: bool = False,
+    exact: bool = False,
 ) -> Estimate:
     """How long one operation takes on a device, its operands warm.
 
@@ -59,6 +66,7 @@ def estimate_op(
         device: shipped name, YAML path or DeviceSpec.
         outputs: shapes of its results, where known; without them the largest argument stands for the result.
         causal: of an attention: the later half of the keys is skipped.
+        exact: of a product in eight bits: its sums are kept in 32 bits throughout (``use_fast_accum=False``).
 
     Returns:
         An :class:`Estimate`; an operation that is not known is counted by its bytes.
@@ -67,25 +75,26 @@ def estimate_op(
         ConfigError: unknown device.
     """
     given, made = (tuple(Operand.of(shape, dtype) for shape in each) for each in (shapes, outputs))
-    return _estimate(find(name) or _UNKNOWN, given, made, resolve_device(device), causal)
+    return _estimate(find(name) or _UNKNOWN, given, made, resolve_device(device), causal or exact)
 
 
 @lru_cache(1 << 14)
 def _estimate(
-    row: Operator, given: tuple[Operand, ...], made: tuple[Operand, ...], device: DeviceSpec, causal: bool,
+    row: Operator, given: tuple[Operand, ...], made: tuple[Operand, ...], device: DeviceSpec, flag: bool,
     cold: bool = False,
 ) -> Estimate:  # fmt: skip
+    """``flag``: an attention is causal, a product is exact."""
     if row.kind in _NO_LAUNCH or not (given or made):
         return _FREE
-    found = _MODELS[row.model](row, given, made, device, causal)
+    found = _MODELS[row.model](row, given, made, device, flag)
     if found is None or (cold and row.model is Model.TRAFFIC):
-        found = _by_traffic(row, given, made, device, causal, cold)
+        found = _by_traffic(row, given, made, device, flag, cold)
     further = row.count_launches(given, made) - 1
     return _after(found, start_of(device, False) * further) if further > 0 else found
 
 
 def _by_traffic(
-    row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool, cold: bool = False
+    row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool, cold: bool = False
 ) -> Estimate:
     of_input = max(given, key=lambda operand: prod(operand.shape), default=None)
     of_result = max(made, key=lambda operand: prod(operand.shape), default=None)
@@ -102,7 +111,7 @@ def _by_traffic(
     return traffic_time(device, OPS[pace], whole.shape, moved, cold=cold)
 
 
-def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate | None:
+def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
     assert row.products is not None
     products = row.products([operand.shape for operand in given], [operand.shape for operand in made])
     if not products or any(min(dims) < 1 for dims in products):
@@ -117,6 +126,8 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
         found = gemm_time(device, m, n, k * packed, dtype=dtype, batch=batch, out_dtype=_storable(stored))
         parts.append(_times(found, count * factor))
     found = parts[0] if len(parts) == 1 else _times(parts[0], sum(part.seconds for part in parts) / parts[0].seconds)
+    if flag and dtype == "fp8" and found.algorithm == "compute":
+        found = _times(found, kernels_of(device).exact_sums)
     return _narrower(found, multiplied, made, dtype, device, products)
 
 
@@ -134,7 +145,7 @@ def _narrower(
     return _times(found, max(share, min(1.0, (least + device.launch.latency) / found.seconds)))
 
 
-def _by_attention(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate | None:
+def _by_attention(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
     if len(given) <= row.multiplied[-1]:
         return None
     seen = [given[at] for at in row.multiplied]
@@ -144,7 +155,7 @@ def _by_attention(row: Operator, given: Operands, made: Operands, device: Device
     tokens, heads = row.sequence, 3 - row.sequence
     query, key = shapes[:2]
     return attention_time(
-        device, query[0], query[heads], query[tokens], key[tokens], query[3], kv_heads=key[heads], causal=causal, dtype=dtype,
+        device, query[0], query[heads], query[tokens], key[tokens], query[3], kv_heads=key[heads], causal=flag, dtype=dtype,
         gradient=row.gradient, variant=row.variant,
     )  # fmt: skip
 
@@ -161,11 +172,11 @@ def _batched(shape: Shape, given: Operands, row: Operator) -> Shape:
     return (max(bounds - 1, 1), ceil(shape[0] / max(bounds - 1, 1)), *shape[1:])
 
 
-def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
+def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
     return softmax_time(device, given, made, gradient=row.gradient)
 
 
-def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, causal: bool) -> Estimate:
+def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
     """Operations at a share of the peak, no faster than the bytes, and a launch or two for each panel."""
     assert row.flops is not None
     shapes = [operand.shape for operand in given]
@@ -274,22 +285,23 @@ class OpCosts:
         known = qualified(name)
         return registered(known) or self._brought.get(known)
 
-    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, causal: bool = False, crossed: bool = False) -> Cost:
+    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, flag: bool = False, crossed: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
 
-        A dtype is whatever ``str`` names: torch's own, or a name. ``crossed``: of a copy, rows become columns.
+        A dtype is whatever ``str`` names: torch's own, or a name. ``flag``: of an attention, it is causal; of a product in
+        eight bits, its sums are kept in 32 bits. ``crossed``: of a copy, rows become columns.
         """
-        flat = (name, causal, crossed, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
+        flat = (name, flag, crossed, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
         if cost is None:
-            cost = self._price(name, inputs, outputs, (causal, crossed), flat)
+            cost = self._price(name, inputs, outputs, (flag, crossed), flat)
         return cost
 
     def of_tensors(
-        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], causal: bool = False, crossed: bool = False
+        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], flag: bool = False, crossed: bool = False
     ) -> Cost:
         """As :meth:`of`, of what has a ``shape`` and a ``dtype``: for those who ask at every operation."""
-        key: list[Any] = [name, causal, crossed, len(inputs)]
+        key: list[Any] = [name, flag, crossed, len(inputs)]
         for tensor in inputs:
             key += (tensor.shape, tensor.dtype)
         for tensor in outputs:
@@ -298,7 +310,7 @@ class OpCosts:
         cost = self._known.get(flat)
         if cost is None:
             given, made = (tuple([(each.shape, each.dtype) for each in tensors]) for tensors in (inputs, outputs))
-            cost = self._price(name, given, made, (causal, crossed), flat)
+            cost = self._price(name, given, made, (flag, crossed), flat)
         return cost
 
     def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
@@ -313,7 +325,7 @@ class OpCosts:
     def _price(
         self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, bool], key: tuple[Any, ...]
     ) -> Cost:
-        causal, crossed = how
+        flag, crossed = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
         stated = self.stated(name)
         if stated is not None and stated.cost is not None:
@@ -322,7 +334,7 @@ class OpCosts:
         row = find(name) if stated is None else find(stated.like)
         if crossed and row is not None and row.pace == "copy":
             row = replace(row, pace="transpose")
-        found = _estimate(row or _UNKNOWN, given, made, self._device, causal, self._cold)
+        found = _estimate(row or _UNKNOWN, given, made, self._device, flag, self._cold)
         kind = "math"
         if row is not None and row.uses_matrix_engines:
             kind = "attention" if row.model is Model.ATTENTION else "gemm"

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kernbench.end_to_end.jobs import Impossible, Job, job_of
+from kernbench.end_to_end.jobs import Job, job_of
 from kernbench.end_to_end.published import Published
 from kernbench.grid import Point
 from kernbench.sweep.cluster import run_side_by_side
@@ -61,6 +61,14 @@ def _program(job: Job) -> Path:
     return _HOME / "programs" / f"{job.program}.py"
 
 
+def _program_texts(job: Job) -> list[str]:
+    """The program, and what it has in common with others."""
+    path = _program(job)
+    own = path.read_text(encoding="utf-8")
+    others = [each for each in sorted(path.parent.glob("*.py")) if f"kernbench.programs.{each.stem} " in own]
+    return [own, *(each.read_text(encoding="utf-8") for each in others)]
+
+
 def run_rows(
     rows: Sequence[Published],
     *,
@@ -85,20 +93,15 @@ def run_rows(
     tasks = []
     for index, row in enumerate(rows):
         job = planned[row.id]
-        if isinstance(job, Job):
-            arguments = arguments_of(job)
-            program = _program(job).read_text(encoding="utf-8")
-            key = hashlib.sha256(json.dumps([text, program, *arguments]).encode()).hexdigest()
-            tasks.append(RowTask(index, key, {"row": row.id}, arguments, timeout))
+        arguments = arguments_of(job)
+        key = hashlib.sha256(json.dumps([text, *_program_texts(job), *arguments]).encode()).hexdigest()
+        tasks.append(RowTask(index, key, {"row": row.id}, arguments, timeout))
     journal = Journal(output / "journal.jsonl")
     todo, done = journal.todo(tasks, resume=not fresh, retry_failed=True)
     quickest = sorted(todo, key=lambda task: "--compile" in task.arguments)
     side_by_side = jobs or len(os.sched_getaffinity(0))
     keep(journal, run_side_by_side(quickest, run_row, side_by_side), done, len(tasks), fresh=fresh, progress=progress)
     found = {str(task.point["row"]): done[task.key] for task in tasks}
-    for row_id, job in planned.items():
-        if isinstance(job, Impossible):
-            found[row_id] = Outcome(0, "", FAILED, {}, job.why)
     return {row.id: found[row.id] for row in rows}
 
 

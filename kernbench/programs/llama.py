@@ -1,4 +1,4 @@
-"""Pre-training of a Llama on synthetic tokens: FSDP2, tensor and pipeline parallelism, activation checkpointing, ``compile``.
+"""Pre-training of a Llama on synthetic tokens: FSDP2, tensor and pipeline parallelism, checkpointing, ``compile``, float8.
 
     torchrun --nproc-per-node 8 llama.py --model 8B --batch 2 --seq 8192 --checkpointing selective
 
@@ -24,6 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from kernbench.programs.float8 import agree_on_scales, narrowed
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,12 @@ _SAVED = frozenset(
         "aten._scaled_dot_product_flash_attention.default",
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
         "_c10d_functional.reduce_scatter_tensor.default",
+        "aten.max.default",
     }
 )
-"""What selective checkpointing keeps besides every second product: attentions, and what came from other ranks."""
+"""What selective checkpointing keeps besides every second product: attention, what came from others, largest magnitudes."""
+
+_PRODUCTS = frozenset({"aten.mm.default", "aten._scaled_mm.default"})
 
 
 def _selective() -> Any:
@@ -220,7 +225,7 @@ def _selective() -> Any:
 
     def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = str(func) in _SAVED
-        if str(func) == "aten.mm.default":
+        if str(func) in _PRODUCTS:
             seen[ctx.is_recompute] += 1
             keep = seen[ctx.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
@@ -241,6 +246,8 @@ def checkpointed(layer: nn.Module, how: str) -> None:
 
 def prepared(model: Llama, args: argparse.Namespace, mesh: DeviceMesh) -> Llama:
     """``model``, which is on ``meta``, spread over ``mesh`` and on the GPU."""
+    if args.float8 != "off":
+        narrowed(model, lambda name: name != "output", gather=args.float8 == "gathered")
     if args.tp > 1:
         split_tensors(model, mesh["tp"])
     for layer in model.layers.values():
@@ -282,7 +289,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused", help="kernels of AdamW")
     parser.add_argument("--compile", action="store_true", help="compile each layer")
-    return parser.parse_args()
+    parser.add_argument(
+        "--float8", choices=("off", "products", "gathered"), default="off",
+        help="products of the layers in eight bits; weights are gathered so, too",
+    )  # fmt: skip
+    args = parser.parse_args()
+    if args.float8 != "off" and args.tp > 1:
+        parser.error("--float8 needs --tp 1: tensor parallelism of layers in eight bits is not part of this program")
+    return args
 
 
 def loss_of(logits: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -339,6 +353,8 @@ def main() -> None:
         loss = train(parts, schedule, mesh, args, inputs, labels)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         optimizer.step()
+        for part in parts:
+            agree_on_scales(part)
         optimizer.zero_grad()
         if loss is not None and dist.get_rank() == 0:
             print(

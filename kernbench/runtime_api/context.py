@@ -31,6 +31,7 @@ from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.simulation.current import activate, deactivate
 from kernbench.simulation.groups import Collective
+from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.kernel_launch import is_kernel
 from kernbench.simulation.polling import POLL_SECONDS as POLL_SECONDS
 from kernbench.simulation.process_memory import parse_limit
@@ -62,6 +63,8 @@ class RuntimeContext:
         fold: decides which ranks run; None: all.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         races: what to do about accesses to memory that nothing orders (:func:`simulate`).
+        jitter: how unequally quick ranks are (:func:`simulate`).
+        stragglers: by rank, how many times as long its kernels take.
         simulation: the owners behind the names.
     """
 
@@ -80,6 +83,8 @@ class RuntimeContext:
     fold: Scouts | None = field(default=None, repr=False)
     exact_dtype: bool = False
     races: bool | str | None = None
+    jitter: float = 0.0
+    stragglers: Mapping[int, float] = field(default_factory=dict)
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -99,6 +104,7 @@ class RuntimeContext:
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
             exact_dtype=self.exact_dtype, races=mode_of(self.races),
+            jitter=Jitter(self.jitter, self.stragglers, self.seed),
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -270,6 +276,8 @@ def simulate(
     ranks: str = "all",
     exact_dtype: bool = False,
     races: bool | str | None = None,
+    jitter: float = 0.0,
+    stragglers: Mapping[int, float] | None = None,
     stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
@@ -302,6 +310,9 @@ def simulate(
         races: look for accesses to the same memory that nothing orders (``docs/order.md``): ``True`` or ``"error"`` raises
             :class:`~kernbench.errors.RaceError` at the second one, ``"warn"`` collects them in
             ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.
+        jitter: standard deviation of the time that the kernels of a rank take, as a share, between ranks and from step to step;
+            drawn from ``seed`` (:mod:`kernbench.simulation.jitter`, ADR 0130).
+        stragglers: by rank, how many times as long its kernels take.
         stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
 
     Raises:
@@ -338,6 +349,8 @@ def simulate(
             unknown=unknown,
             exact_dtype=exact_dtype,
             races=races,
+            jitter=jitter,
+            stragglers=stragglers or {},
             fold=fold,
         )
 

@@ -21,13 +21,10 @@ from kernbench.sim_engine.interference import Interference
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
-from kernbench.sim_engine.operation import COMPUTE_STREAM, DeviceStream, Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, ON_PES, DeviceStream, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
-
-_DISTURBED = frozenset({"gemm", "attention", "math", "kernel"})
-"""Kinds of operations that run on PEs."""
 
 
 class Seats(NamedTuple):
@@ -177,16 +174,17 @@ class GraphEngine:
             self._end_stream_op(op, op.start + op.duration)
 
     def _beside(self, op: Operation, start: float, seconds: float) -> float:
-        """How long an operation of ``seconds`` takes after what its SIP has done, and beside the SIP's collectives."""
+        """How long an operation of ``seconds`` takes in its rank, after what its SIP has done, and beside its collectives."""
+        seconds *= op.pace
         if op.kind == "gemm":
             seconds = self.clocks.slowed(op.sip, start, seconds)
-        if op.kind in _DISTURBED:
+        if op.kind in ON_PES:
             return self.interference.stretched(op, start, seconds)
         return seconds
 
     def end_after_waiting(self, op: Operation, seconds: float, waited: float) -> None:
         """End ``op``, which has started: it worked for ``seconds`` and waited for others for ``waited`` seconds."""
-        op.duration = seconds if self.cost_model is None else self.cost_model(op, seconds)
+        op.duration = (seconds if self.cost_model is None else self.cost_model(op, seconds)) * op.pace
         if op.end is None:
             assert op.start is not None
             self._end_stream_op(op, op.start + waited + op.duration)

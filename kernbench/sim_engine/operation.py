@@ -10,6 +10,9 @@ COMPUTE_STREAM = "compute"
 COMM_STREAM = "comm"
 """Stream of the collectives of the world; every other group has one of its own, as communicators have."""
 
+ON_PES = frozenset({"gemm", "attention", "math", "kernel"})
+"""Kinds of operations that run on PEs."""
+
 
 class Operation:
     """The promise of one enqueued operation: a kernel, a copy, a rank's part of a collective.
@@ -26,6 +29,7 @@ class Operation:
         enqueue: host time at which it was enqueued.
         duration: seconds that it takes once it has started; None until it has been executed, for a kernel whose work is
             only known then. Of a collective, from its last member's start, once it has ended.
+        pace: how many times as long it takes as was modelled, because of its rank (:mod:`kernbench.simulation.jitter`).
         spread: shares of ``duration`` by which measurements lie below and above it at most, 80 % of them (ADR 0031).
         start: when it started, None while unknown.
         end: when it ended, None while unknown.
@@ -54,6 +58,7 @@ class Operation:
         "nbytes",
         "observed",
         "operands",
+        "pace",
         "rank",
         "sip",
         "spread",
@@ -81,6 +86,7 @@ class Operation:
         self.enqueue = enqueue
         self.duration = duration
         self.spread = spread
+        self.pace = 1.0
         self.start: float | None = None
         self.end: float | None = None
         self.executed = True

@@ -125,6 +125,13 @@ class Folding:
         found = self._by_class.get(self._class_of(rank))
         return self.live[-1] if found is None else found
 
+    def stands_for(self, rank: int) -> int:
+        """How many ranks, with itself, do what a rank that runs does, if it runs for others; else 1."""
+        if all(other == rank or self.representative(other) != rank for other in range(self.world)):
+            return 1
+        place = self._class_of(rank)[:-1]
+        return sum(self._class_of(other)[:-1] == place for other in range(self.world))
+
     def players(self, members: Sequence[int]) -> tuple[int, ...] | None:
         """Who takes part in a group for each of its members; None if all run, or none."""
         running = [rank for rank in members if rank in self._alive]

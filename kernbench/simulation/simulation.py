@@ -27,6 +27,7 @@ from kernbench.simulation.groups import Communicator
 from kernbench.simulation.hooks import open_hooks
 from kernbench.simulation.host_reads import HostReads
 from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.kernel_launch import KernelLauncher
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
@@ -76,6 +77,7 @@ class Simulation:
         memory_limit: of each process's memory on a SIP.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
+        jitter: how quick ranks are; default: all alike.
 
     Attributes:
         topology: the system.
@@ -85,6 +87,7 @@ class Simulation:
         steps: where the ranks' programs have got to.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
+        jitter: how quick ranks are.
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
         hooks: what plugins are told, None if none listens.
         order: watches for races, None if nobody wants to know.
@@ -111,6 +114,7 @@ class Simulation:
         memory_limit: Limit = "device",
         exact_dtype: bool = False,
         races: str = "off",
+        jitter: Jitter | None = None,
     ) -> None:
         self.engine = engine
         self.exact_dtype = exact_dtype
@@ -135,7 +139,10 @@ class Simulation:
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         streams = Streams if self.order is None else OrderedStreams
-        self.streams = streams(engine, self.hosts, self.storages, self.hooks)
+        self.jitter = jitter or Jitter()
+        self.streams = streams(
+            engine, self.hosts, self.storages, self.hooks, self.jitter if self.jitter.is_on else None
+        )
         self.values = Values(self.executor, self.hosts, self.waits)
         self.host_reads = HostReads(
             engine, self.hosts, self.storages, self.streams, self.values, self.waits, self.hooks
@@ -155,7 +162,8 @@ class Simulation:
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
             self.deadlines, self.hooks,
         )  # fmt: skip
-        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps)
+        self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps,
+                           self.jitter)  # fmt: skip
 
     @property
     def ccl_config(self) -> CclConfig:

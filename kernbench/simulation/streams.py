@@ -9,8 +9,10 @@ import torch
 
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.sim_engine.operation import ON_PES
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Host, Hosts
+from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.storages import StorageTable, Stored
 from kernbench.simulation.tensors import tensors_in
 
@@ -23,13 +25,22 @@ class Streams:
         hosts: who enqueues.
         storages: are told what operations touch.
         hooks: are told of operations.
+        jitter: how quick ranks are; None: all alike.
     """
 
-    def __init__(self, engine: GraphEngine, hosts: Hosts, storages: StorageTable, hooks: RunHooks | None) -> None:
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        storages: StorageTable,
+        hooks: RunHooks | None,
+        jitter: Jitter | None = None,
+    ) -> None:
         self._engine = engine
         self._hosts = hosts
         self._storages = storages
         self._hooks = hooks
+        self._jitter = jitter
         self._costs = engine.topology.device.launch
 
     def enqueue(
@@ -68,6 +79,8 @@ class Streams:
             op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
             op.nbytes = cost.nbytes
         op.host = spent
+        if self._jitter is not None and host.rank is not None and op.kind in ON_PES:
+            op.pace = self._jitter.pace(host.rank, host.step)
         if deferred:
             op.executed = False
         if detail is not None:

@@ -13,6 +13,7 @@ from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.folding import Folding
 from kernbench.simulation.groups import Communicators
 from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.steps import Steps, StoppedAfterSteps
 from kernbench.simulation.values import Values
@@ -38,6 +39,7 @@ class World:
     matcher: Matcher
     drain: Drain
     steps: Steps
+    jitter: Jitter
 
     def __post_init__(self) -> None:
         self.size = 0
@@ -47,6 +49,7 @@ class World:
 
     def open(self, size: int, clock: float, folding: Folding | None = None) -> None:
         """Make hosts for ``size`` ranks whose clocks are at ``clock`` s, in a world of their own; ``folding``: who runs."""
+        self.jitter.open(size, folding)
         self._reset()
         self.matcher.history.clear()
         self.hosts.open(size, clock, folding)

@@ -25,6 +25,7 @@ def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ..
         *(() if folding is None else (str(folding), *folding.unlike({line.rank: line.compute for line in times}))),
         *simulation.op_costs.unmodelled.sentences,
         *simulation.assumptions.notes,
+        *simulation.jitter.sentences(len(times) if folding is None else folding.world),
         *simulation.remarks,
         *filter(None, (simulation.engine.op_log.note,)),
     )

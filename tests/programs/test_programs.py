@@ -22,6 +22,7 @@ PROGRAMS = Path(kernbench.__file__).parent / "programs"
         ("mpt.py", "--model debug --seq 16 --microbatch 2 --accumulate 2 --steps 2 --checkpointing full", 2),
         ("gpt.py", "--layers 1 --dim 16 --heads 2 --vocab 64 --seq 16 --batch 2 --steps 2", 1),
         ("llama.py", "--model debug --layers 1 --seq 16 --steps 1 --norm composed --optimizer foreach", 2),
+        ("llama.py", "--model debug --layers 1 --seq 16 --steps 2 --float8 gathered", 2),
     ],
 )
 def test_a_program_runs_with_its_data(

@@ -126,7 +126,8 @@ class Recorded:
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         multiplies: it may have FLOPs to count.
-        causal: where the argument of an attention is that says whether it is causal, None if it has none.
+        flag: which argument, by place and name, changes what it costs, and to what value: an attention is causal, a product
+            in eight bits keeps its sums in 32 bits; None if it has none.
         copies: it copies one tensor.
         draws: it draws random numbers.
         wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
@@ -136,10 +137,9 @@ class Recorded:
     __slots__ = (
         "allocates",
         "call",
-        "causal",
-        "causal_name",
         "copies",
         "draws",
+        "flag",
         "func",
         "host_reads",
         "kind",
@@ -158,8 +158,7 @@ class Recorded:
         self.wide = widened(func)
         self.copies = self.title.partition(".")[0] in _COPIES
         self.multiplies = False
-        self.causal: int | None = None
-        self.causal_name = ""
+        self.flag: tuple[int, str, bool] | None = None
         self.writes: list[tuple[int, str]] = []
         if not isinstance(func, torch._ops.OpOverload):
             self.call, self.name, self.allocates, self.host_reads = func, self.title, False, False
@@ -177,20 +176,20 @@ class Recorded:
         self.host_reads = row is not None and row.kind is Kind.HOST_READ
         arguments = func._schema.arguments
         for at, argument in enumerate(arguments):
-            if argument.name in _CAUSAL and (self.kind == CUSTOM or is_matrix_operation(self.name)):
-                self.causal, self.causal_name = at, argument.name
+            if argument.name in _FLAGS and (self.kind == CUSTOM or is_matrix_operation(self.name)):
+                self.flag = at, argument.name, _FLAGS[argument.name]
         returned = {name for each in func._schema.returns if each.alias_info for name in each.alias_info.before_set}
         for at, argument in enumerate(arguments):
             alias = argument.alias_info
             if alias is not None and alias.is_write and not returned.intersection(alias.before_set):
                 self.writes.append((at, argument.name))
 
-    def is_causal(self, args: Any, kwargs: Any) -> bool:
-        """Whether an attention was told to skip what comes later."""
-        at = self.causal
-        if at is None:
+    def is_flagged(self, args: Any, kwargs: Any) -> bool:
+        """Whether an attention was told to skip what comes later, or a product to keep its sums in 32 bits."""
+        if self.flag is None:
             return False
-        return bool((kwargs or {}).get(self.causal_name, args[at] if at < len(args) else False))
+        at, name, value = self.flag
+        return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
     def is_non_blocking(self, args: Any, kwargs: Any) -> bool:
         """Whether a copy was told not to wait for its end."""
@@ -227,7 +226,7 @@ class Recorded:
 
 
 _COPIES = ("clone", "copy_", "_to_copy")
-_CAUSAL = ("is_causal", "causal")
+_FLAGS = {"is_causal": True, "causal": True, "use_fast_accum": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,9 +459,9 @@ class Recorder(TorchDispatchMode):
             return
         if operation.writes:
             outputs += operation.written(args, kwargs)
-        causal = operation.causal is not None and operation.is_causal(args, kwargs)
+        flag = operation.flag is not None and operation.is_flagged(args, kwargs)
         crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
-        cost = self._costs.of_tensors(operation.name, inputs, outputs, causal, crossed)
+        cost = self._costs.of_tensors(operation.name, inputs, outputs, flag, crossed)
         if operation.multiplies and not device.in_custom_operation:
             call = operation.func, operation.name, args, kwargs, result, inputs, outputs
             self._flops.add(device.host.account, cost, call)
