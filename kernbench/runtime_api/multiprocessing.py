@@ -25,6 +25,7 @@ from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.gpu.visible import VARIABLE, visible_gpus
 from kernbench.torch_backend.process_groups import stores
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 
@@ -243,6 +244,9 @@ class Multiprocessing:
 
         ``keep``: modules whose random generators go on where they are; the others are seeded.
         """
+        self._devices.seen = seen = visible_gpus(self._simulation.topology.sips_per_node)
+        if not seen:
+            raise ConfigError(f"{VARIABLE} hides all GPUs, and a rank drives one: unset it, or name the rank's")
         self._open_hosts(nprocs, seat.welcome.clock)
         self._simulation.world.apart = True
         environment = Environment(self._devices, alone=True)

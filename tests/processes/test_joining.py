@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import kernbench
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.processes.channel import Wire
 from kernbench.processes.gate import Gate
 from kernbench.processes.seat import Hello, Welcome
 from kernbench.processes.shared_memory import SharedMemory, unnamed_file
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.visible import visible_gpus
 
 RUN = [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100"]
 ENVIRON = {**os.environ, "PYTHONPATH": os.getcwd()}
@@ -47,7 +51,7 @@ import multiprocessing, os, subprocess, sys, torch, torch.distributed as dist
 
 def worker(rank, world, what):
     torch.manual_seed(7)
-    torch.cuda.set_device(1 - rank)
+    torch.cuda.set_device(min(1 - rank, torch.cuda.device_count() - 1))
     dist.init_process_group("nccl", "tcp://localhost:29501", rank=rank, world_size=world)
     drawn = torch.rand(())
     x = torch.full((4,), float(rank), device="cuda")
@@ -74,7 +78,9 @@ if __name__ == "__main__":
             each.join()
         print(what, [each.exitcode for each in started], flush=True)
     command = [sys.executable, __file__]
-    started = [subprocess.Popen([*command, "0"]), multiprocessing.get_context("spawn").Process(target=worker, args=(1, 2, ""))]
+    seen = dict(os.environ, CUDA_VISIBLE_DEVICES="5")
+    other = multiprocessing.get_context("spawn").Process(target=worker, args=(1, 2, ""))
+    started = [subprocess.Popen([*command, "0"], env=seen), other]
     started[1].start()
     print("others", started[0].wait(), started[1].join(), flush=True)
     sys.exit(7)
@@ -131,6 +137,7 @@ def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
     assert lines[0] == "8 GPUs"
     assert [sorted(lines[1:3]), lines[3]] == [values, "fork [0, 0]"]
     assert lines[4:6] == ["raise [1, 1]", "kill [1, -9]"]
+    values[0] = values[0].replace("cuda:1", "cuda:0")  # it sees one
     assert [sorted(lines[6:8]), lines[8]] == [values, "others 0 None"]
     assert done.stderr.count("ValueError: broken here") == 1
     assert done.stderr.count("rank 1 (process ") == 1
@@ -252,9 +259,25 @@ def test_a_world_that_does_not_fit_is_refused(launcher):
         assert wire.receive().refusal == "4 do not fit"
 
 
-def test_memory_without_a_name_is_shared():
-    import torch
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [(None, range(4)), ("2", [2]), ("3, 1", [3, 1]), ("0,7,1", [0]), ("", []), ("-1", []), ("1,1", [])],
+)
+def test_a_process_sees_the_gpus_that_its_variable_names(value, seen, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(4, value) == tuple(seen)
+    with pytest.raises(ConfigError, match="numbers"):
+        visible_gpus(4, "GPU-8932f937")
 
+
+def test_a_rank_drives_a_gpu_that_it_sees():
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.simulation.world.open(2, 0.0)
+        device = RankDevice(ctx.simulation, ctx.simulation.hosts.of_rank[1], (5, 3))
+        assert [device.visible, device.host.sip, device.index, device.sip(1)] == [(5, 3), 5, 0, 3]
+
+
+def test_memory_without_a_name_is_shared():
     file = unnamed_file((1 << 16,))
     one, other = SharedMemory(file=file), SharedMemory(file=file)
     os.close(file)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed.distributed_c10d
 
 from kernbench.errors import KernbenchError
+from kernbench.torch_backend.gpu.visible import visible_gpus
 from kernbench.torch_backend.relies_on import Reliance
 
 _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
@@ -37,7 +38,7 @@ def install(join: Join, gpus: int) -> None:
     """Have ``join(rank, world_size)`` called once it is known who the process is; it sees ``gpus`` GPUs until then."""
     waiting = _Waiting(join, gpus)
     for owner in (torch.cuda, torch.accelerator):
-        vars(owner).update(is_available=lambda: gpus > 0, device_count=lambda: gpus)
+        vars(owner).update(is_available=lambda: bool(visible_gpus(gpus)), device_count=lambda: len(visible_gpus(gpus)))
     vars(torch.cuda).update(
         set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
     )
@@ -73,8 +74,8 @@ class _Waiting:
         index = device if isinstance(device, int) else torch.device(device).index
         if index is None or index < 0:
             return
-        if index >= self._gpus:
-            raise RuntimeError(f"CUDA error: invalid device ordinal (there are {self._gpus} GPUs)")
+        if index >= (count := len(visible_gpus(self._gpus))):
+            raise RuntimeError(f"CUDA error: invalid device ordinal (there are {count} GPUs)")
         self.device = index
 
     def use(self) -> None:
