@@ -6,14 +6,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernbench.commands.jitter_options import Straggler
+from kernbench.commands.run_command import RankCommand, found
 from kernbench.commands.run_failures import ShownFailures
 from kernbench.commands.steps_options import StepsOptions, steps_options
-from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
+from kernbench.commands.torchrun_options import DASHES, Nodes, RanksPerNode, TorchrunCommand, torchrun_options
 from kernbench.errors import ConfigError
 from kernbench.simulation.folding import FOLDED_ABOVE
 from kernbench.topology.loader import DEFAULT_SYSTEM
@@ -100,6 +101,9 @@ def command(
 
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
     rank succeeds, 1 if one fails. The other options of torchrun are accepted, too.
+
+    Behind -- it is a command that starts the ranks itself, as on a cluster: kernbench run -- torchrun --nproc-per-node 8
+    train.py. Its processes join the simulation (docs/processes.md); the exit code is the command's.
     """
     from kernbench.plugins.manager import default_manager
     from kernbench.runtime_api import launcher
@@ -122,7 +126,20 @@ def command(
 
         _require_folder("--autotune-report", autotune_report)
         report = AutotuneReport(autotune_report)
-    compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
+    given: dict[str, Any] = {
+        "seed": seed, "enable_data": data, "unknown": unknown, "memory_limit": memory_limit, "exact_dtype": exact_dtype,
+        "races": races, "jitter": jitter, "stragglers": dict(stragglers),
+    }  # fmt: skip
+    starter: RankCommand | None = None
+    compiled: launcher.RankProgram | None = None
+    if not module and nproc_per_node is None and _is_command(program):
+        if report is not None:
+            raise ConfigError(
+                "--autotune-report: what tuners choose in processes that join is not collected: leave it out"
+            )
+        starter = RankCommand((program, *args), {"nodes": nnodes if nnodes > 1 else None, **given})
+    else:
+        compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
     errors: dict[int, BaseException] = {}
     plugins = [] if report is None else [report]
     handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
@@ -133,25 +150,22 @@ def command(
     with (
         simulate(
             handle,
-            seed=seed,
             plugins=plugins,
             devices=devices,
-            enable_data=data,
-            unknown=unknown,
             ranks=ranks,
-            memory_limit=memory_limit,
-            exact_dtype=exact_dtype,
-            races=races,
-            jitter=jitter,
-            stragglers=dict(stragglers),
+            **given,
         ) as ctx,
         ExitStack() as stack,
     ):
         progress = asked.begin(ctx)
         stack.callback(progress.stop)
         failures = ShownFailures()
+        code = 0
         try:
-            if nproc_per_node is None:
+            if starter is not None:
+                code, errors = starter.run(ctx, handle.path, failures)
+            elif compiled is None or nproc_per_node is None:
+                assert compiled is not None
                 launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look,
                                   isolation=isolation, variables=variables)  # fmt: skip
             else:
@@ -164,7 +178,7 @@ def command(
         except SpawnException as error:
             errors = failures.all(error)
         except Exception as error:
-            if nproc_per_node is not None or not failures.script(error, compiled.file):
+            if compiled is None or nproc_per_node is not None or not failures.script(error, compiled.file):
                 raise
             errors = {0: error}
         finally:
@@ -178,12 +192,21 @@ def command(
             write_flight_record(ctx.simulation, flight_recorder)
         if report is not None:
             _write_autotune_report(report)
-        found = _print_races(ctx)
+        races_found = _print_races(ctx)
         if summary:
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
         asked.write_json(ctx, program, args, errors)
-    sys.exit(1 if errors or found else 0)
+    sys.exit(code or (1 if errors or races_found else 0))
+
+
+def _is_command(program: str) -> bool:
+    """Whether PROGRAM is a command that starts the ranks itself: one behind ``--``, or what is no file here but on the path."""
+    if program.endswith(".py"):
+        return False
+    return bool(click.get_current_context().meta.get(DASHES)) or (
+        not Path(program).exists() and found(program) is not None
+    )
 
 
 def _print_races(ctx: RuntimeContext) -> int:

@@ -8,6 +8,7 @@ from typing import TextIO
 
 import click
 
+from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank
 from kernbench.simulation.failures import SpawnException, headed
 from kernbench.trace.memory_report import notes_that_python_hides
@@ -38,6 +39,12 @@ class ShownFailures:
         failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
         click.echo(f"kernbench: failed: {failed}", file=self._stream)
         return error.errors
+
+    def joined(self, error: SpawnException) -> None:
+        """Ranks that somebody else has started have failed: what they have not shown themselves is shown, once."""
+        for cause in error.errors.values():
+            if isinstance(cause, RankDiedError):
+                self._show(f"kernbench: {cause}")
 
     def script(self, error: BaseException, file: str) -> bool:
         """Show what a script that runs once has raised, from its own file on; false if that had no part in it."""

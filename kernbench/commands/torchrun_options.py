@@ -52,6 +52,9 @@ _TORCHRUNS = {
     )
 }  # fmt: skip
 
+DASHES = "kernbench.commands.dashes"
+"""In the context of a command: whether ``--`` stood before its program."""
+
 Command = Callable[..., Any]
 
 
@@ -87,12 +90,14 @@ class TorchrunCommand(PluginCommand):
     """A command whose options may be abbreviated, as torchrun's: ``--nproc 2``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click; beginnings of options are made whole first."""
-        return super().parse_args(ctx, _whole(args, self.params))
+        """See click; beginnings of options are made whole first, and it is noted whether the program stands behind ``--``."""
+        whole, rest = _whole(args, self.params)
+        ctx.meta[DASHES] = rest[:1] == ["--"]
+        return super().parse_args(ctx, whole + rest)
 
 
-def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
-    """The command line up to the program, with whole names of options in the place of beginnings that fit one of them.
+def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:
+    """The options, with whole names in the place of beginnings that fit one of them, and what comes behind them.
 
     One that fits one of torchrun's is that one. What cannot be told stays, for click to say.
     """
@@ -111,7 +116,7 @@ def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
         option = options[name]
         if not value and isinstance(option, click.Option) and not option.is_flag and rest:
             whole.append(rest.pop(0))
-    return whole + rest
+    return whole, rest
 
 
 def _spellings(option: str) -> tuple[str, ...]:

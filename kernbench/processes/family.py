@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import gc
 import os
 import select
@@ -13,12 +12,11 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
-from typing import NoReturn
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import wires
+from kernbench.processes.rank_process import RankProcess, RankProcesses, leave, tell_where
 from kernbench.processes.shared_memory import SharedMemory
-from kernbench.torch_backend import environment
 
 GRACE = 0.8
 """Seconds of wall-clock time that processes have to unwind, all together, once ranks are being unwound."""
@@ -29,28 +27,18 @@ _DESCRIPTORS = 4
 """Files of the parent per rank: both ends of a socket, the stacks of a crash, the process."""
 
 
-class RankDiedError(KernbenchError):
-    """A rank's process has ended in the middle of its program."""
-
-
-class Child:
-    """One rank's process, as its parent sees it.
+class Child(RankProcess):
+    """One rank's process that this one has forked.
 
     Attributes:
-        rank: its number.
-        wire: to it; in the child, to the parent.
-        shared: memory shared with it.
-        pid: of the process, 0 before it has begun.
+        theirs: its end of the wire, until it has begun; in the child, ours.
         status: as ``os.waitpid`` gives it, None while it runs.
     """
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.shared = SharedMemory()
+        shared = SharedMemory()
         self.wire, self.theirs = wires()
-        self.stacks = os.memfd_create(f"kernbench-rank-{rank}")
-        self.pid = 0
-        self.descriptor = -1
+        super().__init__(rank, shared, os.memfd_create(f"kernbench-rank-{rank}"))
         self.status: int | None = None
 
     def become(self) -> None:
@@ -59,24 +47,18 @@ class Child:
         self.wire, self.theirs = self.theirs, self.wire
         self.theirs.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        faulthandler.enable(file=self.stacks)
-        os._exit = self._tell_and_exit
+        tell_where(self.stacks)
 
-    def part(self) -> None:
-        """In a process that the rank has forked: its end is its own."""
-        faulthandler.disable()
-        os._exit = _exit
+    def reap(self) -> None:
+        """Wait for a process that has ended, or is about to."""
+        if self.status is None:
+            _, self.status = os.waitpid(self.pid, 0)
 
-    def _tell_and_exit(self, status: int) -> NoReturn:
-        faulthandler.dump_traceback(file=self.stacks, all_threads=False)
-        _exit(status)
-
-    def told(self) -> str:
-        """Where its threads were when it crashed; empty if nobody can tell."""
-        size = os.fstat(self.stacks).st_size
-        lines = os.pread(self.stacks, min(size, 1 << 16), 0).decode(errors="replace").splitlines()
-        end = next((at for at, line in enumerate(lines) if environment.__file__ in line), len(lines))
-        return "\n".join(line for line in lines[:end] if __file__ not in line).strip()
+    def kill(self) -> None:
+        """End it at once."""
+        if self.pid and self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def cause(self) -> str:
         """How it has ended, in words."""
@@ -93,25 +75,12 @@ class Child:
 
     def close(self) -> None:
         """Forget it. Idempotent."""
-        self.wire.close()
+        super().close()
         self.theirs.close()
-        for descriptor in (self.descriptor, self.stacks):
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-        self.descriptor = self.stacks = -1
 
 
-_exit = os._exit
-
-
-def leave(status: int) -> NoReturn:
-    """End this process, and nothing is told of where it was."""
-    _exit(status)
-
-
-class Family:
-    """The processes of one spawn.
+class Family(RankProcesses):
+    """The processes of one spawn, forked by this one.
 
     Args:
         ranks: their numbers.
@@ -119,7 +88,6 @@ class Family:
 
     Attributes:
         children: by rank.
-        died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
     """
 
     def __init__(self, ranks: Sequence[int], aborting: Callable[[], bool]) -> None:
@@ -135,7 +103,7 @@ class Family:
                 f"no room for {len(ranks)} ranks that are processes, each of which takes {_DESCRIPTORS} files of this one: "
                 f"{error.strerror}. Allow more (ulimit -n), or use isolation='carrier'"
             ) from None
-        self.died: list[int] = []
+        super().__init__(self.children)
         self._aborting = aborting
         self._deadline: float | None = None
         self._poll = select.poll()
@@ -154,7 +122,7 @@ class Family:
                 if child.pid == 0:
                     self._leave_others(child)
                     body(child)
-                    _exit(70)
+                    leave(70)
                 child.theirs.close()
                 child.descriptor = os.pidfd_open(child.pid)
                 self._watched[child.descriptor] = child
@@ -172,19 +140,16 @@ class Family:
                 child.close()
         self._watched.clear()
 
-    def await_input(self, child: Child) -> bool:
-        """Wait until there is something to read from ``child``; False if another one has died meanwhile.
-
-        While ranks are being unwound, one that takes too long is killed.
-        """
-        descriptor = child.wire.socket.fileno()
+    def await_input(self, member: RankProcess) -> bool:
+        """See :class:`RankProcesses`. While ranks are being unwound, one that takes too long is killed."""
+        descriptor = member.wire.socket.fileno()
         poll = self._poll
         poll.register(descriptor, select.POLLIN)
         try:
             while True:
                 ready = poll.poll(self._patience())
                 if not ready:
-                    self.kill(child)
+                    member.kill()
                     continue
                 if any(number == descriptor for number, _ in ready):
                     return True
@@ -206,22 +171,11 @@ class Family:
         """A process has ended: whether it had not been through with its program."""
         child = self._watched.pop(descriptor)
         self._poll.unregister(descriptor)
-        self.reap(child)
+        child.reap()
         if child.status == 0:
             return False
         self.died.append(child.rank)
         return True
-
-    def reap(self, child: Child) -> None:
-        """Wait for a process that has ended, or is about to."""
-        if child.status is None:
-            _, child.status = os.waitpid(child.pid, 0)
-
-    def kill(self, child: Child) -> None:
-        """End a process at once."""
-        if child.pid and child.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End those that are left. Idempotent."""
@@ -231,8 +185,8 @@ class Family:
     def close_children(self) -> None:
         """End those that run, and forget all."""
         for child in self.children.values():
-            self.kill(child)
+            child.kill()
         for child in self.children.values():
             if child.pid:
-                self.reap(child)
+                child.reap()
             child.close()

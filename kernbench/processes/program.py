@@ -1,4 +1,4 @@
-"""A rank's program in its own process, from the fork to the end."""
+"""A rank's program in its own process, from the fork, or from when it has joined, to the end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import sys
 import threading
 import traceback
 from atexit import _clear, _run_exitfuncs
-from collections.abc import Callable
-from multiprocessing.process import _children  # type: ignore[attr-defined]
-from multiprocessing.util import _exit_function  # type: ignore[attr-defined]
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from multiprocessing.process import _children, parent_process  # type: ignore[attr-defined]
+from multiprocessing.util import Finalize, _exit_function  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import portable
-from kernbench.processes.family import Child, leave
+from kernbench.processes.family import Child
 from kernbench.processes.legacy import Legacy
+from kernbench.processes.rank_process import leave, tell_nothing, tell_where
 from kernbench.processes.rank_side import RankSide
+from kernbench.processes.seat import Seat
 from kernbench.scheduler import user_traceback
 from kernbench.scheduler.carrier import be_alone
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.process_groups.stores import StoreHost
+
+_LAST = -1000
+"""Priority of what is done at the end of a process of multiprocessing, after all else."""
 
 
 class SentStream:
@@ -64,15 +70,8 @@ def run(
     """In a new process: be the rank, run its ``body``, and end."""
     try:
         child.become()
-        be_alone()
         _forget_parent()
-        side = RankSide(simulation, child.rank, child.wire, child.shared)
-        side.install()
-        os.register_at_fork(after_in_child=side.part)
-        os.register_at_fork(after_in_child=child.part)
-        stores.forward = side.store
-        simulation.op_costs.unmodelled.clear()
-        environment.be_alone(child.rank)
+        side = _be_rank(simulation, environment, stores, child)
         sys.stdout = SentStream("stdout", sys.stdout, side)
         sys.stderr = SentStream("stderr", sys.stderr, side)
     except BaseException:
@@ -80,7 +79,8 @@ def run(
         leave(70)
     error, trace = None, ""
     try:
-        _program(simulation, side, body)
+        body()
+        _finish(simulation, side)
     except BaseException as raised:
         error, trace = portable(raised), user_traceback(raised)
     with contextlib.suppress(BaseException):
@@ -93,6 +93,67 @@ def run(
     leave(0)
 
 
+def join(
+    seat: Seat, simulation: Simulation, environment: Environment, stores: StoreHost, keep: Collection[str]
+) -> None:
+    """In a process that has been started by somebody else: be the rank from here on, until the process ends.
+
+    ``keep``: as :meth:`Environment.be_alone` has it.
+    """
+    tell_where(seat.stacks)
+    os.register_at_fork(after_in_child=seat.leave)
+    side = _be_rank(simulation, environment, stores, seat, keep)
+    acting = ExitStack()
+    acting.enter_context(environment.running(seat.rank))
+
+    def end() -> None:
+        if side.apart:
+            return
+        raised = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        failed = raised is not None and not isinstance(raised, SystemExit)
+        unfinished = False
+        try:
+            if not failed:
+                acting.close()
+                _finish(simulation, side)
+        except Exception as error:
+            traceback.print_exc()
+            raised, failed, unfinished = error, True, True
+        told = (portable(raised), user_traceback(raised)) if failed and raised is not None else (None, "")
+        side.cast("ended", *told, Legacy.of(simulation, side.host))
+        side.send()
+        side.part()
+        tell_nothing()
+        if unfinished:  # nobody asks for the exit code any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+            leave(1)
+
+    if parent_process() is None:
+        atexit.register(end)
+    else:  # one of multiprocessing's, which may end without what atexit does
+        Finalize(None, end, exitpriority=_LAST)
+
+
+def _be_rank(
+    simulation: Simulation,
+    environment: Environment,
+    stores: StoreHost,
+    place: Child | Seat,
+    keep: Collection[str] = (),
+) -> RankSide:
+    """From here on this process is a rank."""
+    be_alone()
+    side = RankSide(simulation, place.rank, place.wire, place.shared)
+    side.install()
+    os.register_at_fork(after_in_child=side.part)
+    os.register_at_fork(after_in_child=tell_nothing)
+    stores.forward = side.store
+    simulation.op_costs.unmodelled.clear()
+    environment.be_alone(place.rank, keep)
+    return side
+
+
 def _forget_parent() -> None:
     """What the parent has to do at its end, and the processes that it has started, are not the rank's business."""
     _clear()
@@ -100,8 +161,8 @@ def _forget_parent() -> None:
     atexit.register(_exit_function)  # of multiprocessing: the rank's own processes end with it
 
 
-def _program(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> None:
-    body()
+def _finish(simulation: Simulation, side: RankSide) -> None:
+    """A rank's program has ended: what it has left is done, and raised if it fails."""
     side.compute()
     for op in simulation.values.unobserved_failures(side.host):
         assert op.error is not None

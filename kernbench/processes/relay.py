@@ -17,8 +17,8 @@ from greenlet import GreenletExit
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, portable, restored
-from kernbench.processes.family import Child, Family, RankDiedError
 from kernbench.processes.legacy import Legacy
+from kernbench.processes.rank_process import RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.scheduler import RaisedElsewhere
 from kernbench.sim_engine import Condition, Operation
@@ -40,11 +40,11 @@ class Relay:
     Args:
         simulation: that it is a rank of.
         child: its process.
-        family: of its siblings.
+        family: the processes of all ranks.
         stores: of the spawn.
     """
 
-    def __init__(self, simulation: Simulation, child: Child, family: Family, stores: StoreHost) -> None:
+    def __init__(self, simulation: Simulation, child: RankProcess, family: RankProcesses, stores: StoreHost) -> None:
         self._simulation = simulation
         self._child = child
         self._family = family
@@ -95,6 +95,8 @@ class Relay:
                     if not family.await_input(self._child):
                         self._let_the_dead_go_first()
                 except SystemExit as error:  # ranks are being unwound: this one is told when it asks next
+                    if not family.unwound:
+                        raise
                     self._late = error
             except (EOFError, ConnectionResetError):
                 self._died()
@@ -108,17 +110,17 @@ class Relay:
             found = None if rank is None else next((each for each in waits.pending if each[1] is rank.greenlet), None)
             if found is not None:  # it was waiting
                 waits.pending.remove(found)
-                scheduler.make_ready(found[1], self._death_of(self._family.children[index]))
+                scheduler.make_ready(found[1], self._death_of(self._family.by_rank[index]))
         scheduler.pause()
 
     def _died(self) -> NoReturn:
-        self._family.reap(self._child)
+        self._child.reap()
         if self._simulation.scheduler.aborting:
             raise SystemExit
         raise self._death_of(self._child) from None
 
-    def _death_of(self, child: Child) -> RaisedElsewhere:
-        self._family.reap(child)
+    def _death_of(self, child: RankProcess) -> RaisedElsewhere:
+        child.reap()
         calls = self._simulation.matcher.history.of(child.rank)[-1:]
         last = f"Its last operation: {self._last}." if self._last and child is self._child else ""
         posted = f"Its last call to others: {calls[0]}." if calls else "It had called no other rank."
@@ -144,6 +146,8 @@ class Relay:
         except (GreenletExit, KeyboardInterrupt, RaisedElsewhere):
             raise  # it has died itself, or nobody is to be told
         except BaseException as error:
+            if isinstance(error, SystemExit) and not self._family.unwound and self._simulation.scheduler.aborting:
+                raise
             if self._promised is not None:
                 self._late = error  # the rank has gone on: it is told when it asks next
             raised = portable(error)

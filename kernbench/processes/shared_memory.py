@@ -1,13 +1,15 @@
 """Memory that a rank shares with the simulation: what collectives and messages read and write.
 
-It is an anonymous shared mapping that a child inherits: it has no name, so nothing is left behind, however its processes end.
-The rank alone hands out regions of it; the simulation is told where they are. Address space is reserved, pages come with use.
+It is an anonymous shared mapping that a child inherits, or a file without a name that a rank which joins hands over: nothing is
+left behind, however the processes end. The rank alone hands out regions of it; the simulation is told where they are. Address
+space is reserved, pages come with use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,13 +41,13 @@ class SharedRegion(NamedTuple):
 
 
 class SharedMemory:
-    """The shared memory of one rank. Made before the fork.
+    """The shared memory of one rank. Made before the fork, or over the file that :func:`unnamed_file` has made.
 
     Raises OSError if the system has no address space for it.
     """
 
-    def __init__(self, sizes: Sequence[int] = RESERVED) -> None:
-        self._map = _reserve(sizes)
+    def __init__(self, sizes: Sequence[int] = RESERVED, file: int | None = None) -> None:
+        self._map = _reserve(sizes) if file is None else mmap.mmap(file, os.fstat(file).st_size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._reserved = len(self._map)
         self._top = 0
@@ -104,3 +106,19 @@ def _reserve(sizes: Sequence[int]) -> mmap.mmap:
         with contextlib.suppress(OSError):
             return mmap.mmap(-1, size, flags=flags)
     return mmap.mmap(-1, sizes[-1], flags=flags)
+
+
+def unnamed_file(sizes: Sequence[int] = RESERVED) -> int:
+    """A descriptor of memory that processes without a common parent can share: a file that no folder has."""
+    file = os.memfd_create("kernbench-shared")
+    for size in sizes:
+        try:
+            os.ftruncate(file, size)
+            mmap.mmap(file, size).close()
+        except OSError:
+            if size == sizes[-1]:
+                os.close(file)
+                raise
+        else:
+            break
+    return file

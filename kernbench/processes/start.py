@@ -9,6 +9,7 @@ from typing import Any
 from kernbench.errors import ConfigError
 from kernbench.processes import program
 from kernbench.processes.family import Child, Family
+from kernbench.processes.rank_process import RankProcesses
 from kernbench.processes.relay import Relay
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.environment import Environment
@@ -49,7 +50,14 @@ def start(
         program.run(child, simulation, environment, shared, body_of[child.rank])
 
     family.start(begin)
-    relays = {rank: Relay(simulation, family.children[rank], family, shared) for rank in ranks}
+    return relay(simulation, family)
+
+
+def relay(simulation: Simulation, members: RankProcesses) -> list[Callable[[], Any]]:
+    """What the scheduler is to run in the stead of ranks whose processes are there, in their order."""
+    simulation.world.apart = True
+    shared = stores.innermost()
+    relays = {rank: Relay(simulation, member, members, shared) for rank, member in members.by_rank.items()}
     rank_of = simulation.scheduler.rank_by_greenlet
 
     def answer_early(target: Any, error: BaseException | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,9 @@ from greenlet import getcurrent
 
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.processes import start as processes
+from kernbench.processes.joined import Company, Joined
+from kernbench.processes.program import join
+from kernbench.processes.seat import Seat
 from kernbench.runtime_api.distributed import Distributed
 from kernbench.simulation.current import activate
 from kernbench.simulation.failures import SpawnException as SpawnException
@@ -21,6 +25,8 @@ from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.gpu.visible import VARIABLE, visible_gpus
+from kernbench.torch_backend.process_groups import stores
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 
 ISOLATIONS = ("carrier", "greenlet", "process")
@@ -185,24 +191,79 @@ class Multiprocessing:
 
     def open_world(self, program: SpawnCall, folding: Folding | None = None) -> Environment | GreenletEnvironment:
         """Make the hosts of the ranks that run, and torch what they are to find; the world closes it."""
-        simulation = self._simulation
-        activate(simulation)
-        follow_active_simulation()
-        simulation.drain.pending()
-        simulation.world.open(program.nprocs, simulation.now(), folding)
         environment: Environment | GreenletEnvironment
+        self._open_hosts(program.nprocs, self._simulation.now(), folding)
         if program.isolation == "greenlet":
             environment = GreenletEnvironment(self._devices)
         else:
             environment = Environment(self._devices, program.per_rank_modules if program.isolation == "carrier" else ())
             if self.configure is not None:
                 self.configure(environment)
-        optimizers = OptimizerSteps(simulation)
-        simulation.world.closers += [self._distributed.close, environment.close, optimizers.close]
+        self._open(environment)
+        return environment
+
+    def _open_hosts(self, nprocs: int, clock: float, folding: Folding | None = None) -> None:
+        simulation = self._simulation
+        activate(simulation)
+        follow_active_simulation()
+        simulation.drain.pending()
+        simulation.world.open(nprocs, clock, folding)
+
+    def _open(self, environment: Environment | GreenletEnvironment) -> None:
+        """Have torch as it is for ranks, until the world is closed."""
+        optimizers = OptimizerSteps(self._simulation)
+        self._simulation.world.closers += [self._distributed.close, environment.close, optimizers.close]
         environment.open()
         optimizers.open()
         self._distributed.open(environment.groups)
-        return environment
+
+    def serve(self, by_rank: Mapping[int, Joined], launcher: int, until: ExitStack) -> None:
+        """Run a world whose ranks are processes that somebody else has started and that have joined, until all have ended.
+
+        Args:
+            launcher: a descriptor of what has started them, readable when that has ended.
+            until: when it is closed, those that are left are ended.
+
+        Raises:
+            SpawnException: one or more ranks raised.
+        """
+        simulation, company = self._simulation, Company(by_rank, launcher)
+        until.callback(company.close)
+        self._open_hosts(len(by_rank), simulation.now())
+        self._open(Environment(self._devices))
+        bodies = processes.relay(simulation, company)
+        simulation.scheduler.start(bodies, isolation="process", indices=list(by_rank))
+        try:
+            simulation.world.run()
+        except SpawnException:
+            company.part()
+            raise
+
+    def take(self, seat: Seat, nprocs: int, keep: Collection[str] = ()) -> None:
+        """This process is the rank of another one's simulation that has the ``seat``, from here on until it ends.
+
+        ``keep``: modules whose random generators go on where they are; the others are seeded.
+        """
+        self._devices.seen = seen = visible_gpus(self._simulation.topology.sips_per_node)
+        if not seen:
+            raise ConfigError(f"{VARIABLE} hides all GPUs, and a rank drives one: unset it, or name the rank's")
+        self._open_hosts(nprocs, seat.welcome.clock)
+        self._simulation.world.apart = True
+        environment = Environment(self._devices, alone=True)
+        environment.state.variables = lambda rank: {}  # it has those that it was started with
+        self._open(environment)
+        join(seat, self._simulation, environment, stores.innermost(), keep)
+
+    def require_joined(self, nprocs: int, local_size: int = 0) -> None:
+        """Raise :class:`ConfigError` if ``nprocs`` ranks that join cannot be had, ``local_size`` of them on a node (0: any)."""
+        processes.require(self._simulation)
+        self._require_fit(nprocs)
+        per_node = self._simulation.topology.sips_per_node
+        if local_size and nprocs > local_size != per_node:
+            raise ConfigError(
+                f"{nprocs} ranks, {local_size} on each node, do not fill nodes of {per_node} SIPs: ranks that join drive the "
+                "SIPs in their order"
+            )
 
     def run_part(self, program: SpawnCall, folding: Folding) -> None:
         """Run a program in the ranks of ``folding`` alone, and join them. Raises what :meth:`spawn` does."""

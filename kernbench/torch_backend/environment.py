@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -56,14 +56,19 @@ def _one_thread(nthreads: int) -> None:
 class Environment:
     """Torch for the ranks of one spawn.
 
+    Args:
+        per_rank_modules: prefixes of modules of which each rank has globals of its own.
+        alone: whether this process is one rank's, and may have been forked: OpenMP's threads are not started.
+
     Attributes:
         state: what torch and Python keep per process.
     """
 
-    def __init__(self, devices: HostDevices, per_rank_modules: Sequence[str] = ()) -> None:
+    def __init__(self, devices: HostDevices, per_rank_modules: Sequence[str] = (), *, alone: bool = False) -> None:
         simulation = devices.simulation
         self._host_devices = devices
         self._patches = Patches()
+        self._alone = alone
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
@@ -78,8 +83,9 @@ class Environment:
         """Replace what is different."""
         try:
             if self._threads != 1:
-                with plain_torch():
-                    self._product_threads = set_product_threads(self._threads)
+                if not self._alone:
+                    with plain_torch():
+                        self._product_threads = set_product_threads(self._threads)
                 torch.set_num_threads(1)  # ranks take turns, and sums must not depend on the number of threads
             _registry._set_thread_isolation_mode(True)
             self._isolated = True
@@ -132,9 +138,17 @@ class Environment:
         """``body`` with what a rank's thread needs around it."""
         return functools.partial(self._run_rank, rank, body)
 
-    def be_alone(self, rank: int) -> None:
-        """This process, a fork of the one where this was opened, is ``rank``'s from here on."""
+    def be_alone(self, rank: int, keep: Collection[str] = ()) -> None:
+        """This process is ``rank``'s from here on: a fork of the one where this was opened, or that very one.
+
+        ``keep``: modules whose random generators go on where they are (``"torch"``, ``"random"``, ``"numpy.random"``); the
+        others are seeded.
+        """
+        generator = torch.get_rng_state() if "torch" in keep else None
         self.state.enter(rank)
+        if generator is not None:
+            torch.set_rng_state(generator)
+        self._replaced.generators.keep(rank, keep)
         c10d._world = ProcessWorld()
         _registry._set_thread_isolation_mode(False)
         set_product_threads(1)  # the other cores are for the other ranks

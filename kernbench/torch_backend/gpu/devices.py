@@ -39,10 +39,14 @@ class HostDevices:
     A rank with a thread of its own has a recorder of its own, which is on as long as the rank lives. Main, and ranks that are
     greenlets, share a recorder that asks who runs; it is on as long as such ranks live, and in main while something is computed
     with tensors of the context.
+
+    Attributes:
+        seen: numbers of the SIPs of its node that a rank's program sees, None: all.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
+        self.seen: tuple[int, ...] | None = None
         self._devices: dict[Host, RankDevice] = {}
         if simulation.order is None:
             self._recorder: type[Recorder] = Recorder if simulation.engine.enable_data else HollowRecorder
@@ -57,7 +61,7 @@ class HostDevices:
         if device is None:
             if host.rank is not None and len(self._devices) > len(self.simulation.hosts.of_rank):
                 self._forget()
-            device = self._devices[host] = RankDevice(self.simulation, host)
+            device = self._devices[host] = RankDevice(self.simulation, host, self.seen)
         return device
 
     def _forget(self) -> None:

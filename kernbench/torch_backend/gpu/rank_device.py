@@ -31,9 +31,12 @@ Diverted = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor], Cost],
 class RankDevice:
     """The SIP that a host drives.
 
+    Args:
+        seen: numbers of the SIPs of its node that its program sees, if it does not see all.
+
     Attributes:
         host: whose it is.
-        visible: the SIPs that its program sees: those of its node; main sees all.
+        visible: the SIPs that its program sees: those of its node, or some of them; main sees all.
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
@@ -45,7 +48,7 @@ class RankDevice:
         cold_events: events to come until it is warm again.
     """
 
-    def __init__(self, simulation: Simulation, host: Host) -> None:
+    def __init__(self, simulation: Simulation, host: Host, seen: Sequence[int] | None = None) -> None:
         self.simulation = simulation
         self.host = host
         self.streams_made = 0
@@ -60,6 +63,10 @@ class RankDevice:
         topology, sips = simulation.topology, simulation.sips
         home = None if host.rank is None else topology.node_of(sips[host.rank])
         self.visible = sips if home is None else tuple([sip for sip in sips if topology.node_of(sip) == home])
+        if seen is not None and host.rank is not None:
+            self.visible = tuple([self.visible[number] for number in seen])
+            if host.sip not in self.visible:
+                host.sip = self.visible[0]
         self.generators = DeviceGenerators(host.generator, self.index)
 
     @property

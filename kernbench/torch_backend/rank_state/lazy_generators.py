@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -86,6 +86,12 @@ class LazyGenerators:
     def open(self, seed_of: Callable[[int], int]) -> None:
         """Begin anew; ``seed_of``: the seed of a rank's generators until it sets one."""
         self._seed_of = seed_of
+
+    def keep(self, rank: int, names: Collection[str]) -> None:
+        """In a process that is ``rank``'s alone: the generators of these modules go on where they are."""
+        for shared in self._shared:
+            if shared.module.__name__ in names:
+                shared.resident = rank
 
     def close(self) -> None:
         """Give main its states back. Idempotent."""

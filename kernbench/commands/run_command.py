@@ -1,0 +1,119 @@
+"""``kernbench run -- COMMAND``: a command that starts the ranks itself, such as torchrun, as on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernbench.errors import ConfigError, KernbenchError
+
+if TYPE_CHECKING:
+    from kernbench.commands.run_failures import ShownFailures
+    from kernbench.runtime_api.context import RuntimeContext
+
+_GRACE = 0.8
+"""Seconds of wall-clock time that a command has to end when the run is stopped."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def found(program: str) -> str | None:
+    """The path of a command, as a shell would find it: beside the Python that runs this, then on ``PATH``."""
+    return shutil.which(program, path=_path(os.environ))
+
+
+def _path(environ: Mapping[str, str]) -> str:
+    return os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
+
+
+class RankCommand:
+    """A command whose processes join a simulation.
+
+    Args:
+        arguments: of the command, itself first.
+        options: of :func:`kernbench.simulate`, as a process that joins is to give them; the system is the context's.
+    """
+
+    def __init__(self, arguments: Sequence[str], options: Mapping[str, Any]) -> None:
+        path = found(arguments[0])
+        if path is None:
+            raise ConfigError(f"{arguments[0]}: no such command. A Python script is run without '--' before it")
+        self._arguments = [path, *arguments[1:]]
+        self._options = dict(options)
+
+    def run(self, ctx: RuntimeContext, system: Path, failures: ShownFailures) -> tuple[int, dict[int, BaseException]]:
+        """Run it until it has ended: its exit code, and the errors of ranks. What they print goes where its output goes.
+
+        ``system``: the file from which the context's has been read. Raises :class:`ConfigError` if ranks that are processes
+        cannot have such a context.
+        """
+        from kernbench.processes.gate import Gate
+        from kernbench.processes.seat import Welcome
+        from kernbench.simulation.failures import SpawnException
+
+        def welcome() -> Welcome:
+            return Welcome(
+                {**self._options, "system": str(system), "ccl": ctx.ccl_config}, ctx.now(), ctx.simulation.steps.limit
+            )
+
+        ctx.multiprocessing.require_joined(1)
+        gate = Gate(welcome, ctx.multiprocessing.require_joined, _tell)
+        errors: dict[int, BaseException] = {}
+        with closing(gate), self._started(gate.address, ctx.topology.sips_per_node) as process:
+            launcher = os.pidfd_open(process.pid)
+            try:
+                with contextlib.ExitStack() as worlds:
+                    while (members := gate.gather(launcher)) is not None:
+                        try:
+                            ctx.multiprocessing.serve(members, launcher, worlds)
+                        except SpawnException as error:
+                            errors = dict(error.errors)
+                            failures.joined(error)
+                    code = process.wait()
+            except KernbenchError as error:
+                _tell(f"error: {error}")
+                code = process.wait() or 1
+            finally:
+                os.close(launcher)
+        return (128 - code if code < 0 else code), errors
+
+    @contextmanager
+    def _started(self, address: str, gpus: int) -> Iterator[subprocess.Popen[bytes]]:
+        """The command's process; it has ended when the block has."""
+        from kernbench.processes.seat import ADDRESS
+        from kernbench.runtime_api import start_up
+        from kernbench.runtime_api.joining import GPUS
+
+        folder = str(Path(start_up.__file__).parent)
+        paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = {
+            **os.environ, ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(paths), "PATH": _path(os.environ),
+        }  # fmt: skip
+        process = subprocess.Popen(self._arguments, env=environ, preexec_fn=_end_with_parent)
+        try:
+            yield process
+        finally:
+            for end in (process.terminate, process.kill):
+                if process.poll() is None:
+                    end()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_GRACE)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"kernbench: {text}", err=True)

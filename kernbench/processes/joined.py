@@ -1,0 +1,113 @@
+"""The ranks of a world whose processes somebody else has started, and which have joined.
+
+Nobody here is their parent: what has started them hears how they have ended, and ends the others if one fails. The simulation
+holds a socket of each, their *lifeline*; when that closes, also because the simulation was killed, the system kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping
+from time import perf_counter  # the machine's own clock
+
+from kernbench.processes.channel import Wire
+from kernbench.processes.rank_process import RankProcess, RankProcesses
+from kernbench.processes.shared_memory import SharedMemory
+
+PARTING = 3.0
+"""Seconds of wall-clock time that processes have to end by themselves when one of them has failed, or who started them has."""
+
+
+class Joined(RankProcess):
+    """One rank's process that has joined.
+
+    Args:
+        rank, pid: its numbers.
+        wire: to it.
+        files: that it has handed over: its shared memory, where it writes its stacks, its lifeline.
+    """
+
+    def __init__(self, rank: int, pid: int, wire: Wire, files: tuple[int, int, int]) -> None:
+        shared, stacks, lifeline = files
+        super().__init__(rank, SharedMemory(file=shared), stacks)
+        os.close(shared)
+        self.wire = wire
+        self.pid = pid
+        self.descriptor = os.pidfd_open(pid)
+        self._lifeline = socket.socket(fileno=lifeline)
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.descriptor < 0 or bool(select.select([self.descriptor], [], [], 0)[0])
+
+    def reap(self) -> None:
+        """That is for who has started it."""
+
+    def kill(self) -> None:
+        """See :class:`RankProcess`."""
+        if self.descriptor >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+
+    def cause(self) -> str:
+        """See :class:`RankProcess`."""
+        return "ended in the middle of its program (a signal, os._exit, or who started it has ended it)"
+
+    def close(self) -> None:
+        """Forget it: if it still runs, it ends. Idempotent."""
+        super().close()
+        self._lifeline.close()
+
+
+class Company(RankProcesses):
+    """The processes of a world whose ranks have joined.
+
+    Args:
+        by_rank: the processes.
+        launcher: a descriptor of what has started them all, readable when that has ended.
+    """
+
+    unwound = False
+
+    def __init__(self, by_rank: Mapping[int, Joined], launcher: int) -> None:
+        super().__init__(by_rank)
+        self._company = dict(by_rank)
+        self._launcher = launcher
+
+    def await_input(self, member: RankProcess) -> bool:
+        """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
+        poll = select.poll()
+        poll.register(member.wire.socket.fileno(), select.POLLIN)
+        poll.register(self._launcher, select.POLLIN)
+        deadline = None
+        while True:
+            left = None if deadline is None else max(0, round(1000 * (deadline - perf_counter())))
+            ready = [number for number, _ in poll.poll(left)]
+            if member.wire.socket.fileno() in ready:
+                return True
+            if deadline is None:
+                poll.unregister(self._launcher)
+                deadline = perf_counter() + PARTING
+            else:
+                for each in self._company.values():
+                    each.kill()
+
+    def part(self) -> None:
+        """One has failed, or could not go on: the others are given time to be ended by who has started them, then told to."""
+        until = perf_counter() + PARTING
+        left = [each.descriptor for each in self._company.values() if not each.gone]
+        while left and (seconds := until - perf_counter()) > 0:
+            ended = select.select(left, [], [], seconds)[0]
+            left = [each for each in left if each not in ended]
+        for each in self._company.values():
+            each.wire.close()
+
+    def close(self) -> None:
+        """End them at once. Idempotent."""
+        for each in self._company.values():
+            each.close()

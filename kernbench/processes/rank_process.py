@@ -1,0 +1,118 @@
+"""A rank's process, as the simulation sees it, whoever has started it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import NoReturn
+
+from kernbench.errors import KernbenchError
+from kernbench.processes import shared_memory
+from kernbench.processes.channel import Wire
+from kernbench.torch_backend import environment
+
+
+class RankDiedError(KernbenchError):
+    """A rank's process has ended in the middle of its program."""
+
+
+class RankProcess(ABC):
+    """One rank's process.
+
+    Attributes:
+        rank: its number.
+        shared: memory shared with it.
+        stacks: a file without a name, in which it writes where it was when it crashes.
+        wire: to it; in the process itself, to the simulation.
+        pid: of the process, 0 before it has begun.
+        descriptor: of the process, readable when it has ended.
+    """
+
+    wire: Wire
+
+    def __init__(self, rank: int, shared: shared_memory.SharedMemory, stacks: int) -> None:
+        self.rank = rank
+        self.shared = shared
+        self.stacks = stacks
+        self.pid = 0
+        self.descriptor = -1
+
+    def told(self) -> str:
+        """Where its threads were when it crashed; empty if nobody can tell."""
+        size = os.fstat(self.stacks).st_size
+        lines = os.pread(self.stacks, min(size, 1 << 16), 0).decode(errors="replace").splitlines()
+        end = next((at for at, line in enumerate(lines) if environment.__file__ in line), len(lines))
+        return "\n".join(line for line in lines[:end] if __file__ not in line).strip()
+
+    @abstractmethod
+    def reap(self) -> None:
+        """Its end of the wire is closed: have it ended."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once."""
+
+    @abstractmethod
+    def cause(self) -> str:
+        """How it has ended, in words."""
+
+    def close(self) -> None:
+        """Forget it. Idempotent."""
+        self.wire.close()
+        for descriptor in (self.descriptor, self.stacks):
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self.descriptor = self.stacks = -1
+
+
+class RankProcesses(ABC):
+    """The processes of one world's ranks.
+
+    Attributes:
+        by_rank: the processes.
+        died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
+        unwound: whether ranks that are to end are told so, and their programs unwind.
+    """
+
+    unwound = True
+
+    def __init__(self, by_rank: Mapping[int, RankProcess]) -> None:
+        self.by_rank = by_rank
+        self.died: list[int] = []
+
+    @abstractmethod
+    def await_input(self, member: RankProcess) -> bool:
+        """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End those that are left. Idempotent."""
+
+
+_exit = os._exit
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, and nothing is told of where it was."""
+    _exit(status)
+
+
+def tell_where(stacks: int) -> None:
+    """In a rank's process: if it crashes, or ends itself at once, it writes where it was."""
+
+    def tell_and_exit(status: int) -> NoReturn:
+        faulthandler.dump_traceback(file=stacks, all_threads=False)
+        _exit(status)
+
+    faulthandler.enable(file=stacks)
+    os._exit = tell_and_exit
+
+
+def tell_nothing() -> None:
+    """In a process that a rank has forked, or at the end of its program: its end is its own."""
+    faulthandler.disable()
+    os._exit = _exit

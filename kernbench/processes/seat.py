@@ -1,0 +1,144 @@
+"""How a process joins a simulation: it says who it is and hands over what both share; it is told what the simulation is.
+
+The first message goes to the simulation as JSON, with the descriptors; what comes back, and all that follows, is pickled, and
+comes from a process of the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kernbench.errors import KernbenchError
+from kernbench.processes.channel import Wire
+from kernbench.processes.shared_memory import SharedMemory, unnamed_file
+from kernbench.version import __version__
+
+ADDRESS = "KERNBENCH_JOIN"
+"""The environment variable that names the simulation which processes join: a name of a socket that no folder has."""
+
+_F_SETSIG = 10
+_CREDENTIALS = struct.Struct("3i")
+_LONGEST = 1 << 12
+_FILES = 3
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who joins.
+
+    Attributes:
+        rank, size: as it and its launcher count.
+        local_size: ranks of its node, 0 if nobody has said.
+        version: of kernbench.
+    """
+
+    rank: int
+    size: int
+    local_size: int = 0
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What a process that joins is told.
+
+    Attributes:
+        options: of :func:`kernbench.simulate`.
+        clock: virtual time at which its world begins, s.
+        stop_after_steps: as ``simulate`` has it.
+        refusal: why it cannot join; empty if it can.
+    """
+
+    options: dict[str, Any]
+    clock: float = 0.0
+    stop_after_steps: int | None = None
+    refusal: str = ""
+
+
+class Seat:
+    """A process's place in a simulation, from its own side.
+
+    Attributes:
+        rank: its number.
+        welcome: what it was told.
+        wire: to the simulation.
+        shared: memory shared with it.
+        stacks: where to write where this process was when it crashes.
+    """
+
+    def __init__(self, address: str, hello: Hello) -> None:
+        """Take it; returns when the simulation has answered.
+
+        Raises:
+            KernbenchError: there is none any more, or it refuses.
+        """
+        self.rank = hello.rank
+        files = unnamed_file()
+        self.stacks = os.memfd_create(f"kernbench-rank-{hello.rank}")
+        self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            end.connect("\0" + address)
+            _require_own(end)
+            socket.send_fds(end, [json.dumps(asdict(hello)).encode()], [files, self.stacks, theirs.fileno()])
+            self.wire = Wire(end)
+            self.welcome: Welcome = self.wire.receive()
+        except (EOFError, OSError) as error:
+            end.close()
+            raise KernbenchError(
+                f"rank {hello.rank} of {hello.size} cannot join the simulation ({ADDRESS}={address}): it has ended, or is not "
+                f"on this machine ({error})"
+            ) from None
+        finally:
+            theirs.close()
+        if self.welcome.refusal:
+            end.close()
+            raise KernbenchError(self.welcome.refusal)
+        self.shared = SharedMemory(file=files)
+        os.close(files)
+        self._die_with_it()
+
+    def _die_with_it(self) -> None:
+        """The system kills this process when the other end of the lifeline is closed."""
+        lifeline = self._lifeline.fileno()
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def leave(self) -> None:
+        """In a process that the rank has forked: the place is the rank's."""
+        self._lifeline.close()
+
+
+def receive(end: socket.socket) -> tuple[Hello, int, tuple[int, int, int]] | None:
+    """On the other side: who joins, its process, and what it hands over; None if it is nobody of ours.
+
+    Raises OSError if it is gone.
+    """
+    pid = _require_own(end)
+    message, descriptors, _, _ = socket.recv_fds(end, _LONGEST, _FILES)
+    try:
+        hello = Hello(**json.loads(message))
+        shared, stacks, lifeline = descriptors
+    except (TypeError, ValueError):
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        return None
+    return hello, pid, (shared, stacks, lifeline)
+
+
+def _require_own(end: socket.socket) -> int:
+    """The process at the other end, which must be this user's. Raises OSError if it is not."""
+    pid, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user != os.getuid():
+        raise PermissionError(f"process {pid} is another user's")
+    return int(pid)

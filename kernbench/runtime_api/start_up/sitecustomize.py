@@ -1,0 +1,92 @@
+"""Found by every Python that a command under ``kernbench run`` starts: its folder is put first on ``PYTHONPATH``.
+
+It imports nothing but the standard library's smallest, and does nothing until the process imports torch: then
+:mod:`kernbench.runtime_api.joining` decides whether the process is a rank. The ``sitecustomize`` that it hides is run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False  # typing's own would import typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+
+
+class _AtImport:
+    """A finder that gives some modules a loader which does something when the module is there."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """See :class:`importlib.abc.MetaPathFinder`."""
+        then = _THEN.pop(name, None)
+        if then is None:
+            return None
+        spec: Any = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LoaderThen(spec.loader, then)
+        return spec
+
+
+class _LoaderThen:
+    def __init__(self, loader: Any, then: Callable[[Any], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        """Execute it, and then do what is to be done."""
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._then(module)
+
+
+_generators: dict[str, tuple[Callable[[], Any], Any]] = {}
+"""Of a module: how to read the state of its generator, and what that was to begin with."""
+
+
+def _note_random(module: Any) -> None:
+    _generators["random"] = module.getstate, module.getstate()
+
+
+def _note_numpy(module: Any) -> None:
+    def read() -> Any:
+        state = module.get_state()
+        return state[1].tobytes(), state[2]
+
+    _generators["numpy.random"] = read, read()
+
+
+def _join(torch: Any) -> None:
+    """Let kernbench look at the process: the one that has made its environment, wherever this Python would find another."""
+    sys.path.insert(0, _ROOT)
+    try:
+        from kernbench.runtime_api import joining
+    finally:
+        sys.path.remove(_ROOT)
+    joining.at_import_of_torch(_generators)
+
+
+_THEN: dict[str, Callable[[Any], None]] = {"random": _note_random, "numpy.random": _note_numpy, "torch": _join}
+"""What is done when a module has been imported."""
+
+
+def _run_hidden() -> None:
+    others = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(sys.modules[__name__])
+
+
+if os.environ.get("KERNBENCH_JOIN"):
+    sys.meta_path.insert(0, _AtImport)
+_run_hidden()

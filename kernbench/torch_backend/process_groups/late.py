@@ -1,0 +1,125 @@
+"""A process that may turn out to be a rank: in ``init_process_group``, or when it uses a GPU and ``RANK`` is set.
+
+Until then torch is torch's own, but for questions about GPUs that programs ask before, and the choice of one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.distributed.distributed_c10d
+
+from kernbench.errors import KernbenchError
+from kernbench.torch_backend.gpu.visible import visible_gpus
+from kernbench.torch_backend.relies_on import Reliance
+
+_OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
+
+RELIES_ON = (
+    *(
+        Reliance(f"{owner}.init_process_group", "who calls it there is told that the process is a rank first", parameters=(
+            "init_method", "world_size", "rank",
+        ))
+        for owner in _OWNERS
+    ),
+    Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),
+)  # fmt: skip
+
+Join = Callable[[int, int], None]
+
+
+def install(join: Join, gpus: int) -> None:
+    """Have ``join(rank, world_size)`` called once it is known who the process is; it sees ``gpus`` GPUs until then."""
+    waiting = _Waiting(join, gpus)
+    for owner in (torch.cuda, torch.accelerator):
+        vars(owner).update(is_available=lambda: bool(visible_gpus(gpus)), device_count=lambda: len(visible_gpus(gpus)))
+    vars(torch.cuda).update(
+        set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
+    )
+    vars(torch.accelerator).update(set_device_index=waiting.set_device, set_device_idx=waiting.set_device)
+    stock: Any = torch.distributed.init_process_group
+    init_process_group = waiting.before(stock)
+    for owner_name in _OWNERS:
+        module = sys.modules.get(owner_name)
+        if module is not None and vars(module).get("init_process_group") is stock:
+            vars(module)["init_process_group"] = init_process_group
+
+
+def named() -> tuple[int, int] | None:
+    """Rank and size of the world that the environment names; None if it names none."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
+
+
+class _Waiting:
+    """A process that is no rank yet.
+
+    Attributes:
+        device: the GPU that it has chosen, None if it has not.
+    """
+
+    def __init__(self, join: Join, gpus: int) -> None:
+        self._join: Join | None = join
+        self._gpus = gpus
+        self.device: int | None = None
+
+    def set_device(self, device: Any) -> None:
+        """``torch.cuda.set_device``: of the rank that the process may become."""
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index is None or index < 0:
+            return
+        if index >= (count := len(visible_gpus(self._gpus))):
+            raise RuntimeError(f"CUDA error: invalid device ordinal (there are {count} GPUs)")
+        self.device = index
+
+    def use(self) -> None:
+        """The program wants something of a GPU."""
+        who = named()
+        if self._join is not None and who is not None:
+            self._become(*who)
+            return
+        raise KernbenchError(
+            "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
+            "init_process_group on, or from the start if RANK and WORLD_SIZE are set"
+        )
+
+    def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """``init_process_group``, before which the process is told that it is a rank."""
+
+        @functools.wraps(stock)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            who = _who(stock, args, kwargs)
+            if self._join is not None and who is not None:
+                self._become(*who)
+            return stock(*args, **kwargs)
+
+        return init_process_group
+
+    def _become(self, rank: int, size: int) -> None:
+        assert self._join is not None
+        join, self._join = self._join, None
+        join(rank, size)
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
+
+
+def _who(stock: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int] | None:
+    """Rank and size of the world that a call speaks of; None if it does not say, which torch complains of."""
+    names = stock.__code__.co_varnames[: stock.__code__.co_argcount]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    asked = parse_qs(urlparse(str(given.get("init_method") or "")).query)
+    found = []
+    for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
+        value: Any = given.get(name)
+        if value in (None, -1):
+            value = asked.get(name, [os.environ.get(variable)])[0]
+        if value is None:
+            return None
+        found.append(int(value))
+    return found[0], found[1]

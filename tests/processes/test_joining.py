@@ -1,0 +1,286 @@
+"""Ranks whose processes somebody else has started: torchrun, multiprocessing, a command. They join one simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernbench
+from kernbench.errors import ConfigError, KernbenchError
+from kernbench.processes.channel import Wire
+from kernbench.processes.gate import Gate
+from kernbench.processes.seat import Hello, Welcome
+from kernbench.processes.shared_memory import SharedMemory, unnamed_file
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.visible import visible_gpus
+
+RUN = [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100"]
+ENVIRON = {**os.environ, "PYTHONPATH": os.getcwd()}
+
+TRAIN = """
+import os, random, torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+print(f"rank {dist.get_rank()} has {loss.item():.6f} {random.random():.6f}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+WORKERS = """
+import multiprocessing, os, subprocess, sys, torch, torch.distributed as dist
+
+def worker(rank, world, what):
+    torch.manual_seed(7)
+    torch.cuda.set_device(min(1 - rank, torch.cuda.device_count() - 1))
+    dist.init_process_group("nccl", "tcp://localhost:29501", rank=rank, world_size=world)
+    drawn = torch.rand(())
+    x = torch.full((4,), float(rank), device="cuda")
+    dist.all_reduce(x)
+    if what == "raise" and rank == 1:
+        raise ValueError("broken here")
+    if what == "kill" and rank == 1:
+        os.kill(os.getpid(), 9)
+    dist.all_reduce(x)
+    print(f"{rank}: {x.tolist()} on {x.device}, {drawn:.4f}\\n", end="", flush=True)
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:  # one that is started by its command line
+        worker(int(sys.argv[1]), 2, "")
+        sys.exit()
+    print(torch.cuda.device_count(), "GPUs", flush=True)
+    import kernbench.runtime_api.context  # the children need not do it each
+    for what in ("fork", "raise", "kill"):
+        context = multiprocessing.get_context("fork")
+        started = [context.Process(target=worker, args=(rank, 2, what)) for rank in range(2)]
+        for each in started:
+            each.start()
+        for each in started:
+            each.join()
+        print(what, [each.exitcode for each in started], flush=True)
+    command = [sys.executable, __file__]
+    seen = dict(os.environ, CUDA_VISIBLE_DEVICES="5")
+    other = multiprocessing.get_context("spawn").Process(target=worker, args=(1, 2, ""))
+    started = [subprocess.Popen([*command, "0"], env=seen), other]
+    started[1].start()
+    print("others", started[0].wait(), started[1].join(), flush=True)
+    sys.exit(7)
+"""
+
+ENDLESS = """
+import multiprocessing, os, sys, torch.distributed as dist
+import kernbench.runtime_api.context
+
+def worker(rank):
+    dist.init_process_group("gloo", "tcp://localhost:29501", rank=rank, world_size=2)
+    dist.barrier()
+    with open(f"{sys.argv[1]}/{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{sys.argv[1]}/{rank}", f"{sys.argv[1]}/{rank}.pid")
+    while True:
+        pass
+
+started = [multiprocessing.get_context("fork").Process(target=worker, args=(rank,)) for rank in range(2)]
+for each in started:
+    each.start()
+for each in started:
+    each.join()
+"""
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RUN, *map(str, arguments)], capture_output=True, text=True, env=ENVIRON)
+
+
+def children_of(*processes: int | str) -> list[str]:
+    return [child for each in processes for child in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
+
+
+def test_ranks_of_torchrun_do_what_ranks_of_ours_do(tmp_path):
+    script, theirs, ours = (tmp_path / name for name in ("train.py", "theirs.json", "ours.json"))
+    script.write_text(TRAIN)
+    joined = run("--trace", theirs, "--", "torchrun", "--nproc-per-node", "2", script)
+    assert joined.returncode == 0, joined.stderr
+    forked = run("--trace", ours, "--isolation", "process", "--no-prefix", "--nproc-per-node", "2", script)
+    assert sorted(joined.stdout.splitlines()) == sorted(forked.stdout.splitlines())
+    assert "modelled on dgx_h100, 2 ranks" in joined.stdout
+    assert theirs.read_bytes() == ours.read_bytes()
+
+
+def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    done = run("--", "python", script)
+    assert done.returncode == 7, done.stderr  # the program's own
+    lines = done.stdout.splitlines()
+    drawn = "0.5349"  # what torch draws after manual_seed(7), which is before init_process_group
+    values = [f"{rank}: [2.0, 2.0, 2.0, 2.0] on cuda:{1 - rank}, {drawn}" for rank in range(2)]
+    assert lines[0] == "8 GPUs"
+    assert [sorted(lines[1:3]), lines[3]] == [values, "fork [0, 0]"]
+    assert lines[4:6] == ["raise [1, 1]", "kill [1, -9]"]
+    values[0] = values[0].replace("cuda:1", "cuda:0")  # it sees one
+    assert [sorted(lines[6:8]), lines[8]] == [values, "others 0 None"]
+    assert done.stderr.count("ValueError: broken here") == 1
+    assert done.stderr.count("rank 1 (process ") == 1
+    assert "ended in the middle of its program" in done.stderr
+    assert "Its last call to others: all_reduce" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)], ids=["kill", "ctrl-c"]
+)
+def test_no_process_is_left_when_the_simulation_is_ended(number, tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    process = subprocess.Popen(
+        [*RUN, "--", "python", str(script), str(tmp_path)], env=ENVIRON, stderr=subprocess.DEVNULL
+    )
+    while not list(tmp_path.glob("*.pid")) and process.poll() is None:
+        time.sleep(0.05)
+    children = children_of(process.pid)
+    children += children_of(*children)
+    assert len(children) == 3  # the command, and its two
+    process.send_signal(number)
+    process.wait()
+    while any(Path("/proc", each).exists() for each in children):  # those of SIGKILL are reaped by init
+        time.sleep(0.01)
+
+
+# -- the gate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launcher() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def open_gate(most: int = 8) -> Gate:
+    def check(size: int, local_size: int) -> None:
+        if size > most:
+            raise ConfigError(f"{size} do not fit")
+
+    return Gate(lambda: Welcome({"seed": 3}), check, lambda text: None)
+
+
+def knock(gate: Gate, **hello: Any) -> Wire:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end.connect("\0" + gate.address)
+    files = [unnamed_file((1 << 16,)), os.memfd_create("stacks"), os.memfd_create("lifeline")]
+    files[2], other = (each.detach() for each in socket.socketpair())
+    socket.send_fds(end, [json.dumps(asdict(Hello(**hello))).encode()], files)
+    for each in (*files, other):
+        os.close(each)
+    return Wire(end)
+
+
+def test_a_world_is_complete_when_all_of_it_have_come_in_whatever_order(launcher):
+    with closing(open_gate()) as gate:
+        wires = [knock(gate, rank=rank, size=3) for rank in (2, 0, 1)]
+        descriptor = os.pidfd_open(launcher.pid)
+        members = gate.gather(descriptor)
+        os.close(descriptor)
+        assert members is not None
+        assert list(members) == [0, 1, 2]
+        assert [wire.receive().options for wire in wires] == [{"seed": 3}] * 3
+        for each in members.values():
+            assert not each.gone
+            each.close()
+
+
+def test_who_does_not_come_is_named_and_nobody_goes_on_waiting(launcher):
+    with closing(open_gate()) as gate:
+        wire = knock(gate, rank=1, size=4)
+        descriptor = os.pidfd_open(launcher.pid)
+        launcher.kill()
+        with pytest.raises(
+            KernbenchError, match=r"ranks 0, 2, 3 of 4 did not join .*: what starts the ranks has ended"
+        ):
+            gate.gather(descriptor)
+        assert gate.gather(descriptor) is None
+        os.close(descriptor)
+        assert not wire.receive().refusal
+        with pytest.raises(EOFError):
+            wire.receive()
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        ({"rank": 0, "size": 2}, "is rank 0 already"),
+        ({"rank": 1, "size": 3}, "a world of 2 ranks is joining"),
+        ({"rank": 1, "size": 2, "version": "0.0"}, "has kernbench 0.0"),
+        ({"rank": 2, "size": 2}, "is not one of a world of 2"),
+    ],
+    ids=["twice", "size", "version", "number"],
+)
+def test_who_cannot_join_is_told_why(hello, words, launcher):
+    with closing(open_gate()) as gate:
+        first = knock(gate, rank=0, size=2)
+        wrong = knock(gate, **hello)
+        second = knock(gate, rank=1, size=2)
+        descriptor = os.pidfd_open(launcher.pid)
+        members = gate.gather(descriptor)
+        os.close(descriptor)
+        assert members is not None
+        assert [words in wrong.receive().refusal, first.receive().refusal, second.receive().refusal] == [True, "", ""]
+        for each in members.values():
+            each.close()
+
+
+def test_a_world_that_does_not_fit_is_refused(launcher):
+    with closing(open_gate(most=2)) as gate:
+        wire = knock(gate, rank=0, size=4)
+        descriptor = os.pidfd_open(launcher.pid)
+        launcher.kill()
+        assert gate.gather(descriptor) is None
+        os.close(descriptor)
+        assert wire.receive().refusal == "4 do not fit"
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [(None, range(4)), ("2", [2]), ("3, 1", [3, 1]), ("0,7,1", [0]), ("", []), ("-1", []), ("1,1", [])],
+)
+def test_a_process_sees_the_gpus_that_its_variable_names(value, seen, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(4, value) == tuple(seen)
+    with pytest.raises(ConfigError, match="numbers"):
+        visible_gpus(4, "GPU-8932f937")
+
+
+def test_a_rank_drives_a_gpu_that_it_sees():
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.simulation.world.open(2, 0.0)
+        device = RankDevice(ctx.simulation, ctx.simulation.hosts.of_rank[1], (5, 3))
+        assert [device.visible, device.host.sip, device.index, device.sip(1)] == [(5, 3), 5, 0, 3]
+
+
+def test_memory_without_a_name_is_shared():
+    file = unnamed_file((1 << 16,))
+    one, other = SharedMemory(file=file), SharedMemory(file=file)
+    os.close(file)
+    region = one.take((3,), torch.float32, 3)
+    one.tensor(region).fill_(2.5)
+    assert other.tensor(region).tolist() == [2.5] * 3
