@@ -58,6 +58,8 @@ if TYPE_CHECKING:
               type=click.Choice(["off", "warn", "error"]),
               help="Look for accesses to the same memory that nothing orders (docs/order.md): stop at the first one, or (warn) "
               "print them in the end.")  # fmt: skip
+@click.option("--schedule", metavar="STRING", envvar="KERNBENCH_SCHEDULE", help="What goes first where several things could "
+              "(docs/order.md): default, random:SEED, or what kernbench explore has printed.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
@@ -81,6 +83,7 @@ def command(
     ranks: str | None,
     exact_dtype: bool,
     races: str,
+    schedule: str | None,
     prefix: bool,
     summary: bool,
     module: bool,
@@ -135,6 +138,7 @@ def command(
             memory_limit=memory_limit,
             exact_dtype=exact_dtype,
             races=races,
+            schedule=schedule,
         ) as ctx,
         ExitStack() as stack,
     ):

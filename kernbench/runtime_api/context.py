@@ -16,7 +16,7 @@ import torch
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.order import mode_of
+from kernbench.order import Choices, mode_of, schedule_asked
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api.accelerator import Accelerator
@@ -26,7 +26,7 @@ from kernbench.runtime_api.multiprocessing import Multiprocessing
 from kernbench.runtime_api.scouting import Scouts
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
-from kernbench.scheduler import HostEffects, RankScheduler, make_policy
+from kernbench.scheduler import ChosenOrder, HostEffects, RankScheduler, make_policy
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.simulation.current import activate, deactivate
@@ -62,6 +62,7 @@ class RuntimeContext:
         fold: decides which ranks run; None: all.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         races: what to do about accesses to memory that nothing orders (:func:`simulate`).
+        schedule: what goes first where several things could (:func:`simulate`).
         simulation: the owners behind the names.
     """
 
@@ -80,6 +81,7 @@ class RuntimeContext:
     fold: Scouts | None = field(default=None, repr=False)
     exact_dtype: bool = False
     races: bool | str | None = None
+    schedule: str | None = None
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -93,12 +95,17 @@ class RuntimeContext:
             self.spec = topology.spec
         self.options = self.plugins.option_values(self.options)
         self.engine.cost_model = self.plugins.cost_model(topology)
+        schedule = schedule_asked(self.schedule)
+        choices = None if schedule is None else Choices(schedule)
+        if choices is not None and self.policy != "round_robin":
+            raise ConfigError(f"policy={self.policy!r}: a schedule ({schedule}) says who runs next")
+        policy = make_policy(self.policy, self.seed) if choices is None else ChosenOrder(choices.pick)
         self.simulation = simulation = Simulation(
-            self.engine, RankScheduler(make_policy(self.policy, self.seed), self.host_effects),
+            self.engine, RankScheduler(policy, self.host_effects),
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
-            exact_dtype=self.exact_dtype, races=mode_of(self.races),
+            exact_dtype=self.exact_dtype, races=mode_of(self.races), choices=choices,
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -270,6 +277,7 @@ def simulate(
     ranks: str = "all",
     exact_dtype: bool = False,
     races: bool | str | None = None,
+    schedule: str | None = None,
     stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
@@ -302,6 +310,8 @@ def simulate(
         races: look for accesses to the same memory that nothing orders (``docs/order.md``): ``True`` or ``"error"`` raises
             :class:`~kernbench.errors.RaceError` at the second one, ``"warn"`` collects them in
             ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.
+        schedule: what goes first where several things could: ``"default"``, ``"random:SEED"``, or what ``kernbench explore``
+            has printed (``docs/order.md``); default: what ``KERNBENCH_SCHEDULE`` says, a run as always if it is not set.
         stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
 
     Raises:
@@ -338,6 +348,7 @@ def simulate(
             unknown=unknown,
             exact_dtype=exact_dtype,
             races=races,
+            schedule=schedule,
             fold=fold,
         )
 
