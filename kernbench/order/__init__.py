@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from kernbench.order.choices import DEFAULT as DEFAULT
 from kernbench.order.choices import EVERYTHING as EVERYTHING
+from kernbench.order.choices import VARIABLE as VARIABLE
 from kernbench.order.choices import Choices as Choices
 from kernbench.order.choices import GivenAnswer as GivenAnswer
 from kernbench.order.choices import schedule_asked as schedule_asked

@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from kernbench.errors import ConfigError
 
@@ -149,7 +149,10 @@ class Choices:
         taken: the answers so far that were not 0.
         places: for each of them, where the program was, or what goes first.
         asked: how often each point was asked.
+        made: of all that this process has made, how many.
     """
+
+    made: ClassVar[int] = 0
 
     def __init__(self, schedule: str) -> None:
         self.schedule = schedule
@@ -157,6 +160,7 @@ class Choices:
         self.places: list[str] = []
         self.asked: Counter[str] = Counter()
         self._strategy = strategy_of(schedule)
+        Choices.made += 1
 
     def pick(self, point: str, options: Sequence[Hashable], place: Callable[[], object] | None = None) -> int:
         """What goes first: an index into ``options``. One alone is no question. ``place``: tells where the program is."""

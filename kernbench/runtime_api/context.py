@@ -95,10 +95,10 @@ class RuntimeContext:
             self.spec = topology.spec
         self.options = self.plugins.option_values(self.options)
         self.engine.cost_model = self.plugins.cost_model(topology)
-        schedule = schedule_asked(self.schedule)
+        if self.schedule is not None and self.policy != "round_robin":
+            raise ConfigError(f"policy={self.policy!r}: a schedule ({self.schedule}) says who runs next")
+        schedule = schedule_asked(self.schedule) if self.policy == "round_robin" else None
         choices = None if schedule is None else Choices(schedule)
-        if choices is not None and self.policy != "round_robin":
-            raise ConfigError(f"policy={self.policy!r}: a schedule ({schedule}) says who runs next")
         policy = make_policy(self.policy, self.seed) if choices is None else ChosenOrder(choices.pick)
         self.simulation = simulation = Simulation(
             self.engine, RankScheduler(policy, self.host_effects),
