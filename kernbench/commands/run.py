@@ -64,6 +64,8 @@ if TYPE_CHECKING:
               "rank take, between ranks and from step to step: 0.02.")  # fmt: skip
 @click.option("--straggler", "stragglers", type=Straggler(), multiple=True, help="Let the kernels of a rank take so many times "
               "as long: 3:1.2; may be repeated.")  # fmt: skip
+@click.option("--schedule", metavar="STRING", envvar="KERNBENCH_SCHEDULE", help="What goes first where several things could "
+              "(docs/order.md): default, random:SEED, or what kernbench explore has printed.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
@@ -89,6 +91,7 @@ def command(
     races: str,
     jitter: float,
     stragglers: tuple[tuple[int, float], ...],
+    schedule: str | None,
     prefix: bool,
     summary: bool,
     module: bool,
@@ -154,6 +157,7 @@ def command(
             devices=devices,
             ranks=ranks,
             **given,
+            schedule=schedule,
         ) as ctx,
         ExitStack() as stack,
     ):

@@ -1,13 +1,22 @@
-"""Order: what happens before what in a run, and accesses to memory that nothing orders.
+"""Order: what happens before what in a run, accesses to memory that nothing orders, and what goes first where several could.
 
 :mod:`~kernbench.order.strands` has the clocks, :mod:`~kernbench.order.shadow` who touched which bytes last,
-:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.findings` what is told of a race (ADR 0122).
+:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.findings` what is told of a race (ADR 0122), and
+:mod:`~kernbench.order.choices` the schedules (ADR 0129).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from kernbench.order.choices import DEFAULT as DEFAULT
+from kernbench.order.choices import EVERYTHING as EVERYTHING
+from kernbench.order.choices import VARIABLE as VARIABLE
+from kernbench.order.choices import Choices as Choices
+from kernbench.order.choices import GivenAnswer as GivenAnswer
+from kernbench.order.choices import schedule_asked as schedule_asked
+from kernbench.order.choices import schedule_of as schedule_of
+from kernbench.order.choices import told as told
 from kernbench.order.findings import MODES as MODES
 from kernbench.order.findings import MemoryAccess as MemoryAccess
 from kernbench.order.findings import Place as Place

@@ -16,7 +16,7 @@ import torch
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.order import mode_of
+from kernbench.order import Choices, mode_of, schedule_asked
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api.accelerator import Accelerator
@@ -26,7 +26,7 @@ from kernbench.runtime_api.multiprocessing import Multiprocessing
 from kernbench.runtime_api.scouting import Scouts
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
-from kernbench.scheduler import HostEffects, RankScheduler, make_policy
+from kernbench.scheduler import ChosenOrder, HostEffects, RankScheduler, make_policy
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.simulation.current import activate, deactivate
@@ -65,6 +65,7 @@ class RuntimeContext:
         races: what to do about accesses to memory that nothing orders (:func:`simulate`).
         jitter: how unequally quick ranks are (:func:`simulate`).
         stragglers: by rank, how many times as long its kernels take.
+        schedule: what goes first where several things could (:func:`simulate`).
         simulation: the owners behind the names.
     """
 
@@ -85,6 +86,7 @@ class RuntimeContext:
     races: bool | str | None = None
     jitter: float = 0.0
     stragglers: Mapping[int, float] = field(default_factory=dict)
+    schedule: str | None = None
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -98,12 +100,17 @@ class RuntimeContext:
             self.spec = topology.spec
         self.options = self.plugins.option_values(self.options)
         self.engine.cost_model = self.plugins.cost_model(topology)
+        if self.schedule is not None and self.policy != "round_robin":
+            raise ConfigError(f"policy={self.policy!r}: a schedule ({self.schedule}) says who runs next")
+        schedule = schedule_asked(self.schedule) if self.policy == "round_robin" else None
+        choices = None if schedule is None else Choices(schedule)
+        policy = make_policy(self.policy, self.seed) if choices is None else ChosenOrder(choices.pick)
         self.simulation = simulation = Simulation(
-            self.engine, RankScheduler(make_policy(self.policy, self.seed), self.host_effects),
+            self.engine, RankScheduler(policy, self.host_effects),
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
-            exact_dtype=self.exact_dtype, races=mode_of(self.races),
+            exact_dtype=self.exact_dtype, races=mode_of(self.races), choices=choices,
             jitter=Jitter(self.jitter, self.stragglers, self.seed),
         )  # fmt: skip
         devices = HostDevices(simulation)
@@ -278,6 +285,7 @@ def simulate(
     races: bool | str | None = None,
     jitter: float = 0.0,
     stragglers: Mapping[int, float] | None = None,
+    schedule: str | None = None,
     stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
     """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
@@ -313,6 +321,8 @@ def simulate(
         jitter: standard deviation of the time that the kernels of a rank take, as a share, between ranks and from step to step;
             drawn from ``seed`` (:mod:`kernbench.simulation.jitter`, ADR 0130).
         stragglers: by rank, how many times as long its kernels take.
+        schedule: what goes first where several things could: ``"default"``, ``"random:SEED"``, or what ``kernbench explore``
+            has printed (``docs/order.md``); default: what ``KERNBENCH_SCHEDULE`` says, a run as always if it is not set.
         stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
 
     Raises:
@@ -351,6 +361,7 @@ def simulate(
             races=races,
             jitter=jitter,
             stragglers=stragglers or {},
+            schedule=schedule,
             fold=fold,
         )
 

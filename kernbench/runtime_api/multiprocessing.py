@@ -153,6 +153,8 @@ class Multiprocessing:
         if per_rank_modules and isolation == "greenlet":
             raise ConfigError("per_rank_modules needs isolation='carrier' or 'process'")
         if isolation == "process":
+            if simulation.choices is not None:
+                raise ConfigError("isolation='process': ranks that are processes have no schedule but the default one")
             processes.require(simulation)
         if not isinstance(nprocs, int) or nprocs < 0:
             raise ConfigError(f"nprocs {nprocs!r}: expected an integer >= 0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kernbench.errors import ConfigError
@@ -55,6 +56,43 @@ class SeededRandom:
         index = self._random.randrange(len(entries))
         entries[index], entries[-1] = entries[-1], entries[index]
         return entries.pop()
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class ChosenOrder:
+    """Asks who runs next.
+
+    Args:
+        pick: gives an index into the ranks that can run, which are in the order in which they became ready; -1 is a greenlet
+            that is no rank's. Asked at a point that is called ``"r"``.
+
+    Attributes:
+        rank_of: the ranks of greenlets (the scheduler's).
+    """
+
+    def __init__(self, pick: Callable[[str, Sequence[Hashable]], int]) -> None:
+        self.rank_of: Mapping[Any, int] = {}
+        self._pick = pick
+        self._entries: list[Entry] = []
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that can run."""
+        return [self.rank_of.get(target, -1) for target, _ in self._entries]
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry that may run."""
+        self._entries.append(entry)
+
+    def popleft(self) -> Entry:
+        """Remove and return the entry that is chosen."""
+        return self._entries.pop(self._pick("r", self.waiting) if len(self._entries) > 1 else 0)
 
     def clear(self) -> None:
         """Forget every entry."""

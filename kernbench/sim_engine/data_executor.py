@@ -8,8 +8,8 @@ it on the same stream waits behind it, and it is resumed at the next drain.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Operation
@@ -66,10 +66,23 @@ class Finished:
 
 
 _Queue = tuple[int | None, str]
+_Each = TypeVar("_Each")
+
+
+class Pick(Protocol):
+    """Says what goes first (:mod:`kernbench.order.choices`)."""
+
+    def __call__(self, point: str, options: Sequence[Hashable], place: Callable[[], object] | None = None) -> int:
+        """The index of one of ``options``, which are names, at a point; ``place``: tells where that is."""
 
 
 def _queue_of(launch: Deferred) -> _Queue:
     return launch.rank, launch.op.stream
+
+
+def _turn(launch: Deferred) -> str:
+    """Whose turn it may be."""
+    return f"rank {launch.rank}, {launch.op.stream}"
 
 
 class DataExecutor:
@@ -84,6 +97,10 @@ class DataExecutor:
         """Operations that failed and whose error nobody may have seen yet."""
         self.on_settled: Callable[[Operation], None] | None = None
         """Called with each operation whose values have been computed, or failed to."""
+        self.pick: Pick | None = None
+        """Says which of several is computed next (:mod:`kernbench.order.choices`); None: the first one is."""
+        self._late: dict[Operation, bool] = {}
+        """Of what was asked whether it comes later, when ranks have run on as far as they can: the answer."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values())) + sum(len(batch) for _, batch in self._suspended)
@@ -124,9 +141,11 @@ class DataExecutor:
         """
         ran = False
         while self._queues or self._suspended:
-            moved = self._resume_suspended(now)
-            moved = self._start_heads(now) or moved
-            if not moved:
+            begin: Sequence[Callable[[float], bool]] = (self._resume_suspended, self._start_heads)
+            if self.pick is not None and self._suspended and self._queues and self.pick("h", ("waited", "new")):
+                begin = begin[::-1]
+            moved = [step(now) for step in begin]
+            if not any(moved):
                 break
             ran = True
         return self._tell() or ran
@@ -169,14 +188,51 @@ class DataExecutor:
         self._touched.clear()
         self._suspended.clear()
         self._awaited.clear()
+        self._late.clear()
 
     def _resume_suspended(self, now: float) -> bool:
         moved = False
         waiting, self._suspended = self._suspended, []
-        for running, batch in waiting:
-            moved = running.run() or moved
+        for running, batch in self._in_turn([(batch[0], (running, batch)) for running, batch in waiting]):
+            if self.pick is not None and self._comes_late(batch[0]):
+                self._suspended.append((running, batch))
+                continue
+            if running.run():
+                moved = True
+                self._late.pop(batch[0].op, None)
             self._settle(running, batch, now)
         return moved
+
+    def _comes_late(self, launch: Deferred) -> bool:
+        """Whether a launch, or one that may go on after it has waited, is left alone until ranks have run on."""
+        if self.pick is None or launch.rank is None:
+            return False
+        late = self._late.get(launch.op)
+        if late is None:
+            late = self._late[launch.op] = bool(self.pick("d", (_turn(launch), "later"), lambda: _turn(launch)))
+        return late
+
+    def release(self) -> bool:
+        """Ranks have run on as far as they can: what was to come later may run; False if there is nothing of the kind."""
+        if True not in self._late.values():
+            return False
+        self._late = dict.fromkeys(self._late, False)
+        return True
+
+    def _in_turn(self, named: list[tuple[Deferred, _Each]]) -> Iterator[_Each]:
+        """One after the other, as they are or as somebody picks them."""
+        while named:
+            at = 0 if self.pick is None else self.pick("k", [_turn(launch) for launch, _ in named])
+            yield named.pop(at)[1]
+
+    def _apart(self, batch: list[Deferred]) -> Iterator[list[Deferred]]:
+        """Launches that can run as one batch, or some of them alone."""
+        while self.pick is not None and len(batch) > 1:
+            at = self.pick("b", ("together", *map(_turn, batch)))
+            if not at:
+                break
+            yield [batch.pop(at - 1)]
+        yield batch
 
     def _start_heads(self, now: float) -> bool:
         blocked = {_queue_of(launch) for _, batch in self._suspended for launch in batch}
@@ -186,12 +242,16 @@ class DataExecutor:
             launch = queue[0]
             if launch.after and not all(op.executed for op in launch.after):
                 continue
+            if self.pick is not None and self._comes_late(launch):
+                continue
             queue.popleft()
             if not queue:
                 del self._queues[key]
             heads.setdefault((key[1], launch.batch_key), []).append(launch)  # two of one rank share memory: no batch
-        for batch in heads.values():
-            self._settle(batch[0].start_batch(batch), batch, now)
+        for together in self._in_turn([(batch[0], batch) for batch in heads.values()]):
+            for batch in self._apart(together):
+                self._late.pop(batch[0].op, None)
+                self._settle(batch[0].start_batch(batch), batch, now)
         return bool(heads)
 
     def withdraw(self, op: Operation, error: BaseException, now: float) -> None:
@@ -212,6 +272,7 @@ class DataExecutor:
             self._end(launch, error, now if launch.op.end is None else launch.op.end)
 
     def _end(self, launch: Deferred, error: BaseException | None, at: float) -> None:
+        self._late.pop(launch.op, None)
         for storage in launch.touches:
             left = self._touched[storage] - 1
             if left:

@@ -42,6 +42,9 @@ class CollectiveRuns:
         config: reads the collective configuration.
         paused: nothing that torch computes is recorded, for the length of a block.
         hooks: are told what has been matched.
+
+    Attributes:
+        watch: told of each collective whose values have been moved, while nothing is recorded; None: nobody is.
     """
 
     engine: GraphEngine
@@ -54,6 +57,7 @@ class CollectiveRuns:
     def __post_init__(self) -> None:
         self._kernels = KernelCollectives()
         self._awaited: dict[Operation, Condition] = {}
+        self.watch: Callable[[Collective, Sequence[Arrival]], None] | None = None
         self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
 
     def clear(self) -> None:
@@ -142,6 +146,8 @@ class CollectiveRuns:
                 moved(self.storages, arrivals, unknown=unknown)
             else:
                 assumed(self.storages, arrivals, reduces=reduction is not None)
+            if self.watch is not None:
+                self.watch(collective, arrivals)
         return request
 
     def _sips(self, collective: Collective, arrivals: Sequence[Arrival]) -> tuple[int, ...]:

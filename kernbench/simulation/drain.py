@@ -8,6 +8,7 @@ deadlock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from greenlet import getcurrent
 
@@ -23,12 +24,23 @@ from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.waits import Awaited, Waits
 
 
+class Release(Protocol):
+    """See :attr:`Drain.release`."""
+
+    def __call__(self, *, idle: bool) -> bool:
+        """Whether somebody can go on now."""
+
+
 @dataclass(eq=False, repr=False)
 class Drain:
     """Drives one simulation, in main.
 
     Args:
         title: of the run, in reports.
+
+    Attributes:
+        release: lets those go on that others were to go before (:class:`~kernbench.simulation.giving_way.GivingWay`); false if
+            there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: nobody gives way.
     """
 
     title: str
@@ -43,6 +55,7 @@ class Drain:
     hooks: RunHooks | None
 
     def __post_init__(self) -> None:
+        self.release: Release | None = None
         self.waits.drive_until = self.until
         self.polls.drain = self.pending
         self.polls.report_deadlock = self.tell_deadlock
@@ -78,7 +91,11 @@ class Drain:
         upcoming = self.engine.next_event
         if upcoming is not None and self.deadlines.expire_before(upcoming):
             return True
-        return self.engine.advance() or self.deadlines.expire_asked_for()
+        if self.release is not None and self.release(idle=False):
+            return True
+        if self.engine.advance() or (self.release is not None and self.release(idle=True)):
+            return True
+        return self.deadlines.expire_asked_for()
 
     def clear(self) -> None:
         """Forget everything that waits or is kept."""

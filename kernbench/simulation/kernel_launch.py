@@ -345,6 +345,7 @@ class RunningBatch:
             if self._execution is None:
                 self._execution = Execution([launch.launch for launch in self._launches], launcher.memory)
                 self._execution.party = self._party
+                self._execution.pick = launcher.executor.pick
             status = self._execution.run()
         except Exception as error:
             self.errors = self._blame(error)

@@ -8,7 +8,7 @@ way as a collective of two.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,7 @@ class Mailbox:
 
     Attributes:
         paired: those that have met it and are to be run: the pair, its sides, and the number of elements.
+        pick: says whose message a receive from any source gets (:mod:`kernbench.order.choices`); None: the first one's.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Mailbox:
         self._any_source: list[Message] = []
         self.paired: list[tuple[Collective, list[Arrival], int]] = []
         self._pairs: dict[tuple[Communicator, int, int], Communicator] = {}
+        self.pick: Callable[[str, Sequence[Hashable]], int] | None = None
 
     def clear(self) -> None:
         """Forget everything."""
@@ -149,7 +151,9 @@ class Mailbox:
             ]
             if not sends:
                 continue
-            send = min(sends, key=lambda message: (message.op.enqueue, message.rank))
+            sends.sort(key=lambda message: (message.op.enqueue, message.rank))
+            at = 0 if self.pick is None else self.pick(f"m{receive.rank}", [message.rank for message in sends])
+            send = sends[at]
             self._any_source.remove(receive)
             queue = self._sends[id(send.group), send.rank, receive.rank, send.tag]
             queue.popleft()

@@ -13,16 +13,17 @@ from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.gemm import kernels_of
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.cost.registry import brought
-from kernbench.order import Order
+from kernbench.order import Choices, Order
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager
-from kernbench.scheduler import RankScheduler
+from kernbench.scheduler import ChosenOrder, RankScheduler
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.simulation.assumptions import Assumptions
 from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.deadlines import Deadlines
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.function_launch import FunctionLauncher
+from kernbench.simulation.giving_way import GivingWay, InterruptedOrderedStreams, InterruptedStreams
 from kernbench.simulation.groups import Communicator
 from kernbench.simulation.hooks import open_hooks
 from kernbench.simulation.host_reads import HostReads
@@ -78,6 +79,7 @@ class Simulation:
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
         jitter: how quick ranks are; default: all alike.
+        choices: say what goes first where several things could; the scheduler's policy asks them, too. None: nobody is asked.
 
     Attributes:
         topology: the system.
@@ -91,6 +93,8 @@ class Simulation:
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
         hooks: what plugins are told, None if none listens.
         order: watches for races, None if nobody wants to know.
+        choices: as given.
+        giving_way: asks a rank whether others go first, None if nobody is asked.
         distributed: makes process groups.
         torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
     """
@@ -115,6 +119,7 @@ class Simulation:
         exact_dtype: bool = False,
         races: str = "off",
         jitter: Jitter | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.engine = engine
         self.exact_dtype = exact_dtype
@@ -138,11 +143,10 @@ class Simulation:
         self.steps = Steps(self.hosts)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
-        streams = Streams if self.order is None else OrderedStreams
+        self.choices = choices
+        self.giving_way: GivingWay | None = None
         self.jitter = jitter or Jitter()
-        self.streams = streams(
-            engine, self.hosts, self.storages, self.hooks, self.jitter if self.jitter.is_on else None
-        )
+        self.streams = self._streams()
         self.values = Values(self.executor, self.hosts, self.waits)
         self.host_reads = HostReads(
             engine, self.hosts, self.storages, self.streams, self.values, self.waits, self.hooks
@@ -164,6 +168,23 @@ class Simulation:
         )  # fmt: skip
         self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps,
                            self.jitter)  # fmt: skip
+        if self.giving_way is not None and choices is not None:
+            self.drain.release = self.giving_way.release
+            self.executor.pick = self.matcher.mailbox.pick = choices.pick
+
+    def _streams(self) -> Streams:
+        engine, hosts, ready = self.engine, self.hosts, self.scheduler.ready
+        jitter = self.jitter if self.jitter.is_on else None
+        if self.choices is None:
+            return (Streams if self.order is None else OrderedStreams)(engine, hosts, self.storages, self.hooks, jitter)
+        assert isinstance(ready, ChosenOrder)
+        ready.rank_of = self.scheduler.rank_by_greenlet
+        kind = InterruptedStreams if self.order is None else InterruptedOrderedStreams
+        streams = kind(engine, hosts, self.storages, self.hooks, jitter)
+        self.giving_way = streams.giving_way = GivingWay(
+            self.choices, ready, self.executor, hosts, self.scheduler, self.waits
+        )
+        return streams
 
     @property
     def ccl_config(self) -> CclConfig:

@@ -63,6 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
            help="give this process, from before its conftests on, the simulated GPUs of SYSTEM (dgx_h100)")  # fmt: skip
     option("--kernbench-races", nargs="?", const="error", choices=("off", "warn", "error"),
            help="look for accesses that nothing orders in the simulations of the tests (error; warn: collect)")  # fmt: skip
+    option(
+        "--kernbench-explore",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run each test that opens a simulation under N schedules besides the default one (docs/order.md)",
+    )
     option("--kernbench-record", metavar="FILE",
            help="write the kernels that the tests launch to FILE, for --kernbench-precompile of the next run")  # fmt: skip
 
@@ -109,6 +116,15 @@ def _restore(variable: str, value: str | None) -> None:
         os.environ[variable] = value
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With --kernbench-explore, a test is there once for each schedule."""
+    count = metafunc.config.getoption("--kernbench-explore")
+    if count:
+        metafunc.fixturenames.append("kernbench_schedule")
+        schedules = ["default", *(f"random:{seed}" for seed in range(1, count + 1))]
+        metafunc.parametrize("kernbench_schedule", schedules, indirect=True)
+
+
 class _Session:
     """What the plugin knows of one run, in one process."""
 
@@ -123,6 +139,8 @@ class _Session:
         self.rows: list[tuple[str, dict[str, Any]]] = []
         self._kernels: KernelWatch | None = None
         self._ordered = False
+        self.simulates: dict[str, bool] = {}
+        """Of tests that have run under the default schedule, whether they have opened a simulation."""
 
     # -- where the processes of this run meet ------------------------------------------------------------------------
 
@@ -176,6 +194,8 @@ class _Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
         for item in items:
             names = getattr(item, "fixturenames", None)
+            if names is not None and "kernbench_schedule" in getattr(getattr(item, "callspec", None), "params", ()):
+                names.insert(0, "kernbench_schedule")  # no test asks for it
             if (
                 names is not None
                 and "test_resources" not in names
@@ -288,6 +308,27 @@ def kernbench_gpu(request: pytest.FixtureRequest) -> Iterator[RuntimeContext]:
     from kernbench.testing.gpu import gpu_of
 
     yield from gpu_of(request, request.config.stash.get(_GPU, None))
+
+
+@pytest.fixture
+def kernbench_schedule(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The schedule of the simulations that the test opens, with --kernbench-explore."""
+    from kernbench.order import DEFAULT, VARIABLE, Choices
+
+    schedule = str(request.param)
+    session: Any = request.config.pluginmanager.get_plugin("kernbench-session")
+    simulates = session.simulates
+    test = request.node.nodeid.replace(schedule, DEFAULT)
+    if not simulates.get(test, True):
+        pytest.skip("opens no simulation that follows a schedule")
+    before, made = os.environ.get(VARIABLE), Choices.made
+    os.environ[VARIABLE] = schedule
+    try:
+        yield schedule
+    finally:
+        _restore(VARIABLE, before)
+        if schedule == DEFAULT:
+            simulates[test] = Choices.made > made
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ memory parks until memory changes; when every lane is parked the execution repor
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ Status = Literal["done", "waiting", "yielded"]
 
 #: Back-edges of a loop that reads memory, without any write in between, after which other lanes get their turn.
 _PATIENCE = 256
+#: Where programs can be set apart: at multiples of this share of them.
+_PARTS = 8
 #: Lane grids kept per program.
 _LANE_GRIDS = 256
 
@@ -76,6 +78,10 @@ class Execution(Binding):
         self.distinct = 0
         #: Programs run when only a sample is.
         self.sampled: int | None = None
+        #: Says which programs go first (:mod:`kernbench.order.choices`); None: they run together.
+        self.pick: Callable[[str, Sequence[Hashable]], int] | None = None
+        #: Those that come after.
+        self._later: list[Batch] = []
         if self.programs:
             self._prepare(only)
 
@@ -117,9 +123,28 @@ class Execution(Binding):
                 if not self._pending:
                     return "done"
                 self.batches.append(self._start(self._pending.pop(0)))
+                if self.pick is not None and not self.program.by_thread:
+                    self._set_apart(self.pick)
             status = self._schedule()
-            if status != "done":
+            if self._later:
+                self.batches += self._later
+                self._later = []
+            elif status != "done":
                 return status
+
+    def _set_apart(self, pick: Callable[[str, Sequence[Hashable]], int]) -> None:
+        """Let some of the programs run, as far as they come, before the others begin."""
+        (batch,) = self.batches
+        cuts = sorted({batch.size * (n + 1) // _PARTS for n in range(_PARTS - 1)} - {0, batch.size})
+        options = [(cut, first) for cut in cuts for first in (0, 1)]
+        at = pick("p", ("together", *(f"those {('before', 'from')[first]} {cut} go first" for cut, first in options)))
+        if not at:
+            return
+        cut, first = options[at - 1]
+        lanes = np.arange(batch.size)
+        parts = [flat(batch, np.unravel_index(lanes[side], batch.lanes)) for side in (slice(cut), slice(cut, None))]
+        self.batches = [parts[first]]
+        self._later = [parts[1 - first]]
 
     def _start(self, chunk: Chunk) -> Batch:
         env = list(self._env)

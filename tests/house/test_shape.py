@@ -24,7 +24,7 @@ LAYERS = (
     ("torch_backend",),
     ("processes",),
     ("runtime_api",),
-    ("autotune", "benching", "sweep", "testing", "tp"),
+    ("autotune", "benching", "explore", "sweep", "testing", "tp"),
     ("what_if",),
     ("end_to_end",),
     ("kernbench",),

@@ -84,7 +84,7 @@ def _double(x, y, BLOCK: tl.constexpr):
     tl.store(y + offsets, tl.load(x + offsets) * 2)  # double
 
 
-def _meet(numel: int = N) -> tuple[torch.Tensor, Any]:
+def meet(numel: int = N) -> tuple[torch.Tensor, Any]:
     buffer = symm_mem.empty(numel, dtype=torch.float32, device="cuda")
     handle = symm_mem.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
     buffer.fill_(1)
@@ -92,7 +92,9 @@ def _meet(numel: int = N) -> tuple[torch.Tensor, Any]:
     return buffer, handle
 
 
-def _reduce(handle: Any, out: torch.Tensor, sem: str = "acq_rel", scope: str = "sys", exit: bool = True) -> None:
+def reduce_by_kernel(
+    handle: Any, out: torch.Tensor, sem: str = "acq_rel", scope: str = "sys", exit: bool = True
+) -> None:
     _one_shot[(N // BLOCK,)](
         handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, out, rank=handle.rank, world=handle.world_size, SEM=sem,
         SCOPE=scope, EXIT=exit, BLOCK=BLOCK,
@@ -100,31 +102,31 @@ def _reduce(handle: Any, out: torch.Tensor, sem: str = "acq_rel", scope: str = "
 
 
 def exit_barrier_missing(fixed: bool) -> None:
-    buffer, handle = _meet()
+    buffer, handle = meet()
     out = torch.empty_like(buffer)
-    _reduce(handle, out, exit=fixed)
+    reduce_by_kernel(handle, out, exit=fixed)
     buffer.fill_(2)  # fill too early
     torch.cuda.synchronize()
 
 
 def start_barrier_relaxed(fixed: bool) -> None:
-    buffer, handle = _meet()
+    buffer, handle = meet()
     out = torch.empty_like(buffer)
     buffer.fill_(2)  # fill before relaxed
-    _reduce(handle, out, sem="acq_rel" if fixed else "relaxed")
+    reduce_by_kernel(handle, out, sem="acq_rel" if fixed else "relaxed")
     torch.cuda.synchronize()
 
 
 def scope_of_one_gpu_only(fixed: bool) -> None:
-    buffer, handle = _meet()
+    buffer, handle = meet()
     out = torch.empty_like(buffer)
     buffer.fill_(2)  # fill before gpu
-    _reduce(handle, out, scope="sys" if fixed else "gpu")
+    reduce_by_kernel(handle, out, scope="sys" if fixed else "gpu")
     torch.cuda.synchronize()
 
 
 def counters_used_again_without_counting_on(fixed: bool) -> None:
-    buffer, handle = _meet()
+    buffer, handle = meet()
     counters = symm_mem.empty(64, dtype=torch.int32, device="cuda")
     theirs = symm_mem.rendezvous(counters, dist.group.WORLD)  # type: ignore[arg-type]
     counters.zero_()
@@ -141,7 +143,7 @@ def counters_used_again_without_counting_on(fixed: bool) -> None:
 
 
 def host_writes_while_a_peer_reads(fixed: bool) -> None:
-    buffer, handle = _meet()
+    buffer, handle = meet()
     peer = handle.get_buffer(1 - handle.rank, (N,), torch.float32)
     peer.sum()  # look at a peer
     if fixed:
@@ -151,7 +153,7 @@ def host_writes_while_a_peer_reads(fixed: bool) -> None:
 
 
 def one_staging_slot_for_all_calls(fixed: bool) -> None:
-    slots, handle = _meet(2 * N)
+    slots, handle = meet(2 * N)
     out = torch.empty(N, device="cuda")
     for call in range(3):
         at = call % 2 if fixed else 0

@@ -285,3 +285,30 @@ def test_ranks_may_be_processes(pytester, run_pytest):
     result = run_pytest("-rs")
     result.assert_outcomes(passed=1, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*on purpose", "*in test_fails*", "SKIPPED*not here"])
+
+
+def test_tests_that_simulate_run_under_schedules(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_nothing_to_explore():
+            pass
+
+        @pytest.mark.world_size(2, isolation="greenlet")
+        def test_who_comes_first_depends(rank, kernbench_context):
+            store = SEEN.setdefault(kernbench_context, [])
+            store.append(rank)
+            kernbench_context.distributed.barrier()
+            assert store == [0, 1]
+
+        SEEN = {}
+        """
+    )
+    result = run_pytest("--kernbench-explore", "6", "-v")
+    outcomes = result.parseoutcomes()
+    assert outcomes["skipped"] == 6
+    assert outcomes["failed"] >= 1
+    assert sum(outcomes.get(name, 0) for name in ("passed", "failed")) == 8
+    result.stdout.fnmatch_lines(["*test_who_comes_first_depends?default?*PASSED*"])
+    result.stdout.fnmatch_lines(["FAILED *test_who_comes_first_depends?random:*"])

@@ -136,6 +136,9 @@ class CooperativeStore(dist.Store):
 
     def on_contents(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a method that works on the contents, where they are."""
+        give_way = self._simulation.giving_way
+        if give_way is not None:
+            give_way()
         forward = self._host.forward
         if forward is not None:
             return forward(self._contents.key, self._timeout, name, args, kwargs)

@@ -1,0 +1,98 @@
+"""Where ranks may be interrupted: before an operation, and before they look into a store, others may go first.
+
+Without a schedule (:mod:`kernbench.order.choices`) a rank goes on until it waits, and nobody asks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernbench.order import EVERYTHING, Choices
+from kernbench.scheduler import ChosenOrder, RankScheduler
+from kernbench.sim_engine import Condition, DataExecutor
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.ordered_streams import OrderedStreams
+from kernbench.simulation.streams import Streams
+from kernbench.simulation.waits import Waits
+
+_PATIENCE = 64
+"""Events for which who has let all others go first waits at most."""
+
+
+class GivingWay:
+    """Asks, in a rank, whether others go first.
+
+    Args:
+        choices: is asked.
+        ready: knows who could go on.
+        executor: has kernels that are to come later, too.
+    """
+
+    def __init__(
+        self, choices: Choices, ready: ChosenOrder, executor: DataExecutor, hosts: Hosts, scheduler: RankScheduler,
+        waits: Waits,
+    ) -> None:  # fmt: skip
+        self._choices = choices
+        self._ready = ready
+        self._executor = executor
+        self._hosts = hosts
+        self._scheduler = scheduler
+        self._waits = waits
+        self._late: list[Condition] = []
+        self._events = 0
+
+    def __call__(self) -> None:
+        """Let others go first, if the schedule says so. No virtual time passes for the rank."""
+        scheduler, hosts = self._scheduler, self._hosts
+        rank = scheduler.current_rank()
+        if rank is None or hosts.observing or hosts.inside_kernel or scheduler.aborting:
+            return
+        host = hosts.of_rank[rank]
+        if host.unrecorded or host.capture is not None:
+            return
+        taken = self._choices.pick(f"w{rank}", (rank, tuple(self._ready.waiting), EVERYTHING), user_location)
+        if taken == 1:
+            scheduler.pause()
+        elif taken == 2:
+            later = Condition("its turn", rank)
+            self._late.append(later)
+            self._waits.block_on(later)
+
+    def release(self, *, idle: bool) -> bool:
+        """In main, before time goes on, and when it cannot (``idle``): let those go on that have let all others go first.
+
+        They do not wait for ever while others ask again and again whether they have done something.
+        """
+        self._events += 1
+        if not idle and self._events < _PATIENCE:
+            return False
+        self._events = 0
+        if self._executor.release():
+            return True
+        late, self._late = self._late, []
+        for each in late:
+            each.fulfil()
+        return bool(late)
+
+
+class _GivesWay(Streams):
+    giving_way: GivingWay
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`Streams.enqueue`."""
+        self.giving_way()
+        return super().enqueue(*args, **kwargs)
+
+    def post(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`Streams.post`."""
+        self.giving_way()
+        return super().post(*args, **kwargs)
+
+
+class InterruptedStreams(_GivesWay, Streams):
+    """What hosts enqueue, and where others may go first."""
+
+
+class InterruptedOrderedStreams(_GivesWay, OrderedStreams):
+    """What hosts enqueue, what it happens after, and where others may go first."""

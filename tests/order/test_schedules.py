@@ -1,0 +1,162 @@
+"""Schedules: the default one changes nothing, others are replayed, what is found is shrunk, correct programs stay clean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+from kernbench.explore import Trial, Watch, compared, explored, shrunk, ulps
+from kernbench.order import Choices, GivenAnswer, schedule_of
+from kernbench.trace import write_trace
+from tests.order.schedule_programs import gathers, hands_over, leads, reduces, trains
+
+Program = Callable[[int, list[str]], None]
+
+
+def trial_of(program: Program, schedule: str | None, *, world: int = 2, trace: Path | None = None) -> Trial:
+    """What a program comes to under a schedule."""
+    watch, printed = Watch(), {rank: list[str]() for rank in range(world)}
+    failure = None
+
+    def body(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        program(rank, printed[rank])
+
+    with kernbench.simulate("dgx_h100", schedule=schedule, plugins=[watch]) as ctx:
+        try:
+            ctx.multiprocessing.spawn(body, nprocs=world)
+        except kernbench.SpawnException as error:
+            failure = error
+        if trace is not None:
+            write_trace(ctx, str(trace))
+        found = watch.trial(schedule or "", "", failure)
+    found.output = printed
+    return found
+
+
+def runs_of(program: Program, world: int = 2) -> Callable[[Iterable[str]], Iterator[Trial]]:
+    """Runs it under schedules."""
+    return lambda schedules: (trial_of(program, schedule, world=world) for schedule in schedules)
+
+
+@pytest.mark.parametrize("program", [partial(trains, "FSDP2"), reduces, gathers], ids=["fsdp2", "kernels", "messages"])
+def test_the_default_schedule_changes_nothing(program: Program, tmp_path: Path) -> None:
+    without, default = (
+        trial_of(program, schedule, trace=tmp_path / f"{schedule}.json") for schedule in (None, "default")
+    )
+    assert (without.values, without.output) == (default.values, default.output)
+    assert (tmp_path / "None.json").read_bytes() == (tmp_path / "default.json").read_bytes()
+    assert default.asked > 10
+    assert default.taken == []
+
+
+@pytest.mark.parametrize("schedule", ["random:4", "pct:3:20:5"])
+def test_a_schedule_is_replayed_byte_for_byte(schedule: str, tmp_path: Path) -> None:
+    first = trial_of(partial(trains, "DDP"), schedule, trace=tmp_path / "first.json")
+    stated = schedule_of(choice for choice, _ in first.taken)
+    again = trial_of(partial(trains, "DDP"), schedule, trace=tmp_path / "again.json")
+    answered = trial_of(partial(trains, "DDP"), stated, trace=tmp_path / "answered.json")
+    assert first.taken
+    assert first.taken == again.taken == answered.taken
+    assert len({(tmp_path / f"{name}.json").read_bytes() for name in ("first", "again", "answered")}) == 1
+
+
+CORRECT = {"ddp": partial(trains, "DDP"), "reduces": reduces, "leads": leads, "gathers": gathers}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_correct_program_is_clean_under_30_schedules(name: str) -> None:
+    for how in ("random", "pct:3"):
+        found, count = explored(runs_of(CORRECT[name]), how, 15)
+        assert found is None, found and found.trouble.text
+        assert count == 16
+
+
+WRONG = {
+    "reduces": (partial(reduces, exit=False), "difference"),
+    "hands_over": (partial(hands_over, ordered=False), "difference"),
+    "leads": (partial(leads, atomic=False), "mismatch"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_bug_of_depth_two_is_found_and_shrunk(name: str) -> None:
+    program, kind = WRONG[name]
+    found, count = explored(runs_of(program), "pct:2", 50)
+    assert found is not None
+    assert found.trouble.kind == kind
+    assert 1 < found.runs == count <= 51
+    left, _ = shrunk(runs_of(program), found)
+    assert 0 < len(left) <= 3
+    replayed = trial_of(program, schedule_of(choice for choice, _ in left))
+    trouble = replayed.trouble or compared(found.usual, replayed)
+    assert trouble is not None
+    assert trouble.same_as(found.trouble)
+    for choice in left:  # none can be left out
+        fewer = trial_of(program, schedule_of(other for other, _ in left if other != choice[0]))
+        without = fewer.trouble or compared(found.usual, fewer)
+        assert without is None or not without.same_as(found.trouble)
+
+
+def test_a_receive_from_any_source_gets_any_message() -> None:
+    found, _ = explored(runs_of(partial(gathers, named=False), 4), "random", 20)
+    assert found is not None
+    assert found.trouble.kind == "difference"
+    assert "m0" in {choice.point for choice, _ in found.trial.taken}
+
+
+def test_names_of_schedules() -> None:
+    stated = Choices("w1.4=2,r.0=1")
+    assert [stated.pick("r", "ab"), stated.pick("r", "ab"), stated.pick("r", "a")] == [1, 0, 0]
+    assert [stated.pick("w1", "abc") for _ in range(5)] == [0, 0, 0, 0, 2]
+    assert schedule_of(stated.taken) == "r.0=1,w1.4=2"
+    assert schedule_of([]) == "default"
+    assert Choices("r.0=7").pick("r", "ab") == 0  # there is no such option: another program, or another version
+    for wrong in ("often", "pct:2", "pct:0:5:1", "random:-1", "x.1=2", "r.1"):
+        with pytest.raises(kernbench.ConfigError, match="is no schedule"):
+            Choices(wrong)
+
+
+def test_a_schedule_takes_the_place_of_a_policy_and_needs_ranks_here() -> None:
+    with (
+        pytest.raises(kernbench.ConfigError, match="a schedule"),
+        kernbench.simulate(policy="random", schedule="default"),
+    ):
+        pass
+    with kernbench.simulate(schedule="default") as ctx, pytest.raises(kernbench.ConfigError, match="processes"):
+        ctx.multiprocessing.spawn(print, nprocs=1, isolation="process")
+
+
+def test_priorities_change_as_often_as_the_depth_says() -> None:
+    """Of three that could run the same one goes first until it is lowered, twice."""
+    choices = Choices("pct:3:30:1")
+    first, lowered = [], 0
+    for _ in range(30):
+        goes = choices.pick("r", (0, 1, 2))
+        first.append(goes)
+        lowered += choices.pick(f"w{goes}", (goes, (), "everything")) == 2
+    assert lowered == 2
+    assert len({first[0], first[-1]}) == 2
+    assert sum(one != other for one, other in pairwise(first)) == 2
+
+
+def test_how_far_values_are_apart() -> None:
+    one = torch.tensor([1.0, 2.0, -3.0])
+    other = torch.tensor([1.0, torch.nextafter(one[1], one[0]).item(), -3.0])
+    assert "1 of 3 elements differ; the first is element 1: 2.0" in ulps(one, other)
+    assert "by up to 1 ULP" in ulps(one, other)
+    assert "by up to 2 ULP" in ulps(torch.tensor([1e-45]), torch.tensor([-1e-45]))
+    assert ulps(one, one) == ""
+    assert "ULP" not in ulps(torch.tensor([1]), torch.tensor([2]))
+
+
+def test_answers_are_numbered_by_point() -> None:
+    assert str(GivenAnswer("w1", 4, 2)) == "w1.4=2"
