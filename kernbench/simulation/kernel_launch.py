@@ -279,7 +279,9 @@ class SampledLaunch(TritonLaunch):
         programs = math.prod(launch.grid)
         if programs:
             values = [_stand_in(arg) if self._nobody_has(arg) else arg for arg in launch.args]
-            execution = Execution([replace(launch, args=values)], dry=True, only=_SAMPLED_PROGRAMS)
+            execution = Execution(
+                [replace(launch, args=values)], self.launcher.memory, dry=True, only=_SAMPLED_PROGRAMS
+            )
             if execution.run() == "done":
                 sample = execution.counts()
                 counts = sample.scaled(programs / max(sample.programs, 1))
@@ -306,7 +308,7 @@ def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
     device, known = launch.launcher.engine.topology.device, launch.launcher.wave_reads
     key = (id(launch.launch.program), launch.launch.grid, tuple(map(_shape_key, launch.launch.args)))
     if key not in known:
-        look_at_wave(counts, launch.launch, device)
+        look_at_wave(counts, launch.launch, device, launch.launcher.memory)
         known[key] = counts.wave_read
     counts.wave_read = known[key]
     found = estimate(counts, None, device, kernel=launch.launch.kernel, cold=launch.launch.cold)

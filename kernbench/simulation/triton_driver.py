@@ -7,6 +7,7 @@ from kernbench.simulation.current import current_simulation
 from kernbench.triton_engine.duration import describe_device
 from kernbench.triton_engine.launching import run_alone, set_launch_sink
 from kernbench.triton_engine.machine import Launch
+from kernbench.triton_engine.memory import AllocationMap
 
 
 class Sink:
@@ -19,6 +20,11 @@ class Sink:
             run_alone(launch)
         else:
             simulation.kernels.submit(launch)
+
+    def memory(self) -> AllocationMap | None:
+        """That of the active simulation."""
+        simulation = current_simulation()
+        return None if simulation is None else simulation.kernels.memory
 
 
 _installed = False

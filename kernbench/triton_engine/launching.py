@@ -28,6 +28,9 @@ class LaunchSink(Protocol):
     def submit(self, launch: Launch) -> None:
         """Take a launch."""
 
+    def memory(self) -> AllocationMap | None:
+        """What pointers point to that a kernel finds in memory, if the sink knows."""
+
 
 _sink: LaunchSink | None = None
 
@@ -112,7 +115,8 @@ def submit(launch: Launch) -> None:
 
 
 def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord | None:
-    execution = Execution([launch], dry=True, only=programs)
+    memory = None if _sink is None else _sink.memory()
+    execution = Execution([launch], memory, dry=True, only=programs)
     if not execution.programs:
         return None
     execution.run()
@@ -121,7 +125,7 @@ def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord |
     sizes = sum(arg.nbytes for arg in launch.args if isinstance(arg, Tensor))
     counts.unique_bytes_read = min(counts.unique_bytes_read, sizes)
     counts.unique_bytes_written = min(counts.unique_bytes_written, sizes)
-    look_at_wave(counts, launch, device)
+    look_at_wave(counts, launch, device, memory)
     return LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank)
 
 

@@ -200,7 +200,9 @@ def find_live(address: int) -> HostAllocation | None:
     kinds = (torch.Tensor, torch.nn.Parameter)
     for generation in range(3):
         for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:
-            if obj.device.type == "cpu" and obj.layout is torch.strided and not registry.knows(obj):
+            if obj.layout is not torch.strided or obj.untyped_storage().device.type != "cpu":
+                continue  # a tensor on a simulated GPU says that it is there, its storage does not
+            if not registry.knows(obj):
                 registry.register(obj)
         found = registry.find(address)
         if found is not None:
