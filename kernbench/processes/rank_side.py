@@ -37,6 +37,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("waits", ("wait", "wait_for_values", "wait_for_first", "block_on", "sleep", "refresh")),
     ("host_reads", ("finish_stream", "synchronize")),
     ("polls", ("look",)),
+    ("disks", ("move",)),
     ("matcher", ("post", "collective_of", "give_up")),
     ("matcher.mailbox", ("post",)),
     ("world.communicators", ("of",)),
@@ -242,6 +243,9 @@ class RankSide(Uplink):
             op.observed = True
             assert op.error is not None
             raise op.error
+
+    def _disks_move(self, nbytes: int, writes: bool) -> None:
+        self.call("move", nbytes, writes)
 
     def _polls_look(self, at: Awaited | str) -> None:
         self.call("look", at if isinstance(at, str) else at.name)

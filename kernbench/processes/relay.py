@@ -71,6 +71,7 @@ class Relay:
             "wait": self._wait, "await_values": self._await_values, "wait_for_first": self._wait_for_first,
             "block_on": self._block_on, "give_way": self._give_way, "times": self._times, "sleep": waits.sleep,
             "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
+            "move": simulation.disks.move,
             "pause": simulation.scheduler.pause, "store": self._store,
         }  # fmt: skip
 

@@ -65,7 +65,9 @@ class GraphEngine:
         """Says how long an operation of a stream takes, given what was modelled (s); None: as modelled."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
-        self._network = Network(topology_obj.link_bandwidth.tolist(), self.at, lambda: self.now)
+        storage = topology_obj.system.storage
+        files = [] if storage is None else [storage.read, storage.write] * topology_obj.nodes
+        self._network = Network([*topology_obj.link_bandwidth.tolist(), *files], self.at, lambda: self.now)
         self._streams: dict[tuple[int, str], DeviceStream] = {}
         self._alone_on_link: dict[int, PlanRun] = {}
         self._sharing: dict[PlanRun, None] = {}
@@ -266,6 +268,10 @@ class GraphEngine:
             op.resolve(op.enqueue if op.start is None else op.start, end)
 
         self.at(end, resolve)
+
+    def storage_link(self, node: int, writes: bool) -> int:
+        """The link that stands for what a node's storage writes, or reads; only in a system that describes one."""
+        return len(self.topology.links) + 2 * node + writes
 
     def start_flow(
         self,

@@ -21,6 +21,7 @@ from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.simulation.assumptions import Assumptions
 from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.deadlines import Deadlines
+from kernbench.simulation.disks import Disks
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.function_launch import FunctionLauncher
 from kernbench.simulation.giving_way import GivingWay, InterruptedOrderedStreams, InterruptedStreams
@@ -85,7 +86,7 @@ class Simulation:
         topology: the system.
         op_costs: what torch's operations cost.
         memories: what each process has of each SIP's memory.
-        hosts, streams, storages, values, host_reads, functions, kernels: what a rank does by itself.
+        hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
         steps: where the ranks' programs have got to.
         waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
@@ -147,6 +148,7 @@ class Simulation:
         self.giving_way: GivingWay | None = None
         self.jitter = jitter or Jitter()
         self.streams = self._streams()
+        self.disks = Disks(engine, self.hosts, self.waits)
         self.values = Values(self.executor, self.hosts, self.waits)
         self.host_reads = HostReads(
             engine, self.hosts, self.storages, self.streams, self.values, self.waits, self.hooks

@@ -169,6 +169,14 @@ class HostSpec(Spec):
     graph: Seconds = Field(default=41e-6, description="launch of a captured graph, whatever is in it")
 
 
+class StorageSpec(Spec):
+    """What keeps the files of one node, shared by its ranks; each way has its own bandwidth."""
+
+    read: Bandwidth = Field(description="bytes per second that a node reads, all its ranks together")
+    write: Bandwidth = Field(description="the same, written")
+    latency: Seconds = Field(default=0.0, description="of a file, besides: opening and closing it")
+
+
 class SystemSpec(Spec):
     """A system: ``nodes`` equal nodes."""
 
@@ -177,6 +185,9 @@ class SystemSpec(Spec):
     nodes: NodeCount = Field(default=1, description="nodes, unless the user asks for another number")
     sips: SipsSpec = Field(description="the SIPs of a node: count, device, topology, link")
     host: HostSpec = Field(default=HostSpec(), description="what the host's side of a program costs")
+    storage: StorageSpec | None = Field(
+        default=None, description="what keeps the files of a node; without it files take no time"
+    )
     ipcq: IpcqSpec = Field(default=IpcqSpec(), description="queues between PEs")
     ccl: CclDefaults = Field(
         default=CclDefaults(),

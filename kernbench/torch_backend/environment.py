@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu
-from kernbench.torch_backend.features import checkpoint_files, compiling
+from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
@@ -98,6 +98,7 @@ class Environment:
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
+            file_times.install(self._patches, self._host_devices.simulation)
             self.state.open(self._patches)
             self._imports.open()
         except BaseException:

@@ -26,6 +26,7 @@ def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ..
         *simulation.op_costs.unmodelled.sentences,
         *simulation.assumptions.notes,
         *simulation.jitter.sentences(len(times) if folding is None else folding.world),
+        *simulation.disks.sentences(),
         *simulation.remarks,
         *filter(None, (simulation.engine.op_log.note,)),
     )

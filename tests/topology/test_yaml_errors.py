@@ -103,8 +103,8 @@ def test_joined_sips_that_do_not_fit(path: Path, count: object, kind: str, more:
         ("fabric: {latency: 1 us}", "system.fabric.bandwidth: missing; expected bytes per second of one NIC"),
         ("ccl: {backpressure: wait}", "mine.yaml:3: system.ccl.backpressure: 'wait'; expected sleep or poll"),
         ("ccl: {slots: 3}", "system.ccl.slots: unknown key; expected one of algorithm, buffer_kind,"),
-        ("hbm: 5", "system.hbm: unknown key; expected one of name, description, nodes, sips, host, ipcq, ccl, nics, fabric "
-                   "(it belongs at system.sips.device.hbm)"),
+        ("hbm: 5", "system.hbm: unknown key; expected one of name, description, nodes, sips, host, storage, ipcq, ccl, nics, "
+                   "fabric (it belongs at system.sips.device.hbm)"),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_go_together(path: Path, rest: str, complaint: str) -> None:

@@ -231,3 +231,33 @@ def test_meta_arguments_of_convolutions() -> None:
 
     [(account, total)] = counted(body, 1)
     assert sum(account.flops.values()) == total > 0
+
+
+class _OwnProduct(torch.autograd.Function):
+    """A product whose gradients are written by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight.t(), x.t() @ gradients[0]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_own_functions_under_checkpointing_are_repeated(reentrant: bool) -> None:
+    each = 2 * 32 * 64 * 64
+
+    def body(rank: int) -> None:
+        x, weight = (torch.ones(*shape, device="cuda", requires_grad=True) for shape in ((32, 64), (64, 64)))
+        checkpoint(lambda x: _OwnProduct.apply(x, weight), x, use_reentrant=reentrant).sum().backward()
+        _OwnProduct.apply(x, weight).sum().backward()
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+        account = ctx.simulation.hosts.of_rank[0].account
+    assert sum(account.flops.values()) == 6 * each
+    assert sum(account.recomputed.values()) == each

@@ -4,7 +4,8 @@ A formula is asked with meta tensors in place of its arguments, so that none rea
 were as long as the longest, which is what torch says of tensors without values.
 
 Recomputed is what runs inside a backward pass with gradients on: the forward work that activation checkpointing repeats. A
-backward pass that builds a graph itself (``create_graph=True``) has gradients on throughout, and repeats nothing.
+backward pass that builds a graph itself (``create_graph=True``) has gradients on throughout, and repeats nothing. A custom
+``autograd.Function`` runs with gradients off both ways: there the stack says whether checkpointing has called it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
@@ -39,6 +41,9 @@ RELIES_ON = (
              parameters=("create_graph",), holds=lambda function: "create_graph" in _code(function).co_varnames),
     Reliance("torch.autograd.grad", "whether it builds a graph is a local variable of its frame",
              parameters=("create_graph",), holds=lambda function: "create_graph" in _code(function).co_varnames),
+    Reliance("torch.utils.checkpoint._checkpoint_hook.__init__", "what repeats forward work is its function `unpack_hook`",
+             holds=lambda function: "unpack_hook" in _inner(function)),
+    Reliance("torch.utils.checkpoint.CheckpointFunction.backward", "it repeats forward work, if it is reentrant"),
 )  # fmt: skip
 
 _LIKE = {
@@ -65,6 +70,15 @@ def _code(function: Any) -> Any:
     return inspect.unwrap(function).__code__
 
 
+def _inner(function: Any) -> dict[str, Any]:
+    """The code of the functions that are defined in one."""
+    return {each.co_name: each for each in _code(function).co_consts if hasattr(each, "co_name")}
+
+
+_REPEATS = frozenset({
+    _inner(torch.utils.checkpoint._checkpoint_hook.__init__)["unpack_hook"],
+    _code(torch.utils.checkpoint.CheckpointFunction.backward),
+})  # fmt: skip
 _BACKWARD = frozenset({_code(torch.autograd.backward), _code(torch.autograd.grad)})
 
 
@@ -136,11 +150,23 @@ class FlopCounts:
     def _repeating(self) -> bool:
         """Whether what runs now repeats forward work."""
         task = torch._C._current_graph_task_id()
-        if task < 0 or not torch.is_grad_enabled():
+        if task < 0:
             return False
+        if not torch.is_grad_enabled():
+            return _is_repeated()
         if task != self._task:
             self._task, self._repeats = task, not _builds_graph()
         return self._repeats
+
+
+def _is_repeated() -> bool:
+    """Whether checkpointing has called what runs in this thread's backward pass."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code not in _BACKWARD:
+        if frame.f_code in _REPEATS:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _builds_graph() -> bool:

@@ -33,6 +33,7 @@ from kernbench.torch_backend.gpu.missing_kernels import kernel_of
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.scaled_products import refusal_of
 from kernbench.torch_backend.gpu.wide_products import widened
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -130,6 +131,7 @@ class Recorded:
             in eight bits keeps its sums in 32 bits; None if it has none.
         copies: it copies one tensor.
         draws: it draws random numbers.
+        check: raises if CUDA refuses it with given arguments; None for what it never refuses.
         wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
         writes: arguments that it writes and does not return, by place and name.
     """
@@ -137,6 +139,7 @@ class Recorded:
     __slots__ = (
         "allocates",
         "call",
+        "check",
         "copies",
         "draws",
         "flag",
@@ -158,6 +161,7 @@ class Recorded:
         self.wide = widened(func)
         self.copies = self.title.partition(".")[0] in _COPIES
         self.multiplies = False
+        self.check: Any = None
         self.flag: tuple[int, str, bool] | None = None
         self.writes: list[tuple[int, str]] = []
         if not isinstance(func, torch._ops.OpOverload):
@@ -171,6 +175,7 @@ class Recorded:
         if self.kind == CUSTOM:
             self.title = self.name
         self.multiplies = self.kind == CUSTOM or is_matrix_operation(self.name) or formula_of(func) is not None
+        self.check = refusal_of(self.name)
         row = find(self.name)
         self.allocates = row is not None and row.kind is Kind.ALLOCATION
         self.host_reads = row is not None and row.kind is Kind.HOST_READ
@@ -287,6 +292,8 @@ class Recorder(TorchDispatchMode):
         self._values = simulation.values
         self._costs = simulation.op_costs
         self._widens = not simulation.exact_dtype
+        target = simulation.topology.device.target
+        self._capability = int(target.arch) if target.backend == "cuda" else 0
         self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._flops = FlopCounts(simulation.op_costs)
         self._enqueue = simulation.streams.enqueue
@@ -321,6 +328,8 @@ class Recorder(TorchDispatchMode):
         if operation.host_reads and not host.unrecorded:
             with self._while_waiting():
                 _before_host_read(device, operation.name, args[0])
+        if operation.check is not None and self._capability:
+            operation.check(self._capability, args)
         result = self._computed(device, operation, func, args, kwargs)
         if host.unrecorded or self._hosts.inside_kernel:
             return result
