@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from kernbench.topology.loader import DEFAULT_SYSTEM
 
 if TYPE_CHECKING:
     from kernbench.autotune.report import AutotuneReport
+    from kernbench.commands.run_beside import RunBeside
     from kernbench.runtime_api.context import RuntimeContext
     from kernbench.topology import Topology
 
@@ -170,8 +171,12 @@ def command(
                 code, errors = starter.run(ctx, handle.path, failures)
             elif compiled is None or nproc_per_node is None:
                 assert compiled is not None
-                launcher.run_once(ctx, compiled, prefix=prefix, at_end=None if report is None else report.look,
-                                  isolation=isolation, variables=variables)  # fmt: skip
+                beside = _beside(ctx, handle.path, nnodes, summary, given) if isolation == "carrier" else None
+                with nullcontext() if beside is None else closing(beside):
+                    launcher.run_once(
+                        ctx, compiled, prefix=prefix, at_end=None if report is None else report.look, isolation=isolation,
+                        variables=variables, let_join=None if beside is None else beside.let_join,
+                    )  # fmt: skip
             else:
                 ctx.simulation.scheduler.on_first_failure = failures.first
                 per_node = len(ctx.sips) // nnodes if isinstance(nproc_per_node, str) else nproc_per_node
@@ -201,7 +206,23 @@ def command(
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
         asked.write_json(ctx, program, args, errors)
-    sys.exit(code or (1 if errors or races_found else 0))
+    sys.exit(code if starter is not None else 1 if errors or races_found else 0)
+
+
+def _beside(
+    ctx: RuntimeContext, system: Path, nnodes: int, summary: bool, given: Mapping[str, Any]
+) -> RunBeside | None:
+    """What a script's own processes may join; None if they cannot, as the context is."""
+    from kernbench.commands.run_beside import RunBeside
+
+    if ctx.simulation.hooks is not None or ctx.simulation.order is not None or not ctx.enable_data:
+        return None
+    options = [
+        "--system", str(system), "--nnodes", str(nnodes), "--seed", str(given["seed"]), "--memory-limit",
+        str(given["memory_limit"]), *(["--exact-dtype"] if given["exact_dtype"] else []),
+        *([] if summary else ["--no-summary"]),
+    ]  # fmt: skip
+    return RunBeside(options, ctx.topology.sips_per_node)
 
 
 def _is_command(program: str) -> bool:

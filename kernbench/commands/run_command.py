@@ -91,15 +91,9 @@ class RankCommand:
     @contextmanager
     def _started(self, address: str, gpus: int) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process; it has ended when the block has."""
-        from kernbench.processes.seat import ADDRESS
-        from kernbench.runtime_api import start_up
-        from kernbench.runtime_api.joining import GPUS
+        from kernbench.runtime_api.joining import variables_of
 
-        folder = str(Path(start_up.__file__).parent)
-        paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = {
-            **os.environ, ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(paths), "PATH": _path(os.environ),
-        }  # fmt: skip
+        environ = {**os.environ, **variables_of(address, gpus, os.environ), "PATH": _path(os.environ)}
         process = subprocess.Popen(self._arguments, env=environ, preexec_fn=_end_with_parent)
         try:
             yield process

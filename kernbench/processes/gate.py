@@ -22,6 +22,29 @@ NOTICE, PATIENCE = 30.0, 600.0
 How long it takes them changes nothing in a run that goes on: virtual time begins when all are there."""
 
 
+INHERITED = "KERNBENCH_GATE"
+"""The environment variable by which a run is given a socket that listens already: its descriptor and its address."""
+
+
+def listening() -> tuple[str, socket.socket]:
+    """A new address, and a socket on which processes join there."""
+    address = f"kernbench-{os.getpid()}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + address)
+    listener.listen(1024)
+    return address, listener
+
+
+def _inherited() -> tuple[str, socket.socket] | None:
+    given = os.environ.pop(INHERITED, "")
+    if not given:
+        return None
+    descriptor, address = given.split()
+    listener = socket.socket(fileno=int(descriptor))
+    listener.set_inheritable(False)
+    return address, listener
+
+
 class Gate:
     """Lets processes in until a world is complete.
 
@@ -38,13 +61,10 @@ class Gate:
     def __init__(
         self, welcome: Callable[[], Welcome], check: Callable[[int, int], None], tell: Callable[[str], None]
     ) -> None:
-        self.address = f"kernbench-{os.getpid()}-{secrets.token_hex(8)}"
         self._welcome = welcome
         self._check = check
         self._tell = tell
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + self.address)
-        self._listener.listen(1024)
+        self.address, self._listener = _inherited() or listening()
         self._waiting: dict[int, Joined] = {}
         self._size = 0
 

@@ -21,9 +21,6 @@ from kernbench.processes.channel import Wire
 from kernbench.processes.shared_memory import SharedMemory, unnamed_file
 from kernbench.version import __version__
 
-ADDRESS = "KERNBENCH_JOIN"
-"""The environment variable that names the simulation which processes join: a name of a socket that no folder has."""
-
 _F_SETSIG = 10
 _CREDENTIALS = struct.Struct("3i")
 _LONGEST = 1 << 12
@@ -94,7 +91,7 @@ class Seat:
         except (EOFError, OSError) as error:
             end.close()
             raise KernbenchError(
-                f"rank {hello.rank} of {hello.size} cannot join the simulation ({ADDRESS}={address}): it has ended, or is not "
+                f"rank {hello.rank} of {hello.size} cannot join the simulation ({address}): it has ended, or is not "
                 f"on this machine ({error})"
             ) from None
         finally:

@@ -9,30 +9,52 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.runtime_api import start_up
 from kernbench.torch_backend.process_groups import late
 
 GPUS = "KERNBENCH_GPUS"
 """The environment variable that says how many GPUs a node has."""
 
 TAKEN = "KERNBENCH_RANK"
-"""The environment variable in which a rank tells the processes that it starts which rank is taken: they inherit its RANK."""
+"""The environment variable in which a rank tells the processes that it starts which rank is taken, and of which simulation: its
+RANK is inherited."""
 
 Generators = Mapping[str, tuple[Callable[[], Any], Any]]
 """Of modules with a random generator: how to read its state, and what that was when the module was imported."""
+
+ADDRESS = "KERNBENCH_JOIN"
+"""The environment variable that names the simulation which processes join: a name of a socket that no folder has."""
 
 _joined: list[Any] = []
 """The context of the simulation that this process is a rank of."""
 
 
+def variables_of(address: str, gpus: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of processes that are to join a simulation, besides those that are set in ``environ``.
+
+    Args:
+        address: of the simulation.
+        gpus: of a node.
+    """
+    path = [str(Path(start_up.__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
+    return {ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def taken(address: str, rank: int | str, size: int | str) -> str:
+    """Value of :data:`TAKEN`."""
+    return f"{rank}/{size} {address}"
+
+
 def at_import_of_torch(generators: Generators) -> None:
     """The process has imported torch: join at once if its environment says who it is, else when it says so itself."""
-    who = late.named()
-    if who is not None and os.environ.get(TAKEN) != _taken(*who):
+    who = _named()
+    if who is not None:
         try:
             join(*who, _used(generators))
         except KernbenchError as error:
@@ -44,7 +66,15 @@ def at_import_of_torch(generators: Generators) -> None:
         return bytes(torch.get_rng_state().numpy())
 
     generators = {**generators, "torch": (read, read())}
-    late.install(lambda rank, size: _join_late(rank, size, _used(generators)), int(os.environ.get(GPUS, "0")))
+    late.install(lambda rank, size: _join_late(rank, size, _used(generators)), _named, int(os.environ.get(GPUS, "0")))
+
+
+def _named() -> tuple[int, int] | None:
+    """Rank and size of the world that the environment names, if these have not been inherited from a rank."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank.isdigit() or not size.isdigit() or os.environ.get(TAKEN, "").split(" ")[0] == f"{rank}/{size}":
+        return None
+    return int(rank), int(size)
 
 
 def _used(generators: Generators) -> Collection[str]:
@@ -52,14 +82,11 @@ def _used(generators: Generators) -> Collection[str]:
     return [name for name, (read, fresh) in generators.items() if read() != fresh]
 
 
-def _taken(rank: int, size: int) -> str:
-    return f"{rank}/{size}"
-
-
 def _join_late(rank: int, size: int, keep: Collection[str]) -> None:
-    if os.environ.get(TAKEN):
+    whose, _, simulation = os.environ.get(TAKEN, "").partition(" ")
+    if whose and simulation == os.environ[ADDRESS]:
         raise KernbenchError(
-            f"init_process_group(rank={rank}, world_size={size}): this process was started by rank {os.environ[TAKEN]}, and is "
+            f"init_process_group(rank={rank}, world_size={size}): this process was started by rank {whose}, and is "
             "none itself: it cannot meet others. Call torch.distributed in the rank, or start all ranks elsewhere"
         )
     join(rank, size, keep)
@@ -74,14 +101,15 @@ def join(rank: int, size: int, keep: Collection[str] = ()) -> None:
         KernbenchError: there is no simulation, or it refuses.
     """
     # here: a process that is no rank does without the simulation's code
-    from kernbench.processes.seat import ADDRESS, Hello, Seat
+    from kernbench.processes.seat import Hello, Seat
     from kernbench.runtime_api.context import simulate
 
     if _joined:
         raise KernbenchError("this process is a rank already")
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    told = os.environ.get("WORLD_SIZE") == str(size)  # else what it says of nodes is of another world
+    local = os.environ.get("LOCAL_WORLD_SIZE", "") if told else ""
     seat = Seat(os.environ[ADDRESS], Hello(rank, size, int(local) if local.isdigit() else 0))
-    os.environ[TAKEN] = _taken(rank, size)
+    os.environ[TAKEN] = taken(os.environ[ADDRESS], rank, size)
     opened = simulate(stop_after_steps=seat.welcome.stop_after_steps, **seat.welcome.options)
     ctypes.pythonapi.Py_IncRef(
         ctypes.py_object(opened)

@@ -190,11 +190,12 @@ def run_once(
     at_end: Callable[[], None] | None = None,
     isolation: str = "carrier",
     variables: Mapping[str, str] | None = None,
+    let_join: Callable[[], None] | None = None,
 ) -> None:
     """Run ``program`` once, as ``python`` would, with a simulated GPU; ranks that it spawns are of ``isolation``.
 
     With carriers the program is rank 0 of a world of one, as with torchrun's default of one process, and has its variables.
-    ``at_end`` is called while its ``__main__`` is still there.
+    ``at_end`` is called while its ``__main__`` is still there; ``let_join``: see :func:`started_processes.install`.
     """
     patches = Patches()
     main = program.fresh_main()
@@ -203,8 +204,10 @@ def run_once(
     def who() -> int | None:
         return None if adoption is not None and adoption.holds else ctx.simulation.scheduler.current_rank()
 
-    spawn = ctx.multiprocessing.spawn if adoption is None else adoption.spawn
-    started_processes.install(patches, ctx.simulation.remarks.setdefault, functools.partial(spawn, isolation=isolation))
+    spawn: Callable[..., Any] = ctx.multiprocessing.spawn if adoption is None else adoption.spawn
+    started_processes.install(
+        patches, ctx.simulation.remarks.setdefault, functools.partial(spawn, isolation=isolation), let_join
+    )
     try:
         with (
             _as_started(program),

@@ -1,10 +1,12 @@
-"""Processes that a program starts itself: they run outside the simulation, and the run says so."""
+"""Processes that a program starts itself: those that have an interpreter of their own may join a simulation; of others the run
+says that they are outside."""
 
 from __future__ import annotations
 
 import errno
 import functools
 import gc
+import multiprocessing
 import multiprocessing.process
 import sys
 from collections.abc import Callable
@@ -25,9 +27,18 @@ _HELPERS = sys.stdlib_module_names | {"torch", "kernbench"}
 """Packages whose processes are helpers (a DataLoader's workers, a pool's): what they do is not theirs to say."""
 
 
-def install(patches: Patches, remark: Callable[[str], object], spawn: Callable[..., Any]) -> None:
+def install(
+    patches: Patches,
+    remark: Callable[[str], object],
+    spawn: Callable[..., Any],
+    let_join: Callable[[], None] | None = None,
+) -> None:
     """What starts processes in a program makes simulated ranks (``spawn``), or a remark: a sentence for each function of the
-    program that it has run in a process."""
+    program that it has run in a process.
+
+    ``let_join`` is called before one is started that is no fork: its environment may then name a simulation to join. None: it
+    cannot.
+    """
     for name in ("spawn", "start_processes"):
         patches.set(torch.multiprocessing, name, spawn)
         patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn)
@@ -40,10 +51,18 @@ def install(patches: Patches, remark: Callable[[str], object], spawn: Callable[.
             runs = runs.func
         if str(getattr(runs, "__module__", "")).partition(".")[0] not in _HELPERS:
             name = getattr(runs, "__qualname__", runs)
-            remark(
-                f"not simulated: processes that the program starts itself, running {name}: they have no "
-                "simulated GPU, and no rank meets them (torch.multiprocessing.spawn and --nproc-per-node make ranks)"
-            )
+            if let_join is not None and _method(self) != "fork":
+                let_join()
+                remark(
+                    f"processes that the program starts itself, running {name}: ranks among them have a simulation of their "
+                    "own, whose summary stands above this one; what is written to files is of this one"
+                )
+            else:
+                remark(
+                    f"not simulated: processes that the program starts itself, running {name}: they have no "
+                    "simulated GPU, and no rank meets them (torch.multiprocessing.spawn and --nproc-per-node make ranks; "
+                    "under 'kernbench run -- python SCRIPT' such processes join)"
+                )
         try:
             stock(self)
         except OSError as error:
@@ -56,3 +75,9 @@ def install(patches: Patches, remark: Callable[[str], object], spawn: Callable[.
                 raise KernbenchError(_NO_ROOM) from still
 
     patches.set(multiprocessing.process.BaseProcess, "start", start)
+
+
+def _method(process: Any) -> str:
+    """How a process of multiprocessing is started."""
+    method: str | None = getattr(type(process), "_start_method", None)
+    return method or multiprocessing.get_start_method()

@@ -145,6 +145,30 @@ def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
     assert "Its last call to others: all_reduce" in done.stderr
 
 
+def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, torch, torch.distributed as dist\n"
+        "def worker(rank):\n"
+        "    dist.init_process_group('nccl', 'tcp://localhost:29501', rank=rank, world_size=1)\n"
+        "    x = torch.ones(4, device='cuda')\n"
+        "    dist.all_reduce(x)\n"
+        "    print('worker', x.sum().item(), flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    print('script', torch.ones(2, device='cuda').sum().item(), flush=True)\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=worker, args=(0,))\n"
+        "    process.start()\n"
+        "    process.join()\n"
+        "    print('ended', process.exitcode, flush=True)\n"
+    )
+    done = run(script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:3] == ["script 2.0", "worker 4.0", "ended 0"]
+    assert done.stdout.count("modelled on dgx_h100, 1 rank") == 2
+    assert "all_reduce: 1 calls" in done.stdout
+    assert "running worker: ranks among them have a simulation of their own" in done.stdout
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)], ids=["kill", "ctrl-c"]
 )

@@ -34,9 +34,14 @@ RELIES_ON = (
 Join = Callable[[int, int], None]
 
 
-def install(join: Join, gpus: int) -> None:
-    """Have ``join(rank, world_size)`` called once it is known who the process is; it sees ``gpus`` GPUs until then."""
-    waiting = _Waiting(join, gpus)
+def install(join: Join, named: Callable[[], tuple[int, int] | None], gpus: int) -> None:
+    """Have ``join(rank, world_size)`` called once it is known who the process is.
+
+    Args:
+        named: rank and size of the world that the environment names, if it does.
+        gpus: of its node.
+    """
+    waiting = _Waiting(join, named, gpus)
     for owner in (torch.cuda, torch.accelerator):
         vars(owner).update(is_available=lambda: bool(visible_gpus(gpus)), device_count=lambda: len(visible_gpus(gpus)))
     vars(torch.cuda).update(
@@ -51,12 +56,6 @@ def install(join: Join, gpus: int) -> None:
             vars(module)["init_process_group"] = init_process_group
 
 
-def named() -> tuple[int, int] | None:
-    """Rank and size of the world that the environment names; None if it names none."""
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
-
-
 class _Waiting:
     """A process that is no rank yet.
 
@@ -64,8 +63,9 @@ class _Waiting:
         device: the GPU that it has chosen, None if it has not.
     """
 
-    def __init__(self, join: Join, gpus: int) -> None:
+    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: int) -> None:
         self._join: Join | None = join
+        self._named = named
         self._gpus = gpus
         self.device: int | None = None
 
@@ -80,13 +80,13 @@ class _Waiting:
 
     def use(self) -> None:
         """The program wants something of a GPU."""
-        who = named()
+        who = self._named()
         if self._join is not None and who is not None:
             self._become(*who)
             return
         raise KernbenchError(
             "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
-            "init_process_group on, or from the start if RANK and WORLD_SIZE are set"
+            "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
         )
 
     def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
