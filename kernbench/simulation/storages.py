@@ -269,4 +269,5 @@ def _borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
     """``[nbytes]`` of this process's memory at ``address``, without keeping its owner alive."""
     if not nbytes:
         return np.empty(0, dtype=np.uint8)
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+    there: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(there, dtype=np.uint8)  # np.ctypeslib would be an import, in every process
