@@ -43,6 +43,7 @@ _HOMES = {
     "CollectiveMismatchError": "kernbench.errors",
     "MemoryAccessError": "kernbench.errors",
     "RaceError": "kernbench.errors",
+    "UndefinedMemoryError": "kernbench.errors",
     "OutOfMemoryError": "kernbench.errors",
 }
 __all__ = ["__version__", *_HOMES, *_ROOMS]

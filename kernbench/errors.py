@@ -45,5 +45,9 @@ class RaceError(MemoryAccessError):
     that does it. The message names both, and what would order them."""
 
 
+class UndefinedMemoryError(MemoryAccessError):
+    """The program looks at memory that nobody has written since it was allocated. The message names both lines."""
+
+
 class OutOfMemoryError(KernbenchError, MemoryError):
     """A modelled memory (HBM, SRAM, TCM) has no room for an allocation."""

@@ -28,8 +28,8 @@ from kernbench.runtime_api import launcher as launcher  # imported before the fo
 from kernbench.runtime_api.context import simulate
 
 _GIVEN: dict[str, Any] = {
-    "schedule": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None, "prefix": True,
-    "summary": False, "progress": False,
+    "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
+    "prefix": True, "summary": False, "progress": False,
 }  # fmt: skip
 """Options of ``kernbench run`` that each run has, whatever the user says."""
 

@@ -16,6 +16,7 @@ from kernbench.commands.run_failures import ShownFailures
 from kernbench.commands.steps_options import StepsOptions, steps_options
 from kernbench.commands.torchrun_options import DASHES, Nodes, RanksPerNode, TorchrunCommand, torchrun_options
 from kernbench.errors import ConfigError
+from kernbench.order import check_findings_path, write_findings
 from kernbench.simulation.folding import FOLDED_ABOVE
 from kernbench.topology.loader import DEFAULT_SYSTEM
 
@@ -57,10 +58,19 @@ if TYPE_CHECKING:
               "without data, else all]")  # fmt: skip
 @click.option("--exact-dtype", is_flag=True, help="Compute 16-bit products as this CPU does by itself, also where it is many "
               "times faster in 32 bits, rounded once (the default there).")  # fmt: skip
+@click.option(
+    "--fill-uninitialized",
+    type=click.Choice(["off", "nan", "0xAA"]),
+    default="off",
+    show_default=True,
+    help="Fill the memory that torch.empty and its kin give: NaN, the largest value of integers, or 0xAA.",
+)
 @click.option("--races", is_flag=False, flag_value="error", envvar="KERNBENCH_RACES", default="off",
               type=click.Choice(["off", "warn", "error"]),
               help="Look for accesses to the same memory that nothing orders (docs/order.md): stop at the first one, or (warn) "
               "print them in the end.")  # fmt: skip
+@click.option("--races-output", metavar="FILE", help="Write the races that are found here: .sarif for code hosts, or .json. "
+              "Without --races they are looked for, and collected.")  # fmt: skip
 @click.option("--jitter", type=float, metavar="SHARE", default=0.0, help="Standard deviation of the time that the kernels of a "
               "rank take, between ranks and from step to step: 0.02.")  # fmt: skip
 @click.option("--straggler", "stragglers", type=Straggler(), multiple=True, help="Let the kernels of a rank take so many times "
@@ -89,7 +99,9 @@ def command(
     unknown: str,
     ranks: str | None,
     exact_dtype: bool,
+    fill_uninitialized: str,
     races: str,
+    races_output: str | None,
     jitter: float,
     stragglers: tuple[tuple[int, float], ...],
     schedule: str | None,
@@ -118,6 +130,9 @@ def command(
 
     if trace is not None:
         check_trace_path(trace)
+    if races_output is not None:
+        check_findings_path(races_output)
+        races = "warn" if races == "off" else races
     if asked.json is not None:
         _require_folder("--json", asked.json)
     report = None
@@ -132,7 +147,7 @@ def command(
         report = AutotuneReport(autotune_report)
     given: dict[str, Any] = {
         "seed": seed, "enable_data": data, "unknown": unknown, "memory_limit": memory_limit, "exact_dtype": exact_dtype,
-        "races": races, "jitter": jitter, "stragglers": dict(stragglers),
+        "fill_uninitialized": fill_uninitialized, "races": races, "jitter": jitter, "stragglers": dict(stragglers),
     }  # fmt: skip
     starter: RankCommand | None = None
     compiled: launcher.RankProgram | None = None
@@ -202,6 +217,8 @@ def command(
         if report is not None:
             _write_autotune_report(report)
         races_found = _print_races(ctx)
+        if races_output is not None and ctx.simulation.order is not None:
+            write_findings(races_output, ctx.simulation.order.races)
         if summary:
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
@@ -245,10 +262,12 @@ def _print_races(ctx: RuntimeContext) -> int:
             times = races.count(race)
             click.echo(f"{race}" + (f"\nThe two lines met so {times} times." if times > 1 else ""), err=True)
     for race in races.excused:
-        click.echo(f"excused: {race.kind} at {race.second.where}: {race.excuse}", err=True)
+        click.echo(f"excused: {race.kind} at {race.where}: {race.excuse}", err=True)
     if not races.found:
         click.echo(
-            "no races among streams, hosts and collectives of the torch operations that ran (docs/order.md)", err=True
+            "no races among streams, hosts and collectives of the torch operations that ran, and no look at memory that "
+            "nobody has written (docs/order.md)",
+            err=True,
         )
     return len(races.found)
 

@@ -18,11 +18,14 @@ from kernbench.order.choices import schedule_asked as schedule_asked
 from kernbench.order.choices import schedule_of as schedule_of
 from kernbench.order.choices import told as told
 from kernbench.order.findings import MODES as MODES
+from kernbench.order.findings import FoundReport as FoundReport
 from kernbench.order.findings import MemoryAccess as MemoryAccess
 from kernbench.order.findings import Place as Place
 from kernbench.order.findings import Race as Race
 from kernbench.order.findings import Races as Races
 from kernbench.order.findings import mode_of as mode_of
+from kernbench.order.findings_file import check_findings_path as check_findings_path
+from kernbench.order.findings_file import write_findings as write_findings
 from kernbench.order.process import RankOrder as RankOrder
 from kernbench.order.process import kernel_ended as kernel_ended
 from kernbench.order.process import met as met
@@ -31,6 +34,8 @@ from kernbench.order.regions import region_of as region_of
 from kernbench.order.shadow import Shadow as Shadow
 from kernbench.order.strands import Moment as Moment
 from kernbench.order.strands import Strand as Strand
+from kernbench.order.undefined import Undefined as Undefined
+from kernbench.order.undefined import UndefinedRead as UndefinedRead
 from kernbench.order.words import SCOPES as SCOPES
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kernbench.errors import ConfigError, RaceError
+from kernbench.errors import ConfigError, RaceError, UndefinedMemoryError
 from kernbench.order.strands import Strand
 
 MODES = ("off", "warn", "error")
@@ -63,6 +63,38 @@ class MemoryAccess:
     def __str__(self) -> str:
         return f"{self.name} at {self.where}"
 
+    def as_record(self, does: str) -> dict[str, Any]:
+        """As JSON has it; ``does``: what it does to the memory."""
+        strand = self.strand
+        return {
+            "rank": strand.rank, "strand": "host" if strand.host is None else strand.name, "operation": self.name,
+            "does": does, "file": self.where.file, "line": self.where.line,
+        }  # fmt: skip
+
+
+class FoundReport(Protocol):
+    """Something that is told of: a :class:`Race`, or a look at memory that nobody has written."""
+
+    @property
+    def kind(self) -> str:
+        """What it is."""
+
+    @property
+    def where(self) -> Place:
+        """The line that shows it."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for all of the same lines."""
+
+    @property
+    def excuse(self) -> str | None:
+        """The reason that a comment gives why it is none; None: there is no such comment."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Race:
@@ -102,6 +134,11 @@ class Race:
         )
 
     @property
+    def where(self) -> Place:
+        """The line of the second access."""
+        return self.second.where
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """The same for all races of the same two lines."""
         first, second = self.first, self.second
@@ -112,19 +149,13 @@ class Race:
         """As JSON has it."""
         return {
             "kind": self.kind, "what": self.what, "known": list(self.known), "remedy": self.remedy, "made": self.made,
-            "accesses": [
-                {
-                    "rank": access.strand.rank, "strand": "host" if access.strand.host is None else access.strand.name,
-                    "operation": access.name, "does": does, "file": access.where.file, "line": access.where.line,
-                }
-                for access, does in ((self.first, self.first_does), (self.second, self.second_does))
-            ],
+            "accesses": [self.first.as_record(self.first_does), self.second.as_record(self.second_does)],
         }  # fmt: skip
 
 
 @dataclass
 class Races:
-    """The races of one simulation.
+    """The races of one simulation, and its looks at memory that nobody has written.
 
     Args:
         mode: of :data:`MODES`. Raises :class:`ConfigError` for another.
@@ -135,16 +166,17 @@ class Races:
     """
 
     mode: str = "error"
-    found: list[Race] = field(default_factory=list)
-    excused: list[Race] = field(default_factory=list)
+    found: list[FoundReport] = field(default_factory=list)
+    excused: list[FoundReport] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"races={self.mode!r}: expected {', '.join(map(repr, MODES))}, or True or False")
         self._seen: dict[tuple[Any, ...], int] = {}
 
-    def add(self, race: Race) -> None:
-        """Note a race. Raises :class:`RaceError` unless they are only collected, or it is excused."""
+    def add(self, race: FoundReport) -> None:
+        """Note a race or a look. Raises :class:`RaceError`, or :class:`UndefinedMemoryError`, unless they are only collected or
+        it is excused."""
         seen = self._seen.get(race.key, 0)
         self._seen[race.key] = seen + 1
         if race.excuse is not None:
@@ -154,10 +186,10 @@ class Races:
         if not seen:
             self.found.append(race)
         if self.mode == "error":
-            raise RaceError(str(race))
+            raise (RaceError if isinstance(race, Race) else UndefinedMemoryError)(str(race))
 
-    def count(self, race: Race) -> int:
-        """How often the two lines of a race have met."""
+    def count(self, race: FoundReport) -> int:
+        """How often the lines of a race have met."""
         return self._seen[race.key]
 
 

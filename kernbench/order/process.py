@@ -13,6 +13,7 @@ from kernbench.order.findings import MemoryAccess, Place, Race, Races, excuse_of
 from kernbench.order.regions import ByteRegion
 from kernbench.order.shadow import Cell, Shadow
 from kernbench.order.strands import Moment, Strand
+from kernbench.order.undefined import UndefinedRead
 from kernbench.order.words import joined
 
 
@@ -159,6 +160,16 @@ class RankOrder:
                 where = self.locate() if where is None else where
                 late = MemoryAccess(access.strand, access.n, access.name, access.where, where)
                 self._returned.append(_Returned(late, access is cell.write, cell.region, address, owner))
+
+    def looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str = "reads") -> None:
+        """Somebody for whom it matters looks at bytes. Raises UndefinedMemoryError if nobody has written some of them (unless
+        that is only collected)."""
+        undefined = shadow.undefined
+        if undefined is not None and undefined.any(region):
+            what = _memory(shadow, region)
+            origin, through = undefined.origin, undefined.through
+            shadow.undefined = None  # once is enough
+            self._races.add(UndefinedRead(access, does, what, origin, through, excuse_of((access, origin))))
 
     # -- reports -----------------------------------------------------------------------------------------------------
 

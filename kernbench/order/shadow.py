@@ -14,6 +14,7 @@ from typing import Any
 from kernbench.order.findings import MemoryAccess
 from kernbench.order.regions import ByteRegion, covers, share_bytes
 from kernbench.order.strands import Strand
+from kernbench.order.undefined import Undefined
 from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
@@ -60,9 +61,12 @@ class Shadow:
         made: what touched it first.
         tensor: dtype and shape that it had then.
         words: through which programs signal.
+        undefined: bytes that nobody has written; None: there are none, or nobody knows.
     """
 
-    __slots__ = ("_cells", "_found", "_starts", "_strided", "made", "nbytes", "shared", "tensor", "words")
+    __slots__ = (
+        "_cells", "_found", "_starts", "_strided", "made", "nbytes", "shared", "tensor", "undefined", "words",
+    )  # fmt: skip
 
     def __init__(self, found: Found, nbytes: int, *, shared: bool = False) -> None:
         self._found = found
@@ -70,6 +74,7 @@ class Shadow:
         self.shared = shared
         self.made: MemoryAccess | None = None
         self.words = SignalWords()
+        self.undefined: Undefined | None = None
         self.tensor: tuple[Any, Sequence[int]] | None = None
         self._starts: list[int] = []
         self._cells: list[Cell] = []
@@ -107,6 +112,8 @@ class Shadow:
 
     def write(self, access: MemoryAccess, region: ByteRegion) -> None:
         """These bytes are written."""
+        if self.undefined is not None:
+            self.define(region)
         cells = self._cells
         if not self._strided and len(cells) < 2:
             if not cells:
@@ -142,6 +149,16 @@ class Shadow:
             self._written(cell, access)
         cells[first:last] = [Cell(region, access)]
         self._starts[first:last] = [region.lo]
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether some of its bytes are as they were allocated."""
+        return self.undefined is not None and self.undefined.through is None
+
+    def define(self, region: ByteRegion) -> None:
+        """These bytes have a value from now on, whoever wrote it."""
+        if self.undefined is not None and not self.undefined.define(region):
+            self.undefined = None
 
     def _read(self, cell: Cell, access: MemoryAccess) -> None:
         write = cell.write

@@ -62,7 +62,9 @@ class RuntimeContext:
         unknown: what to do when a program looks at a value that was not computed: ``"assume"`` or ``"error"``.
         fold: decides which ranks run; None: all.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
-        races: what to do about accesses to memory that nothing orders (:func:`simulate`).
+        fill_uninitialized: what fresh memory is filled with (:func:`simulate`).
+        races: what to do about accesses to memory that nothing orders, and looks at memory that nobody has written
+            (:func:`simulate`).
         jitter: how unequally quick ranks are (:func:`simulate`).
         stragglers: by rank, how many times as long its kernels take.
         schedule: what goes first where several things could (:func:`simulate`).
@@ -83,6 +85,7 @@ class RuntimeContext:
     unknown: str = "assume"
     fold: Scouts | None = field(default=None, repr=False)
     exact_dtype: bool = False
+    fill_uninitialized: str = "off"
     races: bool | str | None = None
     jitter: float = 0.0
     stragglers: Mapping[int, float] = field(default_factory=dict)
@@ -110,7 +113,8 @@ class RuntimeContext:
             self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
-            exact_dtype=self.exact_dtype, races=mode_of(self.races), choices=choices,
+            exact_dtype=self.exact_dtype, fill_uninitialized=self.fill_uninitialized, races=mode_of(self.races),
+            choices=choices,
             jitter=Jitter(self.jitter, self.stragglers, self.seed),
         )  # fmt: skip
         devices = HostDevices(simulation)
@@ -258,6 +262,9 @@ class RuntimeContext:
         return found
 
 
+FILLS = ("off", "nan", "0xAA")
+"""What fresh memory may be filled with."""
+
 _FIELDS = frozenset(RuntimeContext.__dataclass_fields__) | {"factories"}
 """Names that are the context's own, also before they are set."""
 
@@ -282,6 +289,7 @@ def simulate(
     unknown: str = "assume",
     ranks: str = "all",
     exact_dtype: bool = False,
+    fill_uninitialized: str = "off",
     races: bool | str | None = None,
     jitter: float = 0.0,
     stragglers: Mapping[int, float] | None = None,
@@ -315,8 +323,11 @@ def simulate(
             (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
         exact_dtype: products of 16-bit floats are computed as this CPU does by itself, also where it has no engine for the
             format and is many times faster in 32 bits, rounded once (the default there).
-        races: look for accesses to the same memory that nothing orders (``docs/order.md``): ``True`` or ``"error"`` raises
-            :class:`~kernbench.errors.RaceError` at the second one, ``"warn"`` collects them in
+        fill_uninitialized: fill the memory that ``torch.empty`` and its kin give: ``"nan"`` (integers: their largest value, as
+            ``torch.utils.deterministic.fill_uninitialized_memory`` does), ``"0xAA"`` in every byte, or ``"off"``.
+        races: look for accesses to the same memory that nothing orders, and for looks at memory that nobody has written
+            (``docs/order.md``): ``True`` or ``"error"`` raises :class:`~kernbench.errors.RaceError` at the second one, or
+            :class:`~kernbench.errors.UndefinedMemoryError` at the look, ``"warn"`` collects them in
             ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.
         jitter: standard deviation of the time that the kernels of a rank take, as a share, between ranks and from step to step;
             drawn from ``seed`` (:mod:`kernbench.simulation.jitter`, ADR 0130).
@@ -338,6 +349,8 @@ def simulate(
         raise ConfigError(
             f"ranks={ranks!r}: ranks stand in for others only without data (enable_data=False, --no-data)"
         )
+    if fill_uninitialized not in FILLS:
+        raise ConfigError(f"fill_uninitialized={fill_uninitialized!r}: expected {', '.join(map(repr, FILLS))}")
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     collectives = (
@@ -358,6 +371,7 @@ def simulate(
             host_effects=host_effects,
             unknown=unknown,
             exact_dtype=exact_dtype,
+            fill_uninitialized=fill_uninitialized,
             races=races,
             jitter=jitter,
             stragglers=stragglers or {},

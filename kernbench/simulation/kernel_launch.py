@@ -27,7 +27,7 @@ from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.kernel_order import KernelOrder
 from kernbench.simulation.remote_traffic import traffic_of_launches
-from kernbench.simulation.shadows import link
+from kernbench.simulation.shadows import escapes, link
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
@@ -167,6 +167,8 @@ class KernelLauncher:
         launch.rank, launch.cold = host.rank, host.cold
         launch.blind = not (self.engine.enable_data or self._compute(tensors))
         if host.capture is not None:
+            for tensor in tensors if host.order is not None else ():
+                escapes(tensor)
             self._capture(host, host.capture, launch)
             return
         awaited = host.awaiting_values()

@@ -257,6 +257,8 @@ class KernelOrder:
             mine = np.unique(offsets[keys == key])
             edges = np.nonzero(np.diff(mine) > item)[0] + 1
             if len(edges) >= _MOST_RUNS:
+                if writes:
+                    shadow.define(ByteRegion(int(mine[0]), int(mine[-1]) + item))
                 continue
             told = self._access(strand, info)
             for run in np.split(mine, edges):
@@ -271,9 +273,10 @@ class KernelOrder:
 
     def words(
         self, info: OpInfo, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Words, *,
-        reads: bool, writes: bool,
+        reads: bool, writes: bool, failed: Any = None,
     ) -> None:  # fmt: skip
-        """Programs ``keys`` read, write or update the words at byte ``offsets``, one after the other.
+        """Programs ``keys`` read, write or update the words at byte ``offsets``, one after the other; what has ``failed`` to
+        compare has only read, and releases nothing.
 
         ``modifiers``: how, with the words of TTIR or PTX; without any of an order, an update or volatile access is relaxed, and
         another one touches memory like all others do. Raises RaceError.
@@ -287,21 +290,31 @@ class KernelOrder:
             return
         sem = next(iter(known), "relaxed")
         scope = next((each for each in modifiers if each in SCOPES), "gpu" if sem == "relaxed" else "sys")
-        seen: set[tuple[int, int]] = set()
-        for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
-            if (key, offset) in seen:
+        seen: set[tuple[int, int, bool]] = set()
+        only_read = [False] * len(keys) if failed is None else failed.tolist()
+        for key, offset, fails in zip(keys.tolist(), offsets.tolist(), only_read, strict=True):
+            if (key, offset, fails) in seen:
                 continue  # threads of one program
-            seen.add((key, offset))
+            seen.add((key, offset, fails))
             strand = self._strand(key)
             if strand is None:
                 continue
             told = self._access(strand, info, atomic=True)
             region = ByteRegion(offset, offset + nbytes)
-            if writes:
+            changes = writes and not fails
+            if shadow.undefined is not None and reads and writes and "exch" not in modifiers:
+                self._update(shadow, region, told)
+            if changes:
                 shadow.write(told, region)
             else:
                 shadow.read(told, region)
-            shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=writes)
+            shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=changes)
+
+    def _update(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess) -> None:
+        """What a word becomes depends on what was there. Raises UndefinedMemoryError."""
+        order = self._hosts.of_rank[access.strand.rank].order
+        if order is not None:
+            order.looked(shadow, region, access, "updates")
 
     def fence(self, keys: Any) -> None:
         """Programs ``keys`` have come to a fence."""

@@ -10,7 +10,7 @@ import torch
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import Operation
 from kernbench.simulation.hosts import Host
-from kernbench.simulation.shadows import shadow_of, touch
+from kernbench.simulation.shadows import escapes, shadow_of, touch
 from kernbench.simulation.streams import Streams
 
 
@@ -40,7 +40,11 @@ class OrderedStreams(Streams):
         """See :meth:`Streams.touch`. A collective reads its inputs, and writes its outputs, from now to its end."""
         super().touch(host, op, inputs, outputs)
         order = host.order
-        if order is None or host.capture is not None:
+        if order is None:
+            return
+        if host.capture is not None:
+            for tensor in (*inputs, *outputs):
+                escapes(tensor)
             return
         order.one = not host.uses_gpu
         op.moment = order.posted(op.stream, host.stream)
@@ -49,4 +53,9 @@ class OrderedStreams(Streams):
         for tensor in (*(each for each in inputs if id(each) not in written), *outputs):
             kept = shadow_of(order, tensor)
             if kept is not None:
+                before = kept.shadow.undefined
+                if op.name == "all_reduce":  # adds to what is there
+                    kept.shadow.undefined = None
                 touch(kept, tensor, access, writes=id(tensor) in written)
+                if op.name == "all_reduce":
+                    kept.shadow.undefined = before

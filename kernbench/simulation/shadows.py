@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernbench.memory.ledger import EXTENT
-from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Shadow, region_of
+from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Shadow, Undefined, region_of
 from kernbench.simulation.storages import NOTE, Block, Stored
 from kernbench.simulation.tensors import storage_of
 
@@ -95,6 +95,18 @@ def shadow_of(order: RankOrder, tensor: torch.Tensor) -> StorageShadow | None:
     return kept
 
 
+def region_in(kept: StorageShadow, tensor: torch.Tensor) -> ByteRegion | None:
+    """Which bytes of its storage a tensor has; None for one without elements."""
+    if tensor.is_contiguous():
+        nbytes, lo = tensor.nbytes, int(tensor.storage_offset())
+        if not nbytes:
+            return None
+        if lo:
+            lo *= tensor.element_size()
+        return kept.whole if nbytes == kept.whole[1] and not lo else ByteRegion(lo, lo + nbytes)
+    return region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
+
+
 def touch(
     kept: StorageShadow, tensor: torch.Tensor, access: MemoryAccess, *, writes: bool, fresh: bool = False
 ) -> None:
@@ -109,22 +121,28 @@ def touch(
         shadow.made = access
     elif fresh:
         writes = False
-    if tensor.is_contiguous():
-        nbytes, lo = tensor.nbytes, int(tensor.storage_offset())
-        if not nbytes:
-            return
-        if lo:
-            lo *= tensor.element_size()
-        region = kept.whole if nbytes == kept.whole[1] and not lo else ByteRegion(lo, lo + nbytes)
-    else:
-        found = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
-        if found is None:
-            return
-        region = found
+    region = region_in(kept, tensor)
+    if region is None:
+        return
     if writes:
         shadow.write(access, region)
     else:
         shadow.read(access, region)
+
+
+def allocated(order: RankOrder, tensor: torch.Tensor, name: str) -> None:
+    """Memory has been taken for a tensor, by the operation ``name``, and nobody has written it."""
+    kept = shadow_of(order, tensor)
+    if kept is not None and kept.shadow.made is None and kept.whole.hi:
+        made = MemoryAccess(order.host, order.host.n, name, order.locate())
+        kept.shadow.made, kept.shadow.undefined = made, Undefined(made, kept.whole)
+
+
+def escapes(tensor: torch.Tensor) -> None:
+    """A tensor is given to what nobody sees: it may write it."""
+    kept: StorageShadow | None = getattr(storage_of(tensor), SHADOW, None)
+    if kept is not None:
+        kept.shadow.undefined = None
 
 
 def link(order: RankOrder, tensor: torch.Tensor, stored: Stored | None) -> None:

@@ -78,6 +78,7 @@ class Simulation:
         unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
         memory_limit: of each process's memory on a SIP.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
+        fill_uninitialized: what fresh memory is filled with: ``"off"`` (nothing), ``"nan"`` or ``"0xAA"``.
         races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
         jitter: how quick ranks are; default: all alike.
         choices: say what goes first where several things could; the scheduler's policy asks them, too. None: nobody is asked.
@@ -118,12 +119,14 @@ class Simulation:
         unknown: str = "assume",
         memory_limit: Limit = "device",
         exact_dtype: bool = False,
+        fill_uninitialized: str = "off",
         races: str = "off",
         jitter: Jitter | None = None,
         choices: Choices | None = None,
     ) -> None:
         self.engine = engine
         self.exact_dtype = exact_dtype
+        self.fill_uninitialized = fill_uninitialized
         self.topology = engine.topology
         self.scheduler = scheduler
         self.sips = sips

@@ -133,7 +133,7 @@ class MemoryChecks:
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Any, *, reads: bool,
-        writes: bool,
+        writes: bool, failed: Any = None,
     ) -> None:  # fmt: skip
         """Atomics, and what inline assembly accesses, are not looked at."""
 

@@ -86,9 +86,10 @@ class Checks(Protocol):
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,
-        reads: bool, writes: bool,
+        reads: bool, writes: bool, failed: Any = None,
     ) -> None:  # fmt: skip
-        """Programs ``keys`` read, write or update words at byte ``offsets``, in this order."""
+        """Programs ``keys`` read, write or update words at byte ``offsets``, in this order; of updates that ``failed`` to
+        compare, only the read."""
 
     def fence(self, keys: Any) -> None:
         """Programs ``keys`` have come to a fence."""

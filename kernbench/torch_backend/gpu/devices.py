@@ -21,6 +21,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu import autocasting, fused
+from kernbench.torch_backend.gpu.filling import filling
 from kernbench.torch_backend.gpu.ordered import OrderedHollowRecorder, OrderedRecorder
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
@@ -52,6 +53,8 @@ class HostDevices:
             self._recorder: type[Recorder] = Recorder if simulation.engine.enable_data else HollowRecorder
         else:
             self._recorder = OrderedRecorder if simulation.engine.enable_data else OrderedHollowRecorder
+        if simulation.fill_uninitialized != "off" and simulation.engine.enable_data:
+            self._recorder = filling(simulation.fill_uninitialized, ordered=simulation.order is not None)
         self._shared = self._recorder(simulation, self.current, shared=True)
         self._recording = False
 

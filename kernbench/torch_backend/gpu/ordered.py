@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from kernbench.order import MemoryAccess, RankOrder
-from kernbench.simulation.shadows import shadow_of, touch
+from kernbench.order import MemoryAccess, RankOrder, Undefined
+from kernbench.simulation.shadows import allocated, escapes, region_in, shadow_of, touch
 from kernbench.simulation.tensors import listed_tensors
 from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of
@@ -34,6 +34,22 @@ RELIES_ON = (
 )  # fmt: skip
 
 
+_OVERWRITE = frozenset((
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_",
+    "cauchy_", "set_", "resize_", "resize_as_", "masked_fill_", "masked_scatter_", "scatter_", "index_copy_", "index_fill_",
+    "index_put_", "_index_put_impl_", "put_", "fill_diagonal_", "squeeze_", "unsqueeze_", "transpose_", "t_", "as_strided_",
+    "detach_", "swapaxes_", "swapdims_",
+))  # fmt: skip
+"""Operations in place that write all, or a part, of what they are given without a look at what was there."""
+
+_OF_SEVERAL = frozenset(
+    ("where", "masked_fill", "masked_scatter", "scatter", "index_put", "index_copy", "lerp", "cat", "stack")
+)
+"""Operations whose result need not have anything of each tensor that they are given."""
+
+_GIVES_MEMORY = frozenset(("numpy", "__array__"))
+"""Looks by which the host may write, too."""
+
 _MOST_POLLED = 8
 """Bytes of memory that ranks share up to which a look is taken to be one of many, by a host that waits for a word to change."""
 
@@ -44,13 +60,15 @@ class _Touched:
     Attributes:
         nothing: it takes shapes only from what it is given.
         written: arguments that it writes, by place and name.
+        changes: whether what it writes depends on what was there: ``add_`` does, ``copy_`` and what writes ``out`` do not.
     """
 
-    __slots__ = ("nothing", "written")
+    __slots__ = ("changes", "nothing", "written")
 
     def __init__(self, func: Any) -> None:
         self.written: list[tuple[int, str]] = []
         self.nothing = False
+        self.changes = False
         if isinstance(func, torch._ops.OpOverload):
             name = func._opname
             self.nothing = name.endswith("_like") or name.startswith("new_")
@@ -58,6 +76,11 @@ class _Touched:
                 (at, argument.name) for at, argument in enumerate(func._schema.arguments)
                 if argument.alias_info is not None and argument.alias_info.is_write
             ]  # fmt: skip
+            self.changes = (
+                func.namespace == "aten" and name.endswith("_") and name not in _OVERWRITE and [
+                    at for at, _ in self.written
+                ] == [0]
+            )  # fmt: skip
 
 
 class _TouchedByOperator(dict[Any, _Touched]):
@@ -78,6 +101,7 @@ class _Touches:
         self._name = name
         self._on_stream: MemoryAccess | None = None
         self._on_host: MemoryAccess | None = None
+        self.undefined: Undefined | None = None
 
     def add(self, tensor: torch.Tensor, *, together: bool = False, writes: bool = False, fresh: bool = False) -> None:
         """One tensor; ``together``: also what is on the host is touched by the stream."""
@@ -93,14 +117,51 @@ class _Touches:
             access = self._on_host
             if access is None:
                 access = self._on_host = order.of_host(self._name)
+        if kept.shadow.undefined is not None:
+            if not writes:
+                self.undefined = self.undefined or self.undefined_of(tensor)
+            elif fresh:  # by what is not seen
+                kept.shadow.undefined = None
         touch(kept, tensor, access, writes=writes, fresh=fresh)
+
+    def undefined_of(self, tensor: torch.Tensor) -> Undefined | None:
+        """What is known of the bytes of a tensor that are undefined, if all are."""
+        kept = shadow_of(self._order, tensor)
+        undefined = None if kept is None else kept.shadow.undefined
+        region = None if kept is None or undefined is None else region_in(kept, tensor)
+        return undefined if undefined is not None and region is not None and undefined.whole(region) else None
+
+    def made_of(self, undefined: Undefined, tensors: Sequence[torch.Tensor]) -> None:
+        """What it has written is made of undefined bytes."""
+        for tensor in tensors:
+            kept = shadow_of(self._order, tensor)
+            region = None if kept is None else region_in(kept, tensor)
+            access = self._on_stream or self._on_host
+            if kept is not None and region is not None and region.dense and access is not None:
+                kept.shadow.undefined = Undefined(undefined.origin, region, access)
+
+    def look(self, tensor: torch.Tensor) -> None:
+        """The host looks at a tensor."""
+        kept = shadow_of(self._order, tensor)
+        if kept is not None and kept.shadow.undefined is not None:
+            region = region_in(kept, tensor)
+            if region is not None:
+                self._order.looked(kept.shadow, region, self._on_host or self._order.of_host(self._name))
 
 
 def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any) -> None:
     """Tell what an operation that has been recorded touches. Raises RaceError."""
     host = device.host
     order = host.order
-    if order is None or host.capture is not None or operation.allocates or device.in_custom_operation:
+    if order is None or device.in_custom_operation:
+        return
+    if host.capture is not None:  # what a graph writes is not seen
+        for tensor in listed_tensors((*args, *(kwargs or {}).values())):
+            escapes(tensor)
+        return
+    if operation.allocates:
+        if device.simulation.engine.enable_data:
+            allocated(order, result, operation.name)
         return
     if operation.kind == TRANSFER and device.moving and block_of(args[0]) is None:
         return  # on its way to a GPU: see `sent`
@@ -120,11 +181,17 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
         for tensor in listed_tensors((*args, *kwargs.values()) if kwargs else args):
             if id(tensor) not in written:
                 stage.add(tensor, together=together)
+    undefined = stage.undefined
+    if found.changes and undefined is None:
+        undefined = stage.undefined_of(mutated[0])
     for tensor in mutated:
         stage.add(tensor, together=together, writes=True)
-    for tensor in (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,)):
-        if id(tensor) not in written:
-            stage.add(tensor, together=together, writes=True, fresh=True)
+    made = (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,))
+    fresh = [tensor for tensor in made if id(tensor) not in written]
+    for tensor in fresh:
+        stage.add(tensor, together=together, writes=True, fresh=True)
+    if undefined is not None and operation.name not in _OF_SEVERAL and not any(isinstance(arg, list) for arg in args):
+        stage.made_of(undefined, (*mutated, *fresh))
 
 
 def _does_not_block(operation: Recorded, args: Any, kwargs: Any, result: Any) -> bool:
@@ -163,6 +230,10 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
                 kept.shadow.words.access(order.host, offset, sem="acquire", scope="sys", reads=True, writes=False)
             else:
                 stage.add(tensor)
+                if name in _GIVES_MEMORY and kept is not None and kept.shadow.unwritten:
+                    escapes(tensor)
+                else:
+                    stage.look(tensor)
 
 
 def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, goes_on: bool) -> None:
@@ -176,6 +247,8 @@ def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[tor
         stage.add(source, together=bool(goes_on) and is_pinned(source))
     for tensor in made:
         stage.add(tensor, writes=True, fresh=True)
+    if stage.undefined is not None and len(sources) == 1:
+        stage.made_of(stage.undefined, made)
 
 
 class OrderedRecorder(_Tells, Recorder):

@@ -132,15 +132,17 @@ def _signal(batch: Any, allocation: HostAllocation, offsets: np.ndarray, changed
 
 
 def _tell(
-    batch: Any, info: OpInfo, allocation: HostAllocation, offsets: np.ndarray, keep: np.ndarray | None, nbytes: int
-) -> None:
-    """Tell who wants to know it which programs update the words at ``offsets``."""
+    batch: Any, info: OpInfo, allocation: HostAllocation, offsets: np.ndarray, keep: np.ndarray | None, nbytes: int,
+    failed: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """Tell who wants to know it which programs update the words at ``offsets``, or have failed to."""
     keys = batch.program_keys()
     places = np.arange(len(offsets)) if keep is None else keep
     elements = max(prod(info.operand_types[0].shape), 1)
     batch.execution.checks.words(
-        info, allocation, keys[places // elements], offsets, nbytes, info.words, reads=True, writes=True
-    )
+        info, allocation, keys[places // elements], offsets, nbytes, info.words, reads=True, writes=True,
+        failed=failed,
+    )  # fmt: skip
 
 
 @op("tt.atomic_rmw", pure=False, reads=True, writes=True, atomic=True, addressing=True, frontier=True)
@@ -201,10 +203,11 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
             batch.execution.atomics += len(index)
-            if batch.execution.checks is not None and not batch.execution.dry:
-                _tell(batch, info, allocation, index * dtype.itemsize, keep, dtype.itemsize)
             before = flat[index] if allocation.words is not None else None
             changed = compare_and_swap(flat, index, which, wanted, new, old, batch.execution.dry)
+            if batch.execution.checks is not None and not batch.execution.dry:
+                failed = old[which] != wanted[which]
+                _tell(batch, info, allocation, index * dtype.itemsize, keep, dtype.itemsize, failed)
             if before is not None:
                 _signal(batch, allocation, index * dtype.itemsize, before != flat[index])
             if changed:

@@ -109,7 +109,10 @@ class BatchMemory:
         keys = self.batch.program_keys()
         return np.asarray(keys[invocations * self.batch.size // max(self.size, 1)])
 
-    def accessed(self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str) -> None:
+    def accessed(
+        self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str,
+        failed: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
         checks = self.batch.execution.checks
         if checks is None or self.batch.execution.dry:
@@ -123,7 +126,7 @@ class BatchMemory:
                 return  # the access itself says so
             here = left & (signed >= found.base) & (signed < found.base + found.nbytes)
             checks.words(self.info, found, keys[here], signed[here] - found.base, nbytes, modifiers,
-                         reads="r" in how, writes="w" in how)  # fmt: skip
+                         reads="r" in how, writes="w" in how, failed=None if failed is None else failed[here])  # fmt: skip
             left &= ~here
 
     def fenced(self, state: State) -> None:

@@ -87,8 +87,12 @@ def _atom(state: State, instr: Instruction) -> None:
     d, a, *rest = instr.operands
     address = state.address(a)
     state.watched = address
-    state.memory.accessed(address, _bytes_of(instr.type), instr.modifiers, state, "rw")
-    state.assign(d, _update(state, instr, address, [state.raw(r) for r in rest]))
+    operands, size = [state.raw(r) for r in rest], _bytes_of(instr.type)
+    old, failed = _update(state, instr, address, operands), None
+    if _operation(instr) == "cas":
+        failed = old != operands[0] & U64((1 << (8 * size)) - 1)
+    state.memory.accessed(address, size, instr.modifiers, state, "rw", failed)
+    state.assign(d, old)
 
 
 @instruction("red")

@@ -23,8 +23,12 @@ class GlobalMemory(Protocol):
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
         """Write the low ``nbytes`` bytes of each value."""
 
-    def accessed(self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str) -> None:
-        """Told of an instruction that reads (``"r"``), writes (``"w"``) or updates (``"rw"``) memory."""
+    def accessed(
+        self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str,
+        failed: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Told of an instruction that reads (``"r"``), writes (``"w"``) or updates (``"rw"``) memory; ``failed``: which of the
+        updates compared with another value, and have only read."""
 
     def fenced(self, state: State) -> None:
         """Told of a fence."""

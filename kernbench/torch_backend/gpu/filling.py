@@ -1,0 +1,44 @@
+"""Recorders that fill memory which nobody has written, so that whoever reads it sees that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernbench.simulation.tensors import poison, storage_of
+from kernbench.torch_backend.gpu.ordered import OrderedRecorder
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.recording import Recorded, Recorder
+
+_EVERY_BYTE = {"0xAA": 0xAA}
+
+
+class _Fills:
+    """A recorder that fills what ``empty`` and its kin give, before anybody sees it."""
+
+    fill: str
+
+    def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        result = super()._computed(device, operation, func, args, kwargs)  # type: ignore[misc]
+        if operation.allocates and isinstance(result, torch.Tensor) and not result.is_meta:
+            if self.fill in _EVERY_BYTE:
+                storage: Any = storage_of(result)
+                storage.fill_(_EVERY_BYTE[self.fill])
+            else:
+                poison(result)
+        return result
+
+
+class FillingRecorder(_Fills, Recorder):
+    """Records operations, and fills fresh memory."""
+
+
+class FillingOrderedRecorder(_Fills, OrderedRecorder):
+    """Records operations, tells what they touch, and fills fresh memory."""
+
+
+def filling(fill: str, *, ordered: bool) -> type[Recorder]:
+    """The recorder that fills with ``"nan"`` (the largest number of integers) or with ``"0xAA"`` in every byte."""
+    kind: type[FillingRecorder] | type[FillingOrderedRecorder] = FillingOrderedRecorder if ordered else FillingRecorder
+    return type(kind.__name__, (kind,), {"fill": fill})

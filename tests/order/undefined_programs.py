@@ -1,0 +1,94 @@
+"""Pairs of programs: each looks at memory that nobody has written, and not when it is ``fixed``.
+
+The lines of the look and of the allocation are marked ``# look`` and ``# made``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+N = 64
+
+
+@triton.jit
+def _total(x, out, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out, tl.sum(tl.load(x + offsets)))
+
+
+def _fresh(fixed: bool, count: int = N) -> torch.Tensor:
+    make = torch.zeros if fixed else torch.empty
+    return make(count, device="cuda")  # made
+
+
+def accumulated_in_place(fixed: bool) -> None:
+    total = _fresh(fixed)
+    total.add_(torch.ones(N, device="cuda"))
+    total.sum().item()  # look
+
+
+def accumulated_by_a_kernel(fixed: bool) -> None:
+    out = _fresh(fixed, 1)
+    _total[(4,)](torch.ones(N, device="cuda"), out, N // 4)  # by the kernel
+    out.item()
+
+
+def reduced_over_ranks(fixed: bool) -> None:
+    x = _fresh(fixed)
+    dist.all_reduce(x)
+    x.cpu().tolist()  # look
+
+
+def weights_that_nobody_loads(fixed: bool) -> None:
+    weight = _fresh(fixed).view(8, 8)
+    (torch.ones(2, 8, device="cuda") @ weight).relu().mean().item()  # look
+
+
+def tail_of_a_buffer(fixed: bool) -> None:
+    x = torch.empty(N, device="cuda")  # made
+    x[: N // 2].fill_(1)
+    x[: N // 2 if fixed else N].tolist()  # look
+
+
+def branch_on_a_flag_of_the_host(fixed: bool) -> None:
+    flag = torch.zeros(1) if fixed else torch.empty(1)  # made
+    if flag:  # look
+        flag.zero_()
+
+
+PAIRS = (
+    accumulated_in_place,
+    accumulated_by_a_kernel,
+    reduced_over_ranks,
+    weights_that_nobody_loads,
+    tail_of_a_buffer,
+    branch_on_a_flag_of_the_host,
+)
+
+
+def all_that_is_right() -> None:
+    """Buffers that are written before they are looked at, piece by piece, by others, or where it does not matter."""
+    x = torch.empty(N, device="cuda")
+    x[: N // 2].fill_(1)
+    x[N // 2 :].uniform_()
+    torch.add(x, 1, out=torch.empty_like(x)).tolist()
+    padded = torch.empty(N, device="cuda")
+    padded[:10] = 3
+    padded.mul_(2)  # the padding, too
+    gathered = torch.empty(2 * N, device="cuda")
+    dist.all_gather_into_tensor(gathered, padded)
+    gathered[:10].tolist()
+    theirs = torch.empty(N, device="cuda")
+    (dist.send if dist.get_rank() else dist.recv)(theirs, 1 - dist.get_rank())
+    out = torch.empty(1, device="cuda").zero_()
+    _total[(4,)](x, out, N // 4)
+    out.item()
+    host = torch.empty(4)
+    host.numpy()[:] = 1
+    host.tolist()
+    torch.nn.Linear(4, 4, device="cuda")(torch.ones(2, 4, device="cuda")).sum().item()
+    torch.zeros_like(torch.empty(4, device="cuda")).tolist()
+    torch.empty(4, device="cuda").copy_(torch.ones(4)).tolist()
