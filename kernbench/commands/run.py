@@ -156,6 +156,8 @@ def command(
             raise ConfigError(
                 "--autotune-report: what tuners choose in processes that join is not collected: leave it out"
             )
+        if schedule is not None:
+            raise ConfigError("--schedule: ranks that others start are processes, which have no schedule: leave it out")
         starter = RankCommand((program, *args), {"nodes": nnodes if nnodes > 1 else None, **given})
     else:
         compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)

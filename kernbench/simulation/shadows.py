@@ -13,7 +13,7 @@ import torch
 from kernbench.memory.ledger import EXTENT
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Shadow, Undefined, region_of
 from kernbench.simulation.storages import NOTE, Block, Stored
-from kernbench.simulation.tensors import storage_of
+from kernbench.simulation.tensors import plain_of, storage_of
 
 _untyped_storage: Any = torch.Tensor.untyped_storage
 
@@ -88,7 +88,7 @@ def shadow_of(order: RankOrder, tensor: torch.Tensor) -> StorageShadow | None:
         return None
     kept: StorageShadow | None = getattr(storage, SHADOW, None)
     if kept is None or kept.world is not order.world:
-        kept = StorageShadow(order, tensor, storage)
+        kept = StorageShadow(order, plain_of(tensor), storage)
         setattr(storage, SHADOW, kept)
     elif not kept.on_gpu:
         kept.place(order, storage)
@@ -97,6 +97,7 @@ def shadow_of(order: RankOrder, tensor: torch.Tensor) -> StorageShadow | None:
 
 def region_in(kept: StorageShadow, tensor: torch.Tensor) -> ByteRegion | None:
     """Which bytes of its storage a tensor has; None for one without elements."""
+    tensor = plain_of(tensor)  # a lazy parameter does not tell
     if tensor.is_contiguous():
         nbytes, lo = tensor.nbytes, int(tensor.storage_offset())
         if not nbytes:

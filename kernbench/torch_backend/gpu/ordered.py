@@ -95,13 +95,14 @@ _touched = _TouchedByOperator()
 class _Touches:
     """What one operation touches, by the host and on its stream."""
 
-    def __init__(self, order: RankOrder, stream: str, name: str) -> None:
+    def __init__(self, order: RankOrder, stream: str, name: str, *, changes: bool = False) -> None:
         self._order = order
         self._stream = stream
         self._name = name
         self._on_stream: MemoryAccess | None = None
         self._on_host: MemoryAccess | None = None
         self.undefined: Undefined | None = None
+        self.changes = changes
 
     def add(self, tensor: torch.Tensor, *, together: bool = False, writes: bool = False, fresh: bool = False) -> None:
         """One tensor; ``together``: also what is on the host is touched by the stream."""
@@ -118,18 +119,13 @@ class _Touches:
             if access is None:
                 access = self._on_host = order.of_host(self._name)
         if kept.shadow.undefined is not None:
-            if not writes:
-                self.undefined = self.undefined or self.undefined_of(tensor)
-            elif fresh:  # by what is not seen
+            if fresh:  # by what is not seen
                 kept.shadow.undefined = None
+            elif self.undefined is None and (self.changes or not writes):
+                region = region_in(kept, tensor)
+                if region is not None and kept.shadow.undefined.whole(region):
+                    self.undefined = kept.shadow.undefined
         touch(kept, tensor, access, writes=writes, fresh=fresh)
-
-    def undefined_of(self, tensor: torch.Tensor) -> Undefined | None:
-        """What is known of the bytes of a tensor that are undefined, if all are."""
-        kept = shadow_of(self._order, tensor)
-        undefined = None if kept is None else kept.shadow.undefined
-        region = None if kept is None or undefined is None else region_in(kept, tensor)
-        return undefined if undefined is not None and region is not None and undefined.whole(region) else None
 
     def made_of(self, undefined: Undefined, tensors: Sequence[torch.Tensor]) -> None:
         """What it has written is made of undefined bytes."""
@@ -176,20 +172,18 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
             mutated += listed_tensors((value,))
     written = {id(tensor) for tensor in mutated}
     together = operation.kind == TRANSFER and _does_not_block(operation, args, kwargs, result)
-    stage = _Touches(order, host.stream, operation.title.removesuffix(".default"))
+    stage = _Touches(order, host.stream, operation.title.removesuffix(".default"), changes=found.changes)
     if not found.nothing:
         for tensor in listed_tensors((*args, *kwargs.values()) if kwargs else args):
             if id(tensor) not in written:
                 stage.add(tensor, together=together)
-    undefined = stage.undefined
-    if found.changes and undefined is None:
-        undefined = stage.undefined_of(mutated[0])
     for tensor in mutated:
         stage.add(tensor, together=together, writes=True)
     made = (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,))
     fresh = [tensor for tensor in made if id(tensor) not in written]
     for tensor in fresh:
         stage.add(tensor, together=together, writes=True, fresh=True)
+    undefined = stage.undefined
     if undefined is not None and operation.name not in _OF_SEVERAL and not any(isinstance(arg, list) for arg in args):
         stage.made_of(undefined, (*mutated, *fresh))
 
