@@ -18,6 +18,7 @@ from kernbench.commands.torchrun_options import DASHES, Nodes, RanksPerNode, Tor
 from kernbench.errors import ConfigError
 from kernbench.order import check_findings_path, write_findings
 from kernbench.simulation.folding import FOLDED_ABOVE
+from kernbench.stand_ins import standing_in
 from kernbench.topology.loader import DEFAULT_SYSTEM
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
               "(docs/order.md): default, random:SEED, or what kernbench explore has printed.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
+@click.option("--stand-in", "stand_ins", metavar="NAME", multiple=True, help="Let the program import NAME, a package of CUDA "
+              "builds that is not installed, as its functions on torch's operations: flash_attn. May be repeated.")  # fmt: skip
 @click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
 @steps_options
 @torchrun_options
@@ -107,6 +110,7 @@ def command(
     schedule: str | None,
     prefix: bool,
     summary: bool,
+    stand_ins: tuple[str, ...],
     module: bool,
     program: str,
     args: tuple[str, ...],
@@ -179,6 +183,7 @@ def command(
         ) as ctx,
         ExitStack() as stack,
     ):
+        stack.enter_context(standing_in(stand_ins))
         progress = asked.begin(ctx)
         stack.callback(progress.stop)
         failures = ShownFailures()

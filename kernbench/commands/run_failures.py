@@ -11,6 +11,7 @@ import click
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank
 from kernbench.simulation.failures import SpawnException, headed
+from kernbench.stand_ins import stand_in_for
 from kernbench.trace.memory_report import notes_that_python_hides
 
 
@@ -34,7 +35,8 @@ class ShownFailures:
         """The run has ended: show the others, and sum up. Gives the errors by rank."""
         for section in error.sections[self._shown :]:
             self._show(section)
-        for line in notes_that_python_hides(error.errors.values()):
+        hints = dict.fromkeys(filter(None, map(stand_in_for, error.errors.values())))
+        for line in (*notes_that_python_hides(error.errors.values()), *hints):
             click.echo(line, file=self._stream)
         failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
         click.echo(f"kernbench: failed: {failed}", file=self._stream)
@@ -54,6 +56,8 @@ class ShownFailures:
         if frames is None:
             return False
         self._show("".join(traceback.format_exception(type(error), error, frames)))
+        if hint := stand_in_for(error):
+            click.echo(hint, file=self._stream)
         click.echo(f"kernbench: failed: {type(error).__name__}", file=self._stream)
         return True
 

@@ -1,0 +1,94 @@
+"""Packages that exist only as builds for CUDA, by name: their public functions on torch's own operations.
+
+``kernbench run --stand-in flash_attn`` lets a program import one that is not installed. Values are those of the package's
+definition; time is that of torch's operations, whose attention is priced as the real kernels are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kernbench.errors import ConfigError
+
+VERSIONS = {"flash_attn": "2.8.3"}
+"""The stand-ins, and the release whose functions they have."""
+
+
+def stand_in_for(error: BaseException) -> str | None:
+    """What to say of an import that has failed, if there is a stand-in for it."""
+    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in VERSIONS or importlib.util.find_spec(name) is not None:
+        return None
+    return f"{name} is not installed: kernbench run --stand-in {name} has its public functions, on torch's operations"
+
+
+@contextmanager
+def standing_in(names: Iterable[str]) -> Iterator[None]:
+    """For the length of a block, these packages can be imported, and are found by who looks for their releases.
+
+    Raises:
+        ConfigError: there is no such stand-in, or the package is installed.
+    """
+    finders = []
+    for name in names:
+        if name not in VERSIONS:
+            raise ConfigError(f"--stand-in {name}: there is none; there are: {', '.join(VERSIONS)}")
+        if importlib.util.find_spec(name) is not None:
+            raise ConfigError(f"--stand-in {name}: it is installed, so it is what the program imports: leave this out")
+        finders.append(_Finder(name))
+    sys.meta_path[:0] = finders
+    try:
+        yield
+    finally:
+        for finder in finders:
+            sys.meta_path.remove(finder)
+        for loaded in [each for each in sys.modules if each.partition(".")[0] in {finder.name for finder in finders}]:
+            del sys.modules[loaded]
+
+
+class _Finder(DistributionFinder):
+    """Finds one stand-in, as a package and as an installed release."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._folder = Path(__file__).with_name(name)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Of the package itself; its modules are found in its folder."""
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_file_location(
+            fullname, self._folder / "__init__.py", submodule_search_locations=[str(self._folder)]
+        )
+
+    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+        """Of the release, for whoever asks for its version."""
+        wanted = getattr(context, "name", None)
+        if wanted is None or wanted.replace("-", "_").lower() == self.name:
+            yield _Release(self.name)
+
+
+class _Release(Distribution):
+    def __init__(self, name: str) -> None:
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSIONS[name]}\n",
+            "top_level.txt": f"{name}\n",
+        }
+
+    def read_text(self, filename: str) -> str | None:
+        """A file of the release's metadata."""
+        return self._texts.get(filename)
+
+    def locate_file(self, path: Any) -> Path:
+        """Where a file of the release is."""
+        return Path(__file__).parent / path

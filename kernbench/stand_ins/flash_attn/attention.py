@@ -1,0 +1,84 @@
+"""Attention as ``flash_attn`` defines it, on torch's operations.
+
+Queries and keys are aligned at their ends: the last query sees all keys. A query that sees none gives zeros.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+Tensor = torch.Tensor
+Window = tuple[int, int]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, scale: float | None = None, causal: bool = False,
+    window: Window = (-1, -1), softcap: float = 0.0, alibi: Tensor | None = None, statistics: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Attention of one batch.
+
+    Args:
+        q: ``[batch, queries, heads, size]``.
+        k, v: ``[batch, keys, heads of keys, size]``; as many heads, or a divisor of them.
+        window: keys to the left and to the right that a query sees; -1: all.
+        softcap: scores are ``softcap * tanh(scores / softcap)``; 0: they are as they are.
+        alibi: slopes, ``[heads]`` or ``[batch, heads]``.
+        statistics: whether the logarithms of the sums of the scores' exponentials are wanted.
+
+    Returns:
+        ``[batch, queries, heads, size]`` in the format of ``q``, and (or None) ``[batch, heads, queries]`` in fp32.
+    """
+    queries, keys = q.shape[1], k.shape[1]
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    left, right = window
+    right = 0 if causal and right < 0 else min(right, 0) if causal else right
+    bounded = (0 <= left < keys - 1) or (0 <= right < keys - 1 and not (right == 0 and queries == 1))
+    if not (softcap or statistics or alibi is not None):
+        if not bounded:
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, enable_gqa=grouped)
+            return out.transpose(1, 2), None
+        if left < 0 and right == 0 and queries == keys:
+            out = F.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, scale=scale, is_causal=True, enable_gqa=grouped
+            )
+            return out.transpose(1, 2), None
+    seen, distance = _seen(queries, keys, left, right, q.device)
+    if not (softcap or statistics):
+        bias = torch.zeros_like(distance, dtype=q.dtype).masked_fill(~seen, -math.inf)
+        if alibi is not None:
+            bias = bias + _slopes(alibi, distance).to(q.dtype)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale, enable_gqa=grouped
+        )
+        return torch.where(seen.any(-1)[:, None], out, 0).transpose(1, 2), None
+    if grouped:
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+    scores = (q @ k.transpose(-1, -2)).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi is not None:
+        scores = scores + _slopes(alibi, distance)
+    scores = scores.masked_fill(~seen, -math.inf)
+    shares = torch.where(seen.any(-1)[:, None], torch.softmax(scores, -1), 0)
+    out = F.dropout(shares, dropout).to(v.dtype) @ v
+    return out.transpose(1, 2), torch.logsumexp(scores, -1) if statistics else None
+
+
+def _seen(queries: int, keys: int, left: int, right: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which keys a query sees, ``[queries, keys]``, and how far they are from it."""
+    at = torch.arange(queries, device=device)[:, None] + (keys - queries)
+    distance = torch.arange(keys, device=device)[None, :] - at
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if left >= 0:
+        seen = seen & (distance >= -left)
+    if right >= 0:
+        seen = seen & (distance <= right)
+    return seen, distance
+
+
+def _slopes(alibi: Tensor, distance: Tensor) -> Tensor:
+    return -alibi.float()[..., None, None] * distance.abs()

@@ -1,0 +1,118 @@
+"""The functions of ``flash_attn.flash_attn_interface``, with their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .attention import Tensor, Window, attend
+
+_NO_WINDOW = (-1, -1)
+
+
+def _given(out: Tensor, statistics: Tensor | None) -> Any:
+    return out if statistics is None else (out, statistics, None)
+
+
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Window = _NO_WINDOW, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of ``q`` ``[batch, queries, heads, size]`` over ``k``, ``v`` ``[batch, keys, heads, size]``."""
+    return _given(*attend(
+        q, k, v, dropout=dropout_p, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
+        alibi=alibi_slopes, statistics=return_attn_probs,
+    ))  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The same of ``[batch, length, 3, heads, size]``."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The same with ``kv`` ``[batch, keys, 2, heads, size]``."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, window_size: Window = _NO_WINDOW,
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """Attention of sequences that lie one after the other: ``q`` ``[all queries, heads, size]``.
+
+    The sequences' ends are read on the host, and each sequence is a call of its own.
+    """
+    if block_table is not None:
+        raise NotImplementedError("the stand-in for flash_attn_varlen_func has no block_table: give it keys and values")
+    ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    found = [
+        attend(
+            q[None, begin_q:end_q], k[None, begin_k:end_k], v[None, begin_k:end_k], dropout=dropout_p,
+            scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
+            alibi=alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[at, None],
+            statistics=return_attn_probs,
+        )
+        for at, (begin_q, end_q, begin_k, end_k) in enumerate(
+            zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:], strict=True)
+        )
+    ]  # fmt: skip
+    out = torch.cat([each[0] for each, _ in found])
+    statistics = [each[0] for _, each in found if each is not None]
+    return _given(out, torch.cat(statistics, dim=-1) if statistics else None)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
+) -> Any:
+    """The same of ``[all, 3, heads, size]``."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The same with ``kv`` ``[all keys, 2, heads, size]``."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: Window = _NO_WINDOW, softcap: float = 0.0,
+    rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Attention over a cache ``[batch, capacity, heads, size]``, to which ``k`` and ``v`` are added first, in place.
+
+    The lengths are read on the host, and each sequence is a call of its own.
+    """
+    for name, value in (("rotary_cos", rotary_cos), ("cache_leftpad", cache_leftpad), ("block_table", block_table)):
+        if value is not None:
+            raise NotImplementedError(f"the stand-in for flash_attn_with_kvcache has no {name}")
+    count, fresh = q.shape[0], 0 if k is None else k.shape[1]
+    if isinstance(cache_seqlens, torch.Tensor):
+        lengths = cache_seqlens.tolist()
+    else:
+        lengths = [k_cache.shape[1] - fresh if cache_seqlens is None else cache_seqlens] * count
+    places = range(count) if cache_batch_idx is None else cache_batch_idx.tolist()
+    found = []
+    for at, (place, length) in enumerate(zip(places, lengths, strict=True)):
+        end = length + fresh
+        if k is not None and v is not None:
+            k_cache[place, length:end], v_cache[place, length:end] = k[at], v[at]
+        alibi = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[at, None]
+        found.append(attend(
+            q[at, None], k_cache[place, None, :end], v_cache[place, None, :end], scale=softmax_scale, causal=causal,
+            window=window_size, softcap=softcap, alibi=alibi, statistics=return_softmax_lse,
+        ))  # fmt: skip
+    out = torch.cat([each for each, _ in found])
+    statistics = [each for _, each in found if each is not None]
+    return (out, torch.cat(statistics)) if statistics else out

@@ -1,0 +1,141 @@
+"""The stand-in for ``flash_attn``: values against the definition in double precision, and how it is asked for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernbench.errors import ConfigError
+from kernbench.stand_ins import standing_in
+
+
+@pytest.fixture
+def flash_attn():
+    with standing_in(["flash_attn"]):
+        import flash_attn
+
+        yield flash_attn
+
+
+def _defined(q, k, v, *, causal=False, window=(-1, -1), softcap=0.0, alibi=None, scale=None):
+    """``[batch, length, heads, size]``, one score after the other."""
+    batch, queries, heads, size = q.shape
+    keys, of_keys = k.shape[1], k.shape[2]
+    out = torch.zeros(batch, queries, heads, size, dtype=torch.float64)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                at = i + keys - queries
+                left = 0 if window[0] < 0 else max(0, at - window[0])
+                right = keys if window[1] < 0 else min(keys, at + window[1] + 1)
+                seen = range(left, min(right, at + 1) if causal else right)
+                scores = [(q[b, i, h].double() @ k[b, j, h * of_keys // heads].double()).item() for j in seen]
+                scores = [s * (size**-0.5 if scale is None else scale) for s in scores]
+                scores = [softcap * math.tanh(s / softcap) if softcap else s for s in scores]
+                if alibi is not None:
+                    slope = alibi[h].item()
+                    scores = [s - slope * abs(j - at) for s, j in zip(scores, seen, strict=True)]
+                powers = [math.exp(s) for s in scores]
+                for power, j in zip(powers, seen, strict=True):
+                    out[b, i, h] += power / sum(powers) * v[b, j, h * of_keys // heads].double()
+    return out
+
+
+def _operands(queries=5, keys=7, heads=4, of_keys=2, batch=2, size=8):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((batch, queries, heads, size), (batch, keys, of_keys, size), (batch, keys, of_keys, size))
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"causal": True}, {"window": (2, 0)}, {"window": (1, 2)}, {"causal": True, "window": (3, -1)}, {"softcap": 2.0},
+    {"causal": True, "softcap": 1.5}, {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.0])},
+    {"causal": True, "alibi": torch.tensor([0.5, 0.25, 0.1, 0.0])}, {"causal": True, "scale": 0.3},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (6, 6), (7, 4), (1, 6)])
+def test_it_is_attention_as_defined(flash_attn, given, queries, keys):
+    q, k, v = _operands(queries, keys)
+    names = {"window": "window_size", "alibi": "alibi_slopes", "scale": "softmax_scale"}
+    found = flash_attn.flash_attn_func(q, k, v, **{names.get(name, name): value for name, value in given.items()})
+    torch.testing.assert_close(found.double(), _defined(q, k, v, **given), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_the_scores_log_sums(flash_attn):
+    q, k, v = _operands(6, 6, of_keys=4)
+    out, sums, _ = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * 8**-0.5
+    scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+    torch.testing.assert_close(sums, torch.logsumexp(scores, -1))
+    torch.testing.assert_close(out, flash_attn.flash_attn_func(q, k, v, causal=True))
+
+
+def test_sequences_one_after_the_other_and_packed(flash_attn):
+    q, k, v = _operands(9, 9, of_keys=4)
+    ends = torch.tensor([0, 2, 9], dtype=torch.int32)
+    found = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, 7, 7, causal=True)
+    wanted = [
+        flash_attn.flash_attn_func(q[:1, a:b], k[:1, a:b], v[:1, a:b], causal=True)[0] for a, b in ((0, 2), (2, 9))
+    ]
+    torch.testing.assert_close(found, torch.cat(wanted))
+    packed = torch.stack((q, k, v), dim=2)
+    torch.testing.assert_close(
+        flash_attn.flash_attn_qkvpacked_func(packed, causal=True), flash_attn.flash_attn_func(q, k, v, causal=True)
+    )
+    torch.testing.assert_close(flash_attn.flash_attn_varlen_qkvpacked_func(packed[0], ends, 7, causal=True), found)
+
+
+def test_a_cache_grows_in_place(flash_attn):
+    q, k, v = _operands(1, 7)
+    k_cache, v_cache = (torch.zeros(2, 10, 2, 8) for _ in range(2))
+    k_cache[:, :6], v_cache[:, :6] = k[:, :6], v[:, :6]
+    found = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k[:, 6:], v[:, 6:], cache_seqlens=torch.tensor([6, 6]), causal=True
+    )
+    torch.testing.assert_close(found, flash_attn.flash_attn_func(q, k, v, causal=True))
+    assert torch.equal(k_cache[:, 6], k[:, 6])
+    with pytest.raises(NotImplementedError, match="block_table"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, block_table=torch.zeros(1))
+
+
+def test_padding_goes_and_comes_back(flash_attn):
+    from flash_attn.bert_padding import pad_input, unpad_input
+
+    x = torch.arange(24.0).view(2, 4, 3)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
+    rows, indices, ends, longest, lengths = unpad_input(x, mask)
+    assert (ends.tolist(), longest, lengths.tolist()) == ([0, 2, 5], 3, [2, 3])
+    assert torch.equal(pad_input(rows, indices, 2, 4), x * mask[..., None])
+
+
+def test_it_is_found_as_a_release_and_gone_afterwards():
+    with standing_in(["flash_attn"]):
+        assert importlib.metadata.version("flash_attn") == importlib.metadata.version("flash-attn") == "2.8.3"
+        assert "flash_attn" in importlib.metadata.packages_distributions()
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("flash_attn")
+    with pytest.raises(ModuleNotFoundError):
+        import flash_attn  # noqa: F401
+    with pytest.raises(ConfigError, match="there is none"), standing_in(["cuda_thing"]):
+        pass
+    with pytest.raises(ConfigError, match="it is installed"), standing_in(["flash_attn"]), standing_in(["flash_attn"]):
+        pass
+
+
+def test_a_program_is_told_of_it_and_runs_with_it(tmp_path):
+    script = tmp_path / "attends.py"
+    script.write_text(
+        "import torch\nfrom flash_attn import flash_attn_func\n"
+        "x = torch.ones(1, 64, 2, 32, device='cuda', dtype=torch.bfloat16)\n"
+        "print(flash_attn_func(x, x, x, causal=True).sum())\n"
+    )
+    run = [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100"]
+    failed = subprocess.run([*run, str(script)], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "flash_attn is not installed: kernbench run --stand-in flash_attn has its public functions" in failed.stderr
+    done = subprocess.run([*run, "--stand-in", "flash_attn", str(script)], capture_output=True, text=True, check=True)
+    assert "tensor(4096., device='cuda:0', dtype=torch.bfloat16)" in done.stdout
