@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import gc
 import multiprocessing
 import multiprocessing.process
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import torch.multiprocessing
 
 from kernbench.errors import KernbenchError
+from kernbench.scheduler.host_effects import collect_settled
 from kernbench.torch_backend.patches import Patches
 
 _NO_ROOM = (
@@ -68,7 +68,7 @@ def install(
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            gc.collect()  # what nobody uses any more may be all that was too much
+            collect_settled()  # what nobody uses any more may be all that was too much
             try:
                 stock(self)
             except OSError as still:

@@ -173,6 +173,15 @@ def settled_heap() -> Iterator[None]:
             gc.unfreeze()
 
 
+def collect_settled() -> None:
+    """Collect garbage in cycles, also among what has settled (:func:`settled_heap`)."""
+    settled = gc.get_freeze_count()
+    gc.unfreeze()
+    gc.collect()
+    if settled:
+        gc.freeze()
+
+
 @contextmanager
 def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
     """Call ``on_interrupt`` on Ctrl-C before KeyboardInterrupt is raised, wherever the main thread is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -36,6 +37,7 @@ def trial_of(program: Program, schedule: str | None, *, world: int = 2, trace: P
         except kernbench.SpawnException as error:
             failure = error
         if trace is not None:
+            gc.collect()  # tensors in cycles are freed whenever that happens, and the trace tells when
             write_trace(ctx, str(trace))
         found = watch.trial(schedule or "", "", failure)
     found.output = printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -317,3 +318,18 @@ def test_too_many_ranks_for_the_systems_limits_is_told_in_words():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert len(os.listdir("/proc/self/fd")) <= used
     spawn(lambda rank: None, 2)
+
+
+def test_a_fork_that_the_system_refuses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have to promise memory that nobody uses any more: that is collected, and it works."""
+    fork, refused = os.fork, []
+
+    def refuse() -> int:
+        if not refused:
+            refused.append(1)
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refuse)
+    spawn(lambda rank: None, 2)
+    assert refused

@@ -39,7 +39,7 @@ def test_an_attention_says_whether_it_is_causal():
     operation = Recorded(aten._scaled_dot_product_flash_attention_for_cpu.default)
     names = [argument.name for argument in aten._scaled_dot_product_flash_attention_for_cpu.default._schema.arguments]
     before = [None] * names.index("is_causal")
-    assert operation.is_causal((), {"is_causal": True})
-    assert operation.is_causal((*before, True), None)
-    assert not operation.is_causal(tuple(before), {})
-    assert not Recorded(aten.mm.default).is_causal((), {"is_causal": True})
+    assert operation.is_flagged((), {"is_causal": True})
+    assert operation.is_flagged((*before, True), None)
+    assert not operation.is_flagged(tuple(before), {})
+    assert not Recorded(aten.mm.default).is_flagged((), {"is_causal": True})
