@@ -126,6 +126,7 @@ def test_ranks_of_torchrun_do_what_ranks_of_ours_do(tmp_path):
     assert theirs.read_bytes() == ours.read_bytes()
 
 
+@pytest.mark.long  # interpreters that import torch
 def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
@@ -145,6 +146,7 @@ def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
     assert "Its last call to others: all_reduce" in done.stderr
 
 
+@pytest.mark.long  # interpreters that import torch
 def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

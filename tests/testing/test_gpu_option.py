@@ -37,7 +37,7 @@ def test_wrong():
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["alone", "xdist"])
 def test_a_suite_has_a_gpu_from_its_conftest_on(pytester, workers):
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(SUITE)
