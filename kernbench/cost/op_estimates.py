@@ -86,8 +86,9 @@ def _estimate(
     """``flag``: an attention is causal, a product is exact."""
     if row.kind in _NO_LAUNCH or not (given or made):
         return _FREE
-    found = _MODELS[row.model](row, given, made, device, flag)
-    if found is None or (cold and row.model is Model.TRAFFIC):
+    model = _MODELS.get(row.model)
+    found = None if model is None else model(row, given, made, device, flag)
+    if found is None:
         found = _by_traffic(row, given, made, device, flag, cold)
     further = row.count_launches(given, made) - 1
     return _after(found, start_of(device, False) * further) if further > 0 else found
@@ -195,7 +196,6 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
 
 
 _MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool], Estimate | None]] = {
-    Model.TRAFFIC: _by_traffic,
     Model.ROWS: _by_rows,
     Model.PRODUCT: _by_products,
     Model.ATTENTION: _by_attention,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import gc
 import os
 import select
@@ -18,7 +17,7 @@ from kernbench.errors import KernbenchError
 from kernbench.processes.channel import wires
 from kernbench.processes.rank_process import RankProcess, RankProcesses, leave, tell_where
 from kernbench.processes.shared_memory import SharedMemory
-from kernbench.scheduler.host_effects import collect_settled
+from kernbench.scheduler.host_effects import with_room
 
 GRACE = 0.8
 """Seconds of wall-clock time that processes have to unwind, all together, once ranks are being unwound."""
@@ -120,7 +119,7 @@ class Family(RankProcesses):
             for child in self.children.values():
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)  # torch's threads are not used in the child
-                    child.pid = _fork()
+                    child.pid = with_room(os.fork)
                 if child.pid == 0:
                     self._leave_others(child)
                     body(child)
@@ -192,14 +191,3 @@ class Family(RankProcesses):
             if child.pid:
                 child.reap()
             child.close()
-
-
-def _fork() -> int:
-    """``os.fork``. What nobody uses any more may be all that the system would have to promise the child in vain."""
-    try:
-        return os.fork()
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
-        collect_settled()
-        return os.fork()

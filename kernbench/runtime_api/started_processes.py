@@ -14,7 +14,7 @@ from typing import Any
 import torch.multiprocessing
 
 from kernbench.errors import KernbenchError
-from kernbench.scheduler.host_effects import collect_settled
+from kernbench.scheduler.host_effects import with_room
 from kernbench.torch_backend.patches import Patches
 
 _NO_ROOM = (
@@ -64,15 +64,11 @@ def install(
                     "under 'kernbench run -- python SCRIPT' such processes join)"
                 )
         try:
-            stock(self)
+            with_room(lambda: stock(self))
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            collect_settled()  # what nobody uses any more may be all that was too much
-            try:
-                stock(self)
-            except OSError as still:
-                raise KernbenchError(_NO_ROOM) from still
+            raise KernbenchError(_NO_ROOM) from error
 
     patches.set(multiprocessing.process.BaseProcess, "start", start)
 

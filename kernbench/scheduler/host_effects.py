@@ -7,6 +7,7 @@ process that does other things at the same time may not want it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from kernbench.errors import ConfigError
 
@@ -22,6 +23,8 @@ try:
     from greenlet import _greenlet
 except ImportError:  # another build of greenlet: threads end as it likes
     _greenlet = None
+
+T = TypeVar("T")
 
 VARIABLE = "KERNBENCH_HOST_EFFECTS"
 """``on`` (the default), ``off``, or the effects to have, with commas between them."""
@@ -173,13 +176,23 @@ def settled_heap() -> Iterator[None]:
             gc.unfreeze()
 
 
-def collect_settled() -> None:
-    """Collect garbage in cycles, also among what has settled (:func:`settled_heap`)."""
-    settled = gc.get_freeze_count()
-    gc.unfreeze()
-    gc.collect()
-    if settled:
-        gc.freeze()
+def with_room(begin: Callable[[], T]) -> T:
+    """What ``begin`` gives, which forks this process.
+
+    The system may refuse to promise the child all that is reserved here: then what nobody uses any more is collected, also of
+    what has settled (:func:`settled_heap`), and it is called once more.
+    """
+    try:
+        return begin()
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        settled = gc.get_freeze_count()
+        gc.unfreeze()
+        gc.collect()
+        if settled:
+            gc.freeze()
+        return begin()
 
 
 @contextmanager

@@ -113,23 +113,21 @@ class CarrierRunner(Runner):
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """See :class:`Runner`; ``before_run`` is called with the rank's index whenever that rank is about to run."""
-        index = rank.index
-        bind = self._turns.rank_by_greenlet.__setitem__
-        rank.carrier = Carrier(
-            index, body, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), before_run=before_run
-        )
-        rank.greenlet = rank.carrier.greenlet
-        self._carriers[rank.greenlet] = rank.carrier
+        self._take(rank, body, before_run=before_run)
 
     def adopt(self, rank: Rank, thread: threading.Thread) -> None:
         """Let ``thread``, which runs already, be ``rank``'s: it calls :meth:`.Carrier.enter` and :meth:`.Carrier.leave`."""
-        index, bind = rank.index, self._turns.rank_by_greenlet.__setitem__
+        self._take(rank, None, thread=thread)
+        self._adopted = True
+
+    def _take(self, rank: Rank, body: Callable[[], None] | None, **how: Any) -> None:
+        index = rank.index
+        bind = self._turns.rank_by_greenlet.__setitem__
         rank.carrier = Carrier(
-            index, None, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), thread=thread
+            index, body, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), **how
         )
         rank.greenlet = rank.carrier.greenlet
         self._carriers[rank.greenlet] = rank.carrier
-        self._adopted = True
 
     def waitable(self) -> Any:
         """The fronting greenlet, in a carrier's thread."""

@@ -14,8 +14,6 @@ from kernbench.runtime_api.adoption import simulated_gpu
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
 
-DEFAULT = "dgx_h100"
-
 
 class SessionGpu:
     """The simulated GPU of a whole run of pytest: conftests and test modules find it when they are imported.
@@ -74,9 +72,6 @@ def gpu_of(request: pytest.FixtureRequest, session: SessionGpu | None) -> Iterat
         raise pytest.UsageError(
             "a test with @pytest.mark.kernbench_gpu of its own system cannot run under --kernbench-gpu: the run has one already"
         )
-    options = {"system": DEFAULT, **(mark.kwargs if mark else {})}
-    if mark is not None and mark.args:
-        (options["system"],) = mark.args
-    with simulated_gpu(**options) as ctx:
+    with simulated_gpu() if mark is None else simulated_gpu(*mark.args, **mark.kwargs) as ctx:
         yield ctx
         ctx.synchronize()

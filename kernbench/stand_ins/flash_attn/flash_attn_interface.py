@@ -15,6 +15,11 @@ def _given(out: Tensor, statistics: Tensor | None) -> Any:
     return out if statistics is None else (out, statistics, None)
 
 
+def _slopes_of(alibi: Tensor | None, at: int) -> Tensor | None:
+    """Of one sequence: its own, or those of all."""
+    return alibi if alibi is None or alibi.dim() == 1 else alibi[at, None]
+
+
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: Window = _NO_WINDOW, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
@@ -56,7 +61,7 @@ def flash_attn_varlen_func(
         attend(
             q[None, begin_q:end_q], k[None, begin_k:end_k], v[None, begin_k:end_k], dropout=dropout_p,
             scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-            alibi=alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[at, None],
+            alibi=_slopes_of(alibi_slopes, at),
             statistics=return_attn_probs,
         )
         for at, (begin_q, end_q, begin_k, end_k) in enumerate(
@@ -108,10 +113,9 @@ def flash_attn_with_kvcache(
         end = length + fresh
         if k is not None and v is not None:
             k_cache[place, length:end], v_cache[place, length:end] = k[at], v[at]
-        alibi = alibi_slopes if alibi_slopes is None or alibi_slopes.dim() == 1 else alibi_slopes[at, None]
         found.append(attend(
             q[at, None], k_cache[place, None, :end], v_cache[place, None, :end], scale=softmax_scale, causal=causal,
-            window=window_size, softcap=softcap, alibi=alibi, statistics=return_softmax_lse,
+            window=window_size, softcap=softcap, alibi=_slopes_of(alibi_slopes, at), statistics=return_softmax_lse,
         ))  # fmt: skip
     out = torch.cat([each for each, _ in found])
     statistics = [each for _, each in found if each is not None]
