@@ -94,9 +94,11 @@ def memory(results: Sequence[StepResult]) -> Iterator[str]:
 
 
 def pairs(results: Sequence[StepResult]) -> Iterator[str]:
-    """Speed-ups from changing one thing, by what is changed."""
-    yield f"{'tokens/s by changing one thing':34}{'pairs':>6}{'right sign':>12}{'median error':>14}{'worst':>9}"
-    for change, found in speedups(results).items():
+    """Speed-ups from changing one thing, by what is changed; nothing of rows that make no pair."""
+    by_change = speedups(results)
+    if by_change:
+        yield f"{'tokens/s by changing one thing':34}{'pairs':>6}{'right sign':>12}{'median error':>14}{'worst':>9}"
+    for change, found in by_change.items():
         sizes = [abs(pair.error) for pair in found]
         telling = [pair for pair in found if pair.told]
         right = sum(pair.right_sign for pair in telling)
