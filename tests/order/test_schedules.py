@@ -15,7 +15,9 @@ import torch.distributed as dist
 import kernbench
 from kernbench.explore import Trial, Watch, compared, explored, shrunk, ulps
 from kernbench.order import Choices, GivenAnswer, schedule_of
+from kernbench.precompile import count_compiles
 from kernbench.trace import write_trace
+from tests.order.kernel_programs import _one_shot
 from tests.order.schedule_programs import gathers, hands_over, leads, reduces, trains
 
 Program = Callable[[int, list[str]], None]
@@ -162,3 +164,14 @@ def test_how_far_values_are_apart() -> None:
 
 def test_answers_are_numbered_by_point() -> None:
     assert str(GivenAnswer("w1", 4, 2)) == "w1.4=2"
+
+
+def test_compiling_takes_no_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's compiler times itself where somebody listens, and only when its cache has not the kernel."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    _one_shot.device_caches.clear()
+    with count_compiles() as compiles:
+        for run in ("cold.json", "warm.json"):
+            trial_of(reduces, None, trace=tmp_path / run)
+    assert compiles.compiled
+    assert (tmp_path / "cold.json").read_bytes() == (tmp_path / "warm.json").read_bytes()
