@@ -238,7 +238,9 @@ class Carrier:
     def _await_turn(self) -> None:
         try:
             self.turn.acquire()
-        except KeyboardInterrupt:  # it reaches an adopted thread, which is Python's main thread: not while others run
+        except (
+            BaseException
+        ):  # a handler of signals raised it in an adopted, Python's main, thread: not while others run
             self.turn.acquire()
             raise
 

@@ -6,8 +6,8 @@ before ``kernel[grid](...)`` returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,6 +64,8 @@ class LaunchRecord:
 class _Recorder:
     #: Programs to run per launch, and the device to look at; None runs all of them for real.
     sample: tuple[int, DeviceSpec] | None = None
+    #: What is around each launch that is looked at.
+    within: Callable[[], AbstractContextManager[None]] = nullcontext
     #: Time every operation.
     profile: bool = False
     records: list[LaunchRecord] = field(default_factory=list)
@@ -92,19 +94,22 @@ def record_launches(profile: bool = False) -> Iterator[list[LaunchRecord]]:
 
 
 @contextmanager
-def sampled_launches(device: DeviceSpec, programs: int = 2) -> Iterator[list[LaunchRecord]]:
+def sampled_launches(
+    device: DeviceSpec, programs: int = 2, within: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[list[LaunchRecord]]:
     """Launches inside the ``with`` block change nothing: a few programs run without storing, and are scaled up.
 
-    ``device``: whose processors share what they read.
+    ``device``: whose processors share what they read; each launch is looked at in a block of ``within()``.
     """
-    with _recording(_Recorder((programs, device))) as records:
+    with _recording(_Recorder((programs, device), within)) as records:
         yield records
 
 
 def submit(launch: Launch) -> None:
     """Run a launch, or hand it to whoever collects launches."""
     if _recorders and _recorders[-1].sample is not None:
-        record = _sample(launch, *_recorders[-1].sample)
+        with _recorders[-1].within():
+            record = _sample(launch, *_recorders[-1].sample)
         if record is not None:
             _recorders[-1].records.append(record)
         return

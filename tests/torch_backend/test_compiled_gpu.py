@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import callback
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import kernbench
 
@@ -271,6 +273,31 @@ def test_reduce_overhead_costs_the_host_one_launch(run: Run) -> None:
     assert times[1] == pytest.approx(times[0])
     assert times[2] == pytest.approx(times[3])
     assert times[2] < times[0] / 3
+
+
+def test_no_rank_runs_while_another_measures(run: Run) -> None:
+    """Kernels that follow pointers look at memory, which is no look of the program's: its rank does not wait for it."""
+    seen: list[str] = []
+
+    def body() -> None:
+        q = torch.randn(1, 2, 128, 16, device="cuda")
+        dist.all_reduce(q)
+        mask = create_block_mask(lambda batch, head, i, j: i >= j, None, None, 128, 128, device="cuda")
+        if dist.get_rank():
+            for _ in range(100):
+                seen.append("another")
+                time.sleep(1e-6)
+            return
+        out = torch.compile(flex_attention, options={"max_autotune": True})(q, q, q, block_mask=mask)
+        torch.testing.assert_close(out, F.scaled_dot_product_attention(q, q, q, is_causal=True), rtol=1e-4, atol=1e-5)
+
+    callback.callback_handler.register_start_callback(
+        lambda _: seen.append("begin")
+    )  # until Dynamo is reset, after the run
+    callback.callback_handler.register_end_callback(lambda _: seen.append("end"))
+    run(body, 2)
+    assert "begin" in seen
+    assert not any(seen[:at].count("begin") > seen[:at].count("end") for at, who in enumerate(seen) if who == "another")
 
 
 def test_choices_of_max_autotune_are_by_modelled_time(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from kernbench.cost.work import LEAST, Cost
@@ -14,7 +15,9 @@ from kernbench.triton_engine.launching import sampled_launches
 def modelled_ms(fn: Callable[[], Any]) -> float:
     """Milliseconds of the operations and launches that ``fn`` makes, one after the other.
 
-    Kernels are counted and change nothing; operations of torch are computed, on whatever ``fn`` gives them.
+    Kernels are counted and change nothing; operations of torch are computed, on whatever ``fn`` gives them. While a graph is
+    compiled that is the compiler's own: there is nothing to wait for, and no other rank may run meanwhile, for it would find
+    that it compiles.
     """
     mine = bound_devices().mine()
     gpu = mine.simulation.topology.device
@@ -26,7 +29,8 @@ def modelled_ms(fn: Callable[[], Any]) -> float:
         seconds.append(start + cost.seconds)
 
     host = mine.host
-    with host.aside(), sampled_launches(gpu) as launches, mine.diverting(count):
+    within = host.as_one if mine.compiling else nullcontext
+    with host.aside(), sampled_launches(gpu, within=within) as launches, mine.diverting(count):
         host.unrecorded = False
         fn()
     seconds += [estimate(each.counts, None, gpu, kernel=each.kernel, cold=True).seconds for each in launches]

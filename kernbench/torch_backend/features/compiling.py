@@ -8,9 +8,13 @@ made anew for it, and again after it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from kernbench.sim_engine import Condition
 from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -83,18 +87,48 @@ def _compile_aside(patches: Patches) -> None:
     """Let compilation take no virtual time, also that of a backward pass, which happens with its forward's."""
     callback: Any = sys.modules["torch._dynamo.convert_frame"].CatchErrorsWrapper
     stock = callback.__call__
+    turn = _Turn()
 
     def compile_frame(self: Any, *args: Any) -> Any:
         device = current_device()
         if device is None:
             return stock(self, *args)
-        with device.host.aside():
+        with device.host.aside(), turn.taken(device):
             return stock(self, *args)
 
     patches.set(callback, "__call__", compile_frame)
     functorch: Any = sys.modules["torch._functorch.config"]
     for name, value in _OF_AOTAUTOGRAD.items():
         patches.set(functorch._config[name], "default", value)
+
+
+class _Turn:
+    """One rank compiles at a time: Dynamo's lock and tables are the process's, and whoever measures kernels on the way lets
+    other ranks run."""
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+        self._depth = 0
+        self._waiting: list[Condition] = []
+
+    @contextmanager
+    def taken(self, device: RankDevice) -> Iterator[None]:
+        """For the length of a block it is this rank's turn; nests."""
+        rank = device.host.rank
+        while self._depth and self._rank != rank:
+            mine = Condition("its turn to compile", rank)
+            self._waiting.append(mine)
+            device.simulation.waits.block_on(mine)
+        self._rank = rank
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                waiting, self._waiting = self._waiting, []
+                for each in waiting:
+                    each.fulfil()
 
 
 _told: set[str] = set()
