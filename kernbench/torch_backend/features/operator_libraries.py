@@ -132,24 +132,27 @@ class _RankLibrary:
 class _OverridingLibrary:
     """A rank's library for operators of torch: what it has for CUDA is the rank's, the rest is everybody's."""
 
-    def __init__(self, namespace: str, rank: int, made: Any, remark: Remark) -> None:
+    def __init__(self, namespace: str, rank: int, made: Any, whose: Whose, remark: Remark) -> None:
         self._namespace = namespace
         self._rank = rank
         self._made = made
+        self._whose = whose
         self._remark = remark
         self._own: list[tuple[str, Callable[..., Any]]] = []
 
     def impl(self, name: str, key: str, function: Any, with_keyset: bool = False) -> Any:
         operator = f"{self._namespace}::{name.rpartition('::')[2]}"
-        if key not in _ON_GPUS or function is torch.library.fallthrough_kernel or not _exists(operator):
+        known = overridden.overload(operator) is not None
+        if key not in _ON_GPUS or not known or function is torch.library.fallthrough_kernel:
             return self._made.impl(name, key, function, with_keyset)
-        if key != "CUDA" or _consists_of_others(operator):
+        if key != "CUDA":
             self._remark(f"the program's implementation of {operator} for {key} is not called: torch's own is")
             return self._made.impl(name, key, function, with_keyset)
         if with_keyset:
             function = functools.partial(function, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA))
         overridden.override(operator, self._rank, function)
         self._own.append((operator, function))
+        _compose(operator, self._whose)
         return None
 
     def reset(self) -> None:
@@ -164,21 +167,26 @@ class _OverridingLibrary:
 
 
 _ON_GPUS = ("CUDA", "AutogradCUDA", "AutocastCUDA")
+_composed: dict[str, torch.library.Library] = {}
+"""What asks for the kernels of ranks before torch composes an operator of others, by its name."""
 
 
-def _exists(operator: str) -> bool:
-    """Whether this version of torch has it: nobody ever asks for an implementation of another."""
-    try:
-        torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU")
-    except RuntimeError:
-        return False
-    return True
-
-
-def _consists_of_others(operator: str) -> bool:
-    """Whether torch takes an operator apart before anybody could see it."""
+def _compose(operator: str, whose: Whose) -> None:
+    """Let torch ask before it composes an operator of others, if it does."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(operator, "CompositeImplicitAutograd") and not has_kernel(operator, "CPU")
+    if operator in _composed or has_kernel(operator, "CPU") or not has_kernel(operator, "CompositeImplicitAutograd"):
+        return
+    stock = overridden.overload(operator)
+    library = _composed[operator] = torch.library.Library(operator.partition("::")[0], "IMPL")
+    library.impl(stock, overridden.composed(operator, stock, whose), "AutogradCPU")
+
+
+def _decompose(operator: str) -> None:
+    if operator in _composed and not overridden.is_overridden(operator):
+        _composed.pop(operator)._destroy()
+
+
+overridden.tell(_decompose)
 
 
 def _by_rank(known: dict[int, Callable[..., Any]], whose: Whose, first: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,7 +219,7 @@ def install(
     def dispatch_library(kind: str, name: str, key: str, *where: Any) -> Any:
         rank = on_gpu_of()
         if rank is not None and name in _TORCHS:
-            return _OverridingLibrary(name, rank, make(kind, name, key, *where), remark)
+            return _OverridingLibrary(name, rank, make(kind, name, key, *where), on_gpu_of, remark)
         rank = whose()
         if rank is None or name in _TORCHS:
             return make(kind, name, key, *where)

@@ -30,7 +30,7 @@ from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.missing_kernels import kernel_of
-from kernbench.torch_backend.gpu.overridden import is_overridden, kernel_for, tell
+from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -212,7 +212,7 @@ class Recorded:
 
     def chosen(self, args: Any, kwargs: Any, rank: int | None) -> Recorded:
         """What it is with given arguments: the kernel of the rank's program is for tensors on GPUs."""
-        if self.stock is None or (kernel_for(self.func.name(), rank) is not None and _dispatches_to_gpu(args, kwargs)):
+        if self.stock is None or (kernel_for(self.func.name(), rank) is not None and dispatches_to_gpu(args, kwargs)):
             return self
         return self.stock
 
@@ -285,9 +285,7 @@ class _RecordedByOperator(dict[Any, Recorded]):
         return found
 
     def forget(self, operator: str) -> None:
-        namespace, _, name = operator.partition("::")
-        packet, _, overload = name.partition(".")
-        self.pop(getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default"), None)
+        self.pop(overload(operator), None)
 
 
 _operations = _RecordedByOperator()
@@ -505,15 +503,6 @@ class Recorder(TorchDispatchMode):
         if device.host.each is None:
             device.host.prepare(self._host_costs.around(inputs))
         self._enqueue(device.host, operation.title, cost)
-
-
-def _dispatches_to_gpu(args: Any, kwargs: Any) -> bool:
-    """Whether C++ would choose a kernel for CUDA: by the tensors given; by the device asked for if there are none."""
-    tensors = listed_tensors((*args, *(kwargs or {}).values()))
-    device = (kwargs or {}).get("device")
-    if tensors or device is None:
-        return any(block_of(each) is not None for each in tensors)
-    return bool(device.type == "cuda")
 
 
 def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
