@@ -238,7 +238,7 @@ class Carrier:
     def _await_turn(self) -> None:
         try:
             self.turn.acquire()
-        except KeyboardInterrupt:  # it reaches an adopted thread, which is Python's main thread: not while others run
+        except BaseException:  # of a handler of signals, in an adopted thread (Python's main one): not while others run
             self.turn.acquire()
             raise
 
