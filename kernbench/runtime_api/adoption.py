@@ -29,6 +29,7 @@ from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.simulation import Simulation
 from kernbench.topology import TopologyHandle
 from kernbench.torch_backend.environment import Environment
+from kernbench.torch_backend.gpu import overridden
 from kernbench.torch_backend.patches import Patches
 
 DRIVER_THREAD = "kernbench-driver"
@@ -50,6 +51,7 @@ class Adoption:
         self._rank: Rank | None = None
         self._running = ExitStack()
         self._error: BaseException | None = None
+        self._kernels: overridden.Kernels = {}
         self._threads = torch.get_num_threads()
         self._driver: threading.Thread | None = None
         self._restore: Callable[[], None] | None = None
@@ -81,6 +83,7 @@ class Adoption:
         rank.carrier.enter()
         self._running.enter_context(simulation.scheduler.living(rank))
         self._running.enter_context(environment.running(rank.index))
+        overridden.keep(rank.index, self._kernels)
         return self
 
     def __exit__(
@@ -92,6 +95,7 @@ class Adoption:
         assert rank.carrier is not None
         host = self._simulation.hosts.of_rank[rank.index]
         idle = not host.tails and not host.uses_gpu
+        self._kernels = overridden.kernels_of(rank.index)
         try:
             self._running.__exit__(kind, error, trace)
         finally:

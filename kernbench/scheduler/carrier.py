@@ -238,9 +238,7 @@ class Carrier:
     def _await_turn(self) -> None:
         try:
             self.turn.acquire()
-        except (
-            BaseException
-        ):  # a handler of signals raised it in an adopted, Python's main, thread: not while others run
+        except BaseException:  # of a handler of signals, in an adopted thread (Python's main one): not while others run
             self.turn.acquire()
             raise
 

@@ -144,6 +144,13 @@ class ReplacedNames:
         assert self.modules is not None
         return self.modules
 
+    def _running(self) -> int | None:
+        device = self.devices.current()
+        return None if device is None else device.host.rank
+
+    def _remark(self, sentence: str) -> None:
+        self.devices.simulation.remarks.setdefault(sentence)
+
     def _maker(self) -> GroupMaker:
         assert self.groups is not None
         return self.groups
@@ -164,7 +171,9 @@ class ReplacedNames:
         described_gpu.install_names(names)
         graphs.install_backend(names)
         warning_filters.install(names, self._own_modules)
-        operator_libraries.install(names, lambda: self.generators.resident, self._own_modules)
+        operator_libraries.install(
+            names, lambda: self.generators.resident, self._own_modules, self._running, self._remark
+        )
 
     def _replace_distributed(self, names: Patches) -> None:
         names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))

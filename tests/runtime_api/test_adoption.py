@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -129,3 +130,41 @@ def test_one_rank_of_torch_distributed():
         dist.destroy_process_group()
         assert x.tolist() == [1.0] * 3
     assert not dist.is_initialized()
+
+
+def test_a_handler_of_signals_may_raise_while_the_program_waits(monkeypatch):
+    """What pytest-timeout's does. The program goes on when it is its turn, and the simulation with it."""
+
+    class TimeIsUpError(BaseException):
+        pass
+
+    handled = threading.Event()
+
+    def handler(number, frame):
+        handled.set()
+        raise TimeIsUpError
+
+    def reduce(value: float) -> list[float]:
+        x = torch.full((4,), value, device="cuda")
+        dist.all_reduce(x)
+        return x.tolist()
+
+    with kernbench.simulated_gpu("dgx_h100") as ctx:
+        once = ctx.simulation.drain.once
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+
+        def interrupted():
+            if not handled.is_set():  # in the thread that drives the simulation, while the program waits
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                assert handled.wait(60)
+            return once()
+
+        monkeypatch.setattr(ctx.simulation.drain, "once", interrupted)
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with pytest.raises(TimeIsUpError):
+                reduce(1.0)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert reduce(3.0) == [3.0] * 4
+        assert handled.is_set()

@@ -116,6 +116,14 @@ def test_autocast_for_cuda(ranks: Ranks) -> None:
     assert ranks(body, 1) == [torch.bfloat16]
 
 
+def test_what_only_cuda_counts() -> None:
+    """CPUs have no ``histc`` of whole numbers and no ``trace`` of booleans."""
+    with kernbench.simulated_gpu("dgx_h100"):
+        assert torch.histc(torch.tensor([0, 1, 1, 3], device="cuda"), 4, 0, 4).tolist() == [1, 2, 0, 1]
+        assert torch.trace(torch.tensor([[True, False], [True, True]], device="cuda")).tolist() == 2
+        assert torch.trace(torch.tensor([[2.0, 7.0], [7.0, 3.0]], device="cuda")).tolist() == 5.0
+
+
 def test_what_cannot_be_pretended_says_so(ranks: Ranks) -> None:
     def body() -> None:
         with pytest.raises(kernbench.KernbenchError, match="needs a CUDA runtime"):

@@ -115,9 +115,17 @@ def _sums(given):
     F.layer_norm(normed, x.shape[1:], weight, bias).backward(a.repeat(6, 1))
     table = torch.zeros_like(x[:3], requires_grad=True)
     F.embedding(torch.arange(240, device=x.device) % 3, table).backward(x)
+    bags = torch.zeros_like(x[:3], requires_grad=True)
+    F.embedding_bag(torch.arange(240, device=x.device).view(2, 120) % 3, bags, mode="sum").backward(x[:2])
+    rows = x.repeat(8, 1) - 40  # the sum of their losses is more than fp16 has
+    labels = torch.arange(len(rows), device=x.device) % rows.shape[1]
+    images = rows.flatten()[: 8 * 3 * 100].view(8, 3, 10, 10) - 80
     return {
         "layer_norm": lambda: torch.cat([normed.grad, weight.grad[None], bias.grad[None]]),
         "embedding": lambda: table.grad,
+        "embedding_bag": lambda: bags.grad,
+        "nll_loss": lambda: F.nll_loss(rows, labels),
+        "nll_loss of images": lambda: F.nll_loss(images, labels.view(8, 240)[:, :100].view(8, 10, 10) % 3),
         "prod": lambda: factors.prod(0),
     }
 

@@ -4,6 +4,8 @@ PyTorch's registry is the process's. Ranks that execute the same program define 
 (``Library(ns, "DEF")``), or the second definition takes the first one's operator away (``custom_op``), and who has kept it
 calls into freed memory. So of equal definitions by several ranks the first is made, and the implementations are called by who
 calls: each rank runs its own. A definition with another schema is refused as by torch, and so is a second one by the same rank.
+
+Of torch's own operators a program may replace the kernels for CUDA (:mod:`~kernbench.torch_backend.gpu.overridden`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 import torch.library
 from torch._library import custom_ops, fake_impl
 
+from kernbench.torch_backend.gpu import overridden
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
@@ -31,6 +34,9 @@ RELIES_ON = (
              looked_up_by=("torch._library.custom_ops.CustomOpDef",)),
     Reliance("torch._library.fake_impl.FakeImplHolder", "the newest of its kernels is used", has=("kernel", "register")),
     Reliance("torch.library.fallthrough_kernel", "C++ compares implementations with it"),
+    Reliance("torch._C", "whether an operator of torch consists of others", has=(
+        "_dispatch_has_kernel_for_dispatch_key", "DispatchKey", "DispatchKeySet",
+    )),
 )  # fmt: skip
 
 _OWNER = "kernbench_rank"  # attribute of a fake implementation: who registered it
@@ -39,6 +45,7 @@ _TORCHS = ("aten", "prim", "prims", "_")
 """Namespaces in which an implementation is everybody's."""
 
 Whose = Callable[[], "int | None"]
+Remark = Callable[[str], object]
 
 
 @dataclass
@@ -122,6 +129,66 @@ class _RankLibrary:
         return getattr(self._made, name)
 
 
+class _OverridingLibrary:
+    """A rank's library for operators of torch: what it has for CUDA is the rank's, the rest is everybody's."""
+
+    def __init__(self, namespace: str, rank: int, made: Any, whose: Whose, remark: Remark) -> None:
+        self._namespace = namespace
+        self._rank = rank
+        self._made = made
+        self._whose = whose
+        self._remark = remark
+        self._own: list[tuple[str, Callable[..., Any]]] = []
+
+    def impl(self, name: str, key: str, function: Any, with_keyset: bool = False) -> Any:
+        operator = f"{self._namespace}::{name.rpartition('::')[2]}"
+        known = overridden.overload(operator) is not None
+        if key not in _ON_GPUS or not known or function is torch.library.fallthrough_kernel:
+            return self._made.impl(name, key, function, with_keyset)
+        if key != "CUDA":
+            self._remark(f"the program's implementation of {operator} for {key} is not called: torch's own is")
+            return self._made.impl(name, key, function, with_keyset)
+        if with_keyset:
+            function = functools.partial(function, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA))
+        overridden.override(operator, self._rank, function)
+        self._own.append((operator, function))
+        _compose(operator, self._whose)
+        return None
+
+    def reset(self) -> None:
+        """The rank uses it no more."""
+        for operator, function in self._own:
+            overridden.restore(operator, self._rank, function)
+        self._own.clear()
+        self._made.reset()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+
+_ON_GPUS = ("CUDA", "AutogradCUDA", "AutocastCUDA")
+_composed: dict[str, torch.library.Library] = {}
+"""What asks for the kernels of ranks before torch composes an operator of others, by its name."""
+
+
+def _compose(operator: str, whose: Whose) -> None:
+    """Let torch ask before it composes an operator of others, if it does."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if operator in _composed or has_kernel(operator, "CPU") or not has_kernel(operator, "CompositeImplicitAutograd"):
+        return
+    stock = overridden.overload(operator)
+    library = _composed[operator] = torch.library.Library(operator.partition("::")[0], "IMPL")
+    library.impl(stock, overridden.composed(operator, stock, whose), "AutogradCPU")
+
+
+def _decompose(operator: str) -> None:
+    if operator in _composed and not overridden.is_overridden(operator):
+        _composed.pop(operator)._destroy()
+
+
+overridden.tell(_decompose)
+
+
 def _by_rank(known: dict[int, Callable[..., Any]], whose: Whose, first: Callable[..., Any]) -> Callable[..., Any]:
     """Calls what the rank that calls has registered, or where it has nothing the first of the others."""
 
@@ -134,12 +201,25 @@ def _by_rank(known: dict[int, Callable[..., Any]], whose: Whose, first: Callable
     return implementation
 
 
-def install(patches: Patches, whose: Whose, modules: Callable[[], ModuleGlobals]) -> None:
-    """Let what ranks register be theirs: that of ``whose()``, None for main, whose libraries are torch's."""
+def install(
+    patches: Patches, whose: Whose, modules: Callable[[], ModuleGlobals], on_gpu_of: Whose, remark: Remark
+) -> None:
+    """Let what ranks register be theirs: that of ``whose()``, None for main, whose libraries are torch's.
+
+    Args:
+        patches: undo it.
+        whose: the rank whose state the process has.
+        modules: the globals that ranks have of modules.
+        on_gpu_of: the rank that runs, also one that has the process to itself.
+        remark: told, in a sentence, of an implementation that is not called.
+    """
     C: Any = torch._C
     make = C._dispatch_library
 
     def dispatch_library(kind: str, name: str, key: str, *where: Any) -> Any:
+        rank = on_gpu_of()
+        if rank is not None and name in _TORCHS:
+            return _OverridingLibrary(name, rank, make(kind, name, key, *where), on_gpu_of, remark)
         rank = whose()
         if rank is None or name in _TORCHS:
             return make(kind, name, key, *where)

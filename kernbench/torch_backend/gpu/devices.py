@@ -20,7 +20,7 @@ from kernbench.simulation.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
-from kernbench.torch_backend.gpu import autocasting, fused
+from kernbench.torch_backend.gpu import autocasting, fused, overridden
 from kernbench.torch_backend.gpu.filling import filling
 from kernbench.torch_backend.gpu.ordered import OrderedHollowRecorder, OrderedRecorder
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -238,6 +238,7 @@ class Devices:
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
+        overridden.forget()
         if self._library is not None:
             _allocating.remove(self)
         for library in (self._library, self._kernels, self._autocast):

@@ -16,8 +16,14 @@ def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.histc(tensor.double(), *args, **kwargs).to(tensor.dtype)
 
 
+def _trace(tensor: torch.Tensor) -> torch.Tensor:
+    """``trace`` counts booleans on a GPU."""
+    return torch.trace(tensor.long() if tensor.dtype is torch.bool else tensor)
+
+
 _KERNELS: dict[str, Any] = {
     "aten::histc": _histc,
+    "aten::trace": _trace,
     **fused_attention.KERNELS,
     **functional_collectives.KERNELS,
     **wide_products.KERNELS,

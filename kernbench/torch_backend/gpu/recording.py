@@ -30,6 +30,7 @@ from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.missing_kernels import kernel_of
+from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -134,6 +135,7 @@ class Recorded:
         check: raises if CUDA refuses it with given arguments; None for what it never refuses.
         wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
         writes: arguments that it writes and does not return, by place and name.
+        stock: for one that a rank's program computes by a kernel of its own on GPUs: what it is everywhere else.
     """
 
     __slots__ = (
@@ -148,14 +150,16 @@ class Recorded:
         "kind",
         "multiplies",
         "name",
+        "stock",
         "title",
         "wide",
         "writes",
     )
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: Any, *, overridden: bool = False) -> None:
         self.func = func
-        self.kind = classify(func)
+        self.stock = Recorded(func) if overridden else None
+        self.kind = CUSTOM if overridden else classify(func)
         self.title = str(getattr(func, "__name__", "op"))
         self.draws = draws(func)
         self.wide = widened(func)
@@ -206,12 +210,22 @@ class Recorded:
         """The arguments that it writes and does not return."""
         return listed_tensors([args[at] if at < len(args) else (kwargs or {}).get(name) for at, name in self.writes])
 
-    def body(self, args: Any, kwargs: Any, on_gpu: bool) -> Any:
+    def chosen(self, args: Any, kwargs: Any, rank: int | None) -> Recorded:
+        """What it is with given arguments: the kernel of the rank's program is for tensors on GPUs."""
+        if self.stock is None or (kernel_for(self.func.name(), rank) is not None and dispatches_to_gpu(args, kwargs)):
+            return self
+        return self.stock
+
+    def body(self, args: Any, kwargs: Any, on_gpu: bool, rank: int | None) -> Any:
         """Compute it so that a mode which is on sees what it consists of.
 
         A custom operation runs as on hardware: the kernel for CUDA, where it has one of its own and its arguments are on a GPU.
         """
         func, kwargs = self.func, kwargs or {}
+        if self.stock is not None:
+            kernel = kernel_for(func.name(), rank)
+            assert kernel is not None
+            return kernel(*args, **kwargs)
         if isinstance(func, torch._ops.HigherOrderOperator):
             return _implementation(func)(*args, **kwargs)
         if self.kind == COMPOSITE and func._can_decompose():
@@ -266,11 +280,16 @@ class HostCosts:
 
 class _RecordedByOperator(dict[Any, Recorded]):
     def __missing__(self, func: Any) -> Recorded:
-        found = self[func] = Recorded(func)
+        overridden = isinstance(func, torch._ops.OpOverload) and is_overridden(func.name())
+        found = self[func] = Recorded(func, overridden=overridden)
         return found
+
+    def forget(self, operator: str) -> None:
+        self.pop(overload(operator), None)
 
 
 _operations = _RecordedByOperator()
+tell(_operations.forget)
 
 
 class Recorder(TorchDispatchMode):
@@ -324,6 +343,8 @@ class Recorder(TorchDispatchMode):
                 self._values.settle_stream()
         operation = _operations[func]
         if SKIP < operation.kind < VIEW:
+            operation = operation.chosen(args, kwargs, host.rank)
+        if SKIP < operation.kind < VIEW:
             return self._opened(device, operation, func, args, kwargs or {})
         if operation.host_reads and not host.unrecorded:
             with self._while_waiting():
@@ -373,7 +394,7 @@ class Recorder(TorchDispatchMode):
         on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
         try:
             with open_recorder(self):
-                result = operation.body(args, kwargs, on_gpu)
+                result = operation.body(args, kwargs, on_gpu, host.rank)
         finally:
             device.in_custom_operation -= custom
         if custom and not (host.unrecorded or self._hosts.inside_kernel):

@@ -89,6 +89,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
         (_aten.native_layer_norm.default, 1),  # what it keeps for its gradient has 32 bits on a GPU
         (_aten.native_layer_norm_backward.default, None),
         (_aten.embedding_dense_backward.default, None),
+        (_aten._embedding_bag_backward.default, None),
+        (_aten.nll_loss_forward.default, None),
+        (_aten.nll_loss2d_forward.default, None),
         (_aten.prod.default, None),
         (_aten.prod.dim_int, None),
     )
