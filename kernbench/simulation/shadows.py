@@ -169,3 +169,6 @@ def forget(storage: Any) -> None:
     if kept is not None:
         kept.give_back()
         delattr(storage, SHADOW)
+    block = getattr(storage, NOTE, None)
+    if type(block) is Block and block.allocation is not None:
+        block.allocation.shadow = None  # its place among the addresses stays
