@@ -19,7 +19,7 @@ from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.locations import Location
 from kernbench.simulation.shadows import SHADOW
 from kernbench.triton_engine.access import Access, Piece
-from kernbench.triton_engine.binding import Binding
+from kernbench.triton_engine.binding import Binding, program_of
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.signals import WORD
@@ -105,7 +105,11 @@ class KernelOrder:
     """
 
     def __init__(self, execution: Binding, hosts: Hosts, memory: MemoryStore) -> None:
-        self._execution = execution
+        # not the execution itself, which has this: in a circle, what the kernel was given would live until somebody collects it
+        self._moments = [launch.moment for launch in execution.launches]
+        self._programs = execution.programs
+        self._grid = execution.grid
+        self._name = execution.program.name
         self._hosts = hosts
         self._memory = memory
         self._each = execution.programs * execution.n_ranks <= MOST_PROGRAMS
@@ -117,18 +121,16 @@ class KernelOrder:
 
     def _strand(self, key: int) -> Strand | None:
         """Of the program with this number, those of all launches counted one after the other; None: it is main's."""
-        execution = self._execution
-        launch, linear = divmod(key, execution.programs)
+        launch, linear = divmod(key, self._programs)
         if not self._each:
             key, linear = launch, -1
         if key in self._strands:
             return self._strands[key]
-        moment: Moment | None = execution.launches[launch].moment
+        moment: Moment | None = self._moments[launch]
         made = None
         if moment is not None:
-            name = execution.program.name
-            which = f"program {execution.program_of(linear)}" if linear >= 0 else "programs"
-            made = Strand(f"{which} of {name}", moment.strand.rank, moment.strand.world, launch=moment)
+            which = f"program {program_of(linear, self._grid)}" if linear >= 0 else "programs"
+            made = Strand(f"{which} of {self._name}", moment.strand.rank, moment.strand.world, launch=moment)
         self._strands[key] = made
         return made
 
@@ -148,9 +150,7 @@ class KernelOrder:
 
     def ended(self) -> None:
         """All programs have run."""
-        by_launch: dict[Moment, list[Strand]] = {
-            launch.moment: [] for launch in self._execution.launches if launch.moment is not None
-        }
+        by_launch: dict[Moment, list[Strand]] = {moment: [] for moment in self._moments if moment is not None}
         for strand in self._strands.values():
             if strand is not None and strand.launch is not None:
                 by_launch[strand.launch].append(strand)
@@ -199,7 +199,7 @@ class KernelOrder:
         first = piece.offset + sum(
             s * (n - 1) for s, n in zip(foot.strides[lanes:], tile_sizes, strict=True) if s < 0
         )  # fmt: skip
-        if not self._each and keys.size > 1 and len(np.unique(keys // self._execution.programs)) == 1:
+        if not self._each and keys.size > 1 and len(np.unique(keys // self._programs)) == 1:
             strand = self._strand(int(keys.flat[0]))
             region = region_of(foot.sizes, foot.steps, piece.offset + foot.flip, item)
             if strand is not None and region is not None:
