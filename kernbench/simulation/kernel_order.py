@@ -188,7 +188,7 @@ class KernelOrder:
                 shadow.write(told, region)
                 shadow.words.wipe(region.lo, region.hi)
             else:
-                shadow.read(told, region)
+                self._loaded(shadow, region, told)
 
     def _regions(self, access: Access, piece: Piece) -> Iterator[tuple[Strand, ByteRegion]]:
         """What each program touches."""
@@ -267,7 +267,7 @@ class KernelOrder:
                     shadow.write(told, region)
                     shadow.words.wipe(region.lo, region.hi)
                 else:
-                    shadow.read(told, region)
+                    self._loaded(shadow, region, told)
 
     # Atomics and signals
 
@@ -302,19 +302,30 @@ class KernelOrder:
             told = self._access(strand, info, atomic=True)
             region = ByteRegion(offset, offset + nbytes)
             changes = writes and not fails
-            if shadow.undefined is not None and reads and writes and "exch" not in modifiers:
-                self._update(shadow, region, told)
+            undefined = shadow.undefined
+            if undefined is not None and reads and writes and not undefined.zeros and "exch" not in modifiers:
+                self._looked(shadow, region, told, "updates")
             if changes:
                 shadow.write(told, region)
             else:
                 shadow.read(told, region)
             shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=changes)
 
-    def _update(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess) -> None:
-        """What a word becomes depends on what was there. Raises UndefinedMemoryError."""
+    def _looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str) -> None:
+        """What a program does depends on what is there. Raises UndefinedMemoryError."""
         order = self._hosts.of_rank[access.strand.rank].order
         if order is not None:
-            order.looked(shadow, region, access, "updates")
+            order.looked(shadow, region, access, does)
+
+    def _loaded(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess) -> None:
+        """Elements are loaded. Raises UndefinedMemoryError if they are another rank's and it has written none of them."""
+        undefined = shadow.undefined
+        if (
+            undefined is not None and undefined.through is None and undefined.origin.strand.rank != access.strand.rank
+            and shadow.shared and not access.atomic and undefined.whole(region)
+        ):  # fmt: skip
+            self._looked(shadow, region, access, "reads")
+        shadow.read(access, region)
 
     def fence(self, keys: Any) -> None:
         """Programs ``keys`` have come to a fence."""
