@@ -39,9 +39,12 @@ def shadow_at(memory: MemoryStore, hosts: Hosts, address: int, storage: Any = No
     ``storage``: of torch, which may have one.
     """
     placed = memory.find_host(address)
-    if placed is None or placed.shadow is not None:
-        return None if placed is None else placed.shadow
     kept = getattr(storage, SHADOW, None)
+    if placed is None:  # it was never given to a launch: its address stands in a table
+        return None if kept is None else kept.shadow
+    if placed.shadow is not None:
+        known: Shadow = placed.shadow
+        return known
     order = hosts.of_rank[placed.rank].order if placed.rank in hosts.of_rank else None
     if kept is not None:
         placed.shadow = kept.shadow
