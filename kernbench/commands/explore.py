@@ -10,7 +10,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,7 +21,7 @@ import torch.distributed
 from kernbench.commands import run as one_run
 from kernbench.commands.torchrun_options import TorchrunCommand
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.explore import FoundTrouble, Trial, Watch, explored, shrunk, ulps
+from kernbench.explore import FoundTrouble, Trial, Watch, explored, searched, shrunk, ulps
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager, using
 from kernbench.runtime_api import launcher as launcher  # imported before the forks, not in each
@@ -43,17 +43,19 @@ class _Asked:
         plugins: references of the plugins that it has loaded.
         given: values of their options.
         keep: of the values of collectives, the one to keep whole.
+        follow: find out where another answer may matter.
     """
 
     values: Mapping[str, Any]
     plugins: tuple[str, ...]
     given: Mapping[str, Any]
     keep: int | None = None
+    follow: bool = False
 
 
 def _trial(asked: _Asked, schedule: str) -> Trial:
     """Run the program once, in a process that is for that alone."""
-    watch = Watch(asked.keep)
+    watch = Watch(asked.keep, follow=asked.follow)
     manager = default_manager().extended(asked.plugins)
     manager.register(watch)
     failure: BaseException | None = None
@@ -111,12 +113,14 @@ class _Forks:
                     running.append(self._begin(asked, schedule))
                 if not running:
                     return
-                process, answers = running.popleft()
-                trial = self._end(process, answers)
+                trial = self._end(*running[0])
+                running.popleft()
                 yield trial
         finally:
             for process, _ in running:
                 process.kill()
+            for process, _ in running:
+                process.join()
 
     def _begin(self, asked: _Asked, schedule: str) -> tuple[Any, Any]:
         answers, mine = self._context.Pipe(duplex=False)
@@ -179,7 +183,9 @@ def _params() -> list[click.Parameter]:
 
 @click.command(cls=TorchrunCommand, params=_params(), context_settings={"allow_interspersed_args": False})
 @click.option("--runs", type=click.IntRange(min=1), default=200, show_default=True, help="Schedules to try.")
-@click.option("--how", metavar="random|pct:DEPTH", default="pct:3", show_default=True, help="How schedules are made.")
+@click.option("--how", metavar="random|pct:DEPTH|exhaustive[:BOUND]", default="pct:3", show_default=True,
+              help="How schedules are made. exhaustive: all that can differ, with at most BOUND answers other than the "
+              "default ones.")  # fmt: skip
 @click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
 @click.option("--differences/--no-differences", default=True, help="Values and output that differ from those of the default "
               "schedule are something that is found, too.")  # fmt: skip
@@ -196,9 +202,16 @@ def command(runs: int, how: str, jobs: int, differences: bool, shrink: bool, **v
     asked = _Asked(values, tuple(manager.references), dict(manager.given))
     _warm(values["system"])
     run = _Forks(jobs)
-    found, count = explored(partial(run, asked), how, runs, differences=differences)
+    if how.startswith("exhaustive"):
+        orders = searched(partial(run, replace(asked, follow=True)), how, runs, differences=differences)
+        found, count, told_of = orders.found, orders.runs, f"\n{orders}"
+    else:
+        found, count = explored(partial(run, asked), how, runs, differences=differences)
+        told_of = ""
     if found is None:
-        click.echo(f"nothing found in {count} runs ({how}): no race, no failure, and the same values in all of them")
+        click.echo(
+            f"nothing found in {count} runs ({how}): no race, no failure, and the same values in all of them{told_of}"
+        )
         return
     where = "its default schedule" if found.runs == 1 else f"schedule {found.trial.schedule}"
     click.echo(f"found in run {found.runs}, under {where}: {found.trouble.kind}")

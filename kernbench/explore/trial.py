@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from kernbench.order import GivenAnswer
+from kernbench.order import GivenAnswer, OpenPoint
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class Trial:
         output: lines that each rank printed, by rank; those of nobody's under -1.
         values: what collectives gave each rank, in the order in which they began: the collective, in words, and a digest.
         kept: the values of one of these, as a tensor, if it was asked for.
+        open: of a run that was followed (:class:`~kernbench.order.Conflicts`), the points at which other answers may matter.
+        alike: how many answers there are elsewhere: runs that would be equivalent to this one.
+        signature: equal for runs that are.
     """
 
     schedule: str
@@ -54,6 +57,9 @@ class Trial:
     output: dict[int, list[str]] = field(default_factory=dict)
     values: list[tuple[str, str]] = field(default_factory=list)
     kept: Any = None
+    open: list[OpenPoint] = field(default_factory=list)
+    alike: int = 0
+    signature: Hashable = None
 
 
 def compared(usual: Trial, other: Trial) -> Trouble | None:

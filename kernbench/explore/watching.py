@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from kernbench.errors import CollectiveMismatchError, DeadlockError, RaceError
+from kernbench.errors import CollectiveMismatchError, ConfigError, DeadlockError, RaceError
 from kernbench.explore.trial import Trial, Trouble
+from kernbench.order import Conflicts
 from kernbench.simulation.groups import Arrival, Collective
 from kernbench.simulation.tensors import plain
 
@@ -39,20 +40,29 @@ class Watch:
 
     Args:
         keep: of the values of collectives, the one to keep whole, by its place; None: none.
+        follow: find out where another answer may matter.
     """
 
     name = "explore"
 
-    def __init__(self, keep: int | None = None) -> None:
+    def __init__(self, keep: int | None = None, *, follow: bool = False) -> None:
         self.values: list[tuple[str, str]] = []
         self.kept: Any = None
         self._keep = keep
         self._calls: Counter[tuple[str, str, int]] = Counter()
         self._contexts: list[Any] = []
+        self._conflicts = Conflicts() if follow else None
+        self._followed = False
 
     def kernbench_context_opened(self, ctx: Any) -> None:
         """See :mod:`kernbench.plugins.specs`."""
         self._contexts.append(ctx)
+        if self._conflicts is not None and len(self._contexts) == 1:
+            order, giving_way = ctx.simulation.order, ctx.simulation.giving_way
+            if order is not None and giving_way is not None:
+                self._followed = True
+                order.races.unordered = self._conflicts.met
+                giving_way.follow(self._conflicts)
         if ctx.enable_data:
             ctx.simulation.runs.watch = self._moved
 
@@ -71,13 +81,23 @@ class Watch:
             self.values.append((name, digest.hexdigest()))
 
     def trial(self, schedule: str, output: str, failure: BaseException | None) -> Trial:
-        """What the run came to, which has printed ``output`` and ended with ``failure`` (None: well)."""
+        """What the run came to, which has printed ``output`` and ended with ``failure`` (None: well).
+
+        Raises :class:`ConfigError` if it could not be followed.
+        """
         trial = Trial(schedule, output=lines_by_rank(output), values=self.values, kept=self.kept)
         choices = self._contexts[0].simulation.choices if self._contexts else None
         if choices is not None:
             trial.taken = list(zip(choices.taken, choices.places, strict=True))
             trial.asked, trial.steps = choices.asked.total(), choices.steps
         trial.trouble = self._trouble(failure)
+        if self._conflicts is not None:
+            if self._contexts and not self._followed:
+                raise ConfigError(
+                    "exhaustive search needs --races warn or error: they tell where another order matters"
+                )
+            trial.open, trial.alike = self._conflicts.open()
+            trial.signature = repr(self._conflicts.signature)
         return trial
 
     def _trouble(self, failure: BaseException | None) -> Trouble | None:

@@ -1,8 +1,8 @@
 """Order: what happens before what in a run, accesses to memory that nothing orders, and what goes first where several could.
 
 :mod:`~kernbench.order.strands` has the clocks, :mod:`~kernbench.order.shadow` who touched which bytes last,
-:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.findings` what is told of a race (ADR 0122), and
-:mod:`~kernbench.order.choices` the schedules (ADR 0129).
+:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.findings` what is told of a race (ADR 0122),
+:mod:`~kernbench.order.choices` the schedules (ADR 0129), and :mod:`~kernbench.order.conflicts` where another one could matter.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from kernbench.order.choices import GivenAnswer as GivenAnswer
 from kernbench.order.choices import schedule_asked as schedule_asked
 from kernbench.order.choices import schedule_of as schedule_of
 from kernbench.order.choices import told as told
+from kernbench.order.conflicts import Conflicts as Conflicts
+from kernbench.order.conflicts import OpenPoint as OpenPoint
 from kernbench.order.findings import MODES as MODES
 from kernbench.order.findings import FoundReport as FoundReport
 from kernbench.order.findings import MemoryAccess as MemoryAccess

@@ -149,6 +149,8 @@ class Choices:
         taken: the answers so far that were not 0.
         places: for each of them, where the program was, or what goes first.
         asked: how often each point was asked.
+        follow: told of every point that is asked, with its number, options, answer, and how many other than 0 were given
+            before; None: nobody wants to know.
         made: of all that this process has made, how many.
     """
 
@@ -159,6 +161,7 @@ class Choices:
         self.taken: list[GivenAnswer] = []
         self.places: list[str] = []
         self.asked: Counter[str] = Counter()
+        self.follow: Callable[[str, int, Sequence[Hashable], int, int], None] | None = None
         self._strategy = strategy_of(schedule)
         Choices.made += 1
 
@@ -169,6 +172,8 @@ class Choices:
         number = self.asked[point]
         self.asked[point] = number + 1
         taken = self._strategy.choose(point, number, options)
+        if self.follow is not None:
+            self.follow(point, number, options, taken, len(self.taken))
         if taken:
             self.taken.append(GivenAnswer(point, number, taken))
             self.places.append(str(options[taken] if place is None else place()))

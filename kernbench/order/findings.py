@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,9 +46,10 @@ class MemoryAccess:
         where: the line that called it.
         freed: of memory that was given back since then: where; None: it was not.
         atomic: whether it may meet others that are.
+        polls: whether it is one of many looks at a word that is to change: it may meet all others.
     """
 
-    __slots__ = ("atomic", "freed", "n", "name", "strand", "where")
+    __slots__ = ("atomic", "freed", "n", "name", "polls", "strand", "where")
 
     def __init__(
         self, strand: Strand, n: int, name: str, where: Place, freed: Place | None = None, *, atomic: bool = False
@@ -59,6 +60,7 @@ class MemoryAccess:
         self.name = name
         self.where = where
         self.freed = freed
+        self.polls = False
 
     def __str__(self) -> str:
         return f"{self.name} at {self.where}"
@@ -163,11 +165,13 @@ class Races:
     Attributes:
         found: one for each pair of lines, in the order in which they were found.
         excused: those beside which a comment says why they are none.
+        unordered: told of accesses that nothing orders, those too that may meet; None: nobody wants to know.
     """
 
     mode: str = "error"
     found: list[FoundReport] = field(default_factory=list)
     excused: list[FoundReport] = field(default_factory=list)
+    unordered: Callable[[MemoryAccess, MemoryAccess], None] | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

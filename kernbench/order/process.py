@@ -121,6 +121,11 @@ class RankOrder:
 
     # -- what is touched ---------------------------------------------------------------------------------------------
 
+    @property
+    def follows(self) -> bool:
+        """Whether somebody wants to know what is not ordered, and no race."""
+        return self._races.unordered is not None
+
     def of_host(self, name: str) -> MemoryAccess:
         """What the host itself does to memory now."""
         host = self.host
@@ -182,7 +187,14 @@ class RankOrder:
         access: MemoryAccess,
         new_writes: bool,
     ) -> None:
-        """Tell of a race (:data:`~kernbench.order.shadow.Found`). Raises RaceError, unless races are only collected."""
+        """Tell of a race (:data:`~kernbench.order.shadow.Found`). Raises RaceError, unless races are only collected.
+
+        Those that may meet are no race, but one of them came first.
+        """
+        if self._races.unordered is not None:
+            self._races.unordered(old, access)
+        if (old.atomic and access.atomic) or old.polls or access.polls:
+            return
         does = ("writes" if writes else "reads"), ("writes" if new_writes else "reads")
         kind = f"{does[1][:-1]} after {does[0][:-1]}"
         self._races.add(

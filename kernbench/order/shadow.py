@@ -18,7 +18,7 @@ from kernbench.order.undefined import Undefined
 from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
-"""Told of two accesses that nothing orders: the bytes, the earlier one and whether it writes, then the later one."""
+"""Told of two accesses that nothing orders, atomic ones too: the bytes, the earlier one, whether it writes, the later one."""
 
 _MANY = 32
 """Ranges in one access from which on it is worth looking for those that need not be kept apart."""
@@ -150,6 +150,14 @@ class Shadow:
         cells[first:last] = [Cell(region, access)]
         self._starts[first:last] = [region.lo]
 
+    def poll(self, access: MemoryAccess, region: ByteRegion) -> None:
+        """A host looks whether these bytes have changed."""
+        access.polls = True
+        for cell in (*self._touched(region), *(each for each in self._strided if share_bytes(each.region, region))):
+            if cell.write is not None:
+                self._meets(cell, cell.write, True, access, False)
+        self._strided.append(Cell(region, None, {access.strand: access}))
+
     @property
     def unwritten(self) -> bool:
         """Whether some of its bytes are as they were allocated."""
@@ -187,7 +195,7 @@ class Shadow:
     def _meets(self, cell: Cell, old: MemoryAccess, writes: bool, access: MemoryAccess, new_writes: bool) -> None:
         """Two accesses to the same bytes, by two strands."""
         strand, other = access.strand, old.strand
-        if strand.knows(other, old.n) or other.world is not strand.world or (old.atomic and access.atomic):
+        if strand.knows(other, old.n) or other.world is not strand.world:
             return
         if other.rank != strand.rank and not self.shared:
             return

@@ -20,13 +20,17 @@ class Undefined:
         origin: what allocated the memory that nobody has written.
         region: the bytes.
         through: what made undefined bytes of others; None: they are those that were allocated.
+        zeros: whether they are zeros all the same, as words that are counted up must be.
     """
 
-    __slots__ = ("_ends", "_starts", "origin", "through")
+    __slots__ = ("_ends", "_starts", "origin", "through", "zeros")
 
-    def __init__(self, origin: MemoryAccess, region: ByteRegion, through: MemoryAccess | None = None) -> None:
+    def __init__(
+        self, origin: MemoryAccess, region: ByteRegion, through: MemoryAccess | None = None, *, zeros: bool = False
+    ) -> None:
         self.origin = origin
         self.through = through
+        self.zeros = zeros
         self._starts = [region.lo]
         self._ends = [region.hi]
 

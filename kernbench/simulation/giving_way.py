@@ -5,9 +5,10 @@ Without a schedule (:mod:`kernbench.order.choices`) a rank goes on until it wait
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import Any
 
-from kernbench.order import EVERYTHING, Choices
+from kernbench.order import EVERYTHING, Choices, Conflicts
 from kernbench.scheduler import ChosenOrder, RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor
 from kernbench.simulation.hosts import Hosts
@@ -27,6 +28,9 @@ class GivingWay:
         choices: is asked.
         ready: knows who could go on.
         executor: has kernels that are to come later, too.
+
+    Attributes:
+        conflicts: told of each step of a rank, and of looks into stores; None: nobody wants to know.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class GivingWay:
         self._hosts = hosts
         self._scheduler = scheduler
         self._waits = waits
+        self.conflicts: Conflicts | None = None
         self._late: list[Condition] = []
         self._events = 0
 
@@ -51,6 +56,8 @@ class GivingWay:
         host = hosts.of_rank[rank]
         if host.unrecorded or host.capture is not None:
             return
+        if self.conflicts is not None and host.order is not None:
+            self.conflicts.step(host.order.host)
         taken = self._choices.pick(f"w{rank}", (rank, tuple(self._ready.waiting), EVERYTHING), user_location)
         if taken == 1:
             scheduler.pause()
@@ -58,6 +65,19 @@ class GivingWay:
             later = Condition("its turn", rank)
             self._late.append(later)
             self._waits.block_on(later)
+
+    def follow(self, conflicts: Conflicts) -> None:
+        """Tell ``conflicts`` what of the run could have come in another order."""
+        self.conflicts = conflicts
+        self._choices.follow = conflicts.ask
+
+    def looks_into(self, store: Hashable, keys: Iterable[str], name: str, *, writes: bool, waits: bool) -> None:
+        """A rank uses keys of a store."""
+        order = self._hosts.current().order
+        if self.conflicts is not None and order is not None:
+            access = order.of_host(f"{name} of a store")
+            for key in keys:
+                self.conflicts.uses((store, key), access, writes=writes, waits=waits)
 
     def release(self, *, idle: bool) -> bool:
         """In main, before time goes on, and when it cannot (``idle``): let those go on that have let all others go first.

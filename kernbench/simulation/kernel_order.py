@@ -19,7 +19,7 @@ from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.locations import Location
 from kernbench.simulation.shadows import SHADOW
 from kernbench.triton_engine.access import Access, Piece
-from kernbench.triton_engine.binding import Binding
+from kernbench.triton_engine.binding import Binding, program_of
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.signals import WORD
@@ -39,9 +39,12 @@ def shadow_at(memory: MemoryStore, hosts: Hosts, address: int, storage: Any = No
     ``storage``: of torch, which may have one.
     """
     placed = memory.find_host(address)
-    if placed is None or placed.shadow is not None:
-        return None if placed is None else placed.shadow
     kept = getattr(storage, SHADOW, None)
+    if placed is None:  # it was never given to a launch: its address stands in a table
+        return None if kept is None else kept.shadow
+    if placed.shadow is not None:
+        known: Shadow = placed.shadow
+        return known
     order = hosts.of_rank[placed.rank].order if placed.rank in hosts.of_rank else None
     if kept is not None:
         placed.shadow = kept.shadow
@@ -105,7 +108,11 @@ class KernelOrder:
     """
 
     def __init__(self, execution: Binding, hosts: Hosts, memory: MemoryStore) -> None:
-        self._execution = execution
+        # not the execution itself, which has this: in a circle, what the kernel was given would live until somebody collects it
+        self._moments = [launch.moment for launch in execution.launches]
+        self._programs = execution.programs
+        self._grid = execution.grid
+        self._name = execution.program.name
         self._hosts = hosts
         self._memory = memory
         self._each = execution.programs * execution.n_ranks <= MOST_PROGRAMS
@@ -117,18 +124,16 @@ class KernelOrder:
 
     def _strand(self, key: int) -> Strand | None:
         """Of the program with this number, those of all launches counted one after the other; None: it is main's."""
-        execution = self._execution
-        launch, linear = divmod(key, execution.programs)
+        launch, linear = divmod(key, self._programs)
         if not self._each:
             key, linear = launch, -1
         if key in self._strands:
             return self._strands[key]
-        moment: Moment | None = execution.launches[launch].moment
+        moment: Moment | None = self._moments[launch]
         made = None
         if moment is not None:
-            name = execution.program.name
-            which = f"program {execution.program_of(linear)}" if linear >= 0 else "programs"
-            made = Strand(f"{which} of {name}", moment.strand.rank, moment.strand.world, launch=moment)
+            which = f"program {program_of(linear, self._grid)}" if linear >= 0 else "programs"
+            made = Strand(f"{which} of {self._name}", moment.strand.rank, moment.strand.world, launch=moment)
         self._strands[key] = made
         return made
 
@@ -148,9 +153,7 @@ class KernelOrder:
 
     def ended(self) -> None:
         """All programs have run."""
-        by_launch: dict[Moment, list[Strand]] = {
-            launch.moment: [] for launch in self._execution.launches if launch.moment is not None
-        }
+        by_launch: dict[Moment, list[Strand]] = {moment: [] for moment in self._moments if moment is not None}
         for strand in self._strands.values():
             if strand is not None and strand.launch is not None:
                 by_launch[strand.launch].append(strand)
@@ -188,7 +191,7 @@ class KernelOrder:
                 shadow.write(told, region)
                 shadow.words.wipe(region.lo, region.hi)
             else:
-                shadow.read(told, region)
+                self._loaded(shadow, region, told)
 
     def _regions(self, access: Access, piece: Piece) -> Iterator[tuple[Strand, ByteRegion]]:
         """What each program touches."""
@@ -199,7 +202,7 @@ class KernelOrder:
         first = piece.offset + sum(
             s * (n - 1) for s, n in zip(foot.strides[lanes:], tile_sizes, strict=True) if s < 0
         )  # fmt: skip
-        if not self._each and keys.size > 1 and len(np.unique(keys // self._execution.programs)) == 1:
+        if not self._each and keys.size > 1 and len(np.unique(keys // self._programs)) == 1:
             strand = self._strand(int(keys.flat[0]))
             region = region_of(foot.sizes, foot.steps, piece.offset + foot.flip, item)
             if strand is not None and region is not None:
@@ -267,7 +270,7 @@ class KernelOrder:
                     shadow.write(told, region)
                     shadow.words.wipe(region.lo, region.hi)
                 else:
-                    shadow.read(told, region)
+                    self._loaded(shadow, region, told)
 
     # Atomics and signals
 
@@ -302,19 +305,30 @@ class KernelOrder:
             told = self._access(strand, info, atomic=True)
             region = ByteRegion(offset, offset + nbytes)
             changes = writes and not fails
-            if shadow.undefined is not None and reads and writes and "exch" not in modifiers:
-                self._update(shadow, region, told)
+            undefined = shadow.undefined
+            if undefined is not None and reads and writes and not undefined.zeros and "exch" not in modifiers:
+                self._looked(shadow, region, told, "updates")
             if changes:
                 shadow.write(told, region)
             else:
                 shadow.read(told, region)
             shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=changes)
 
-    def _update(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess) -> None:
-        """What a word becomes depends on what was there. Raises UndefinedMemoryError."""
+    def _looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str) -> None:
+        """What a program does depends on what is there. Raises UndefinedMemoryError."""
         order = self._hosts.of_rank[access.strand.rank].order
         if order is not None:
-            order.looked(shadow, region, access, "updates")
+            order.looked(shadow, region, access, does)
+
+    def _loaded(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess) -> None:
+        """Elements are loaded. Raises UndefinedMemoryError if they are another rank's and it has written none of them."""
+        undefined = shadow.undefined
+        if (
+            undefined is not None and undefined.through is None and undefined.origin.strand.rank != access.strand.rank
+            and shadow.shared and not access.atomic and undefined.whole(region)
+        ):  # fmt: skip
+            self._looked(shadow, region, access, "reads")
+        shadow.read(access, region)
 
     def fence(self, keys: Any) -> None:
         """Programs ``keys`` have come to a fence."""

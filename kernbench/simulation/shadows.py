@@ -131,12 +131,15 @@ def touch(
         shadow.read(access, region)
 
 
-def allocated(order: RankOrder, tensor: torch.Tensor, name: str) -> None:
-    """Memory has been taken for a tensor, by the operation ``name``, and nobody has written it."""
+def allocated(order: RankOrder, tensor: torch.Tensor, name: str, *, zeros: bool = False) -> None:
+    """Memory has been taken for a tensor, by the operation ``name``, and nobody has written it.
+
+    ``zeros``: whoever gave it has cleared it, which nobody promises: it may be counted up from there, but says nothing.
+    """
     kept = shadow_of(order, tensor)
     if kept is not None and kept.shadow.made is None and kept.whole.hi:
         made = MemoryAccess(order.host, order.host.n, name, order.locate())
-        kept.shadow.made, kept.shadow.undefined = made, Undefined(made, kept.whole)
+        kept.shadow.made, kept.shadow.undefined = made, Undefined(made, kept.whole, zeros=zeros)
 
 
 def escapes(tensor: torch.Tensor) -> None:
@@ -169,3 +172,6 @@ def forget(storage: Any) -> None:
     if kept is not None:
         kept.give_back()
         delattr(storage, SHADOW)
+    block = getattr(storage, NOTE, None)
+    if type(block) is Block and block.allocation is not None:
+        block.allocation.shadow = None  # its place among the addresses stays

@@ -310,5 +310,10 @@ class Binding:
 
     def program_of(self, linear: int) -> tuple[int, int, int]:
         """Program id of the program with this number."""
-        gx, gy, _ = self.grid
-        return linear % gx, linear // gx % gy, linear // (gx * gy)
+        return program_of(linear, self.grid)
+
+
+def program_of(linear: int, grid: Sequence[int]) -> tuple[int, int, int]:
+    """Program id of the program with this number in a grid."""
+    gx, gy = grid[:2]
+    return linear % gx, linear // gx % gy, linear // (gx * gy)

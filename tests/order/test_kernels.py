@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,25 @@ def test_programs_that_write_halves_of_rows_share_no_byte() -> None:
         assert x.eq(1).all()
 
     assert races_of(body, world=1).found == []
+
+
+def test_what_a_kernel_was_given_is_freed_with_its_last_reference() -> None:
+    """Not when somebody collects it: torch takes gradients over that nobody else has, and memory comes back at once."""
+
+    def body() -> None:
+        gc.disable()
+        try:
+            x = torch.zeros(16, 64, device="cuda")
+            _columns[(2,)](x, 64, 32, 16)
+            torch.cuda.synchronize()
+            del x
+            left.append(torch.cuda.memory_allocated())
+        finally:
+            gc.enable()
+
+    left: list[int] = []
+    assert races_of(body, world=1).found == []
+    assert left == [0]
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 import kernbench
-from kernbench.explore import Trial, Watch, compared, explored, shrunk, ulps
-from kernbench.order import Choices, GivenAnswer, schedule_of
+from kernbench.explore import Trial, Watch, compared, explored, searched, shrunk, ulps
+from kernbench.order import Choices, Conflicts, GivenAnswer, MemoryAccess, Strand, schedule_of
 from kernbench.precompile import count_compiles
+from kernbench.simulation.locations import Location
 from kernbench.trace import write_trace
 from tests.order.kernel_programs import _one_shot
 from tests.order.schedule_programs import gathers, hands_over, leads, reduces, trains
@@ -23,9 +24,11 @@ from tests.order.schedule_programs import gathers, hands_over, leads, reduces, t
 Program = Callable[[int, list[str]], None]
 
 
-def trial_of(program: Program, schedule: str | None, *, world: int = 2, trace: Path | None = None) -> Trial:
-    """What a program comes to under a schedule."""
-    watch, printed = Watch(), {rank: list[str]() for rank in range(world)}
+def trial_of(
+    program: Program, schedule: str | None, *, world: int = 2, trace: Path | None = None, follow: bool = False
+) -> Trial:
+    """What a program comes to under a schedule; ``follow``: and where another one may matter."""
+    watch, printed = Watch(follow=follow), {rank: list[str]() for rank in range(world)}
     failure = None
 
     def body(rank: int) -> None:
@@ -33,7 +36,8 @@ def trial_of(program: Program, schedule: str | None, *, world: int = 2, trace: P
         torch.cuda.set_device(rank)
         program(rank, printed[rank])
 
-    with kernbench.simulate("dgx_h100", schedule=schedule, plugins=[watch]) as ctx:
+    races = "warn" if follow else "off"
+    with kernbench.simulate("dgx_h100", schedule=schedule, plugins=[watch], races=races) as ctx:
         try:
             ctx.multiprocessing.spawn(body, nprocs=world)
         except kernbench.SpawnException as error:
@@ -46,9 +50,9 @@ def trial_of(program: Program, schedule: str | None, *, world: int = 2, trace: P
     return found
 
 
-def runs_of(program: Program, world: int = 2) -> Callable[[Iterable[str]], Iterator[Trial]]:
+def runs_of(program: Program, world: int = 2, *, follow: bool = False) -> Callable[[Iterable[str]], Iterator[Trial]]:
     """Runs it under schedules."""
-    return lambda schedules: (trial_of(program, schedule, world=world) for schedule in schedules)
+    return lambda schedules: (trial_of(program, schedule, world=world, follow=follow) for schedule in schedules)
 
 
 @pytest.mark.parametrize("program", [partial(trains, "FSDP2"), reduces, gathers], ids=["fsdp2", "kernels", "messages"])
@@ -115,6 +119,66 @@ def test_a_receive_from_any_source_gets_any_message() -> None:
     assert found is not None
     assert found.trouble.kind == "difference"
     assert "m0" in {choice.point for choice, _ in found.trial.taken}
+
+
+@pytest.mark.parametrize(
+    ("name", "orders"), [("leads", 2), ("gathers", 1), pytest.param("reduces", 3, marks=pytest.mark.long)]
+)
+def test_a_small_correct_program_is_exhausted(name: str, orders: int) -> None:
+    """Who leads is one of two, and messages from named ranks come in one order; a barrier's words are met in three."""
+    found = searched(runs_of(CORRECT[name], follow=True), "exhaustive", 300)
+    assert found.exhausted, found.found and found.found.trouble.text
+    assert found.distinct == orders <= found.runs
+    assert found.alike > 10
+    assert str(found).startswith("all orders: ")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_bug_of_depth_two_is_found_by_going_through_all_orders(name: str) -> None:
+    program, kind = WRONG[name]
+    found = searched(runs_of(program, follow=True), "exhaustive:2", 50).found
+    assert found is not None
+    assert found.trouble.kind == ("race" if name == "reduces" else kind)
+    assert len(found.trial.taken) <= 2
+
+
+def test_messages_from_anybody_are_gone_through() -> None:
+    found = searched(runs_of(partial(gathers, named=False), 3, follow=True), "exhaustive:1", 50).found
+    assert found is not None
+    assert [choice.point for choice, _ in found.trial.taken] == ["m0"]
+
+
+def test_what_was_left_out_is_said() -> None:
+    run = runs_of(leads, follow=True)
+    bounded, cut = searched(run, "exhaustive:0", 50), searched(run, "exhaustive", 1)
+    assert (bounded.runs, bounded.exhausted, bounded.beyond > 0, bounded.left) == (1, False, True, 0)
+    assert (cut.runs, cut.exhausted, cut.left > 0) == (2, False, True)
+    assert "beyond it" in str(bounded)
+    assert "were not run" in str(cut)
+    with pytest.raises(kernbench.ConfigError, match="exhaustive:2"):
+        searched(run, "exhaustive:all", 1)
+    watch = Watch(follow=True)
+    with (
+        pytest.raises(kernbench.ConfigError, match="needs --races"),
+        kernbench.simulate("dgx_h100", schedule="default", plugins=[watch]),
+    ):
+        watch.trial("default", "", None)
+
+
+def test_a_look_at_a_key_conflicts_with_those_who_change_it() -> None:
+    conflicts, place = Conflicts(), Location("a.py", 1, "f")
+    one, other = Strand("host", 0, None), Strand("host", 1, None)
+
+    def uses(strand: Strand, *, writes: bool = False, waits: bool = False) -> int:
+        strand.n += 1
+        conflicts.uses("key", MemoryAccess(strand, strand.n, "key", place), writes=writes, waits=waits)
+        return len(conflicts.signature[0])
+
+    assert uses(one, writes=True) == 0
+    assert uses(other, waits=True) == 0  # it would have waited
+    assert uses(other) == 1
+    assert uses(one, writes=True) == 2  # after the last look
+    assert uses(other, waits=True) == 3  # which of the values
 
 
 def test_names_of_schedules() -> None:

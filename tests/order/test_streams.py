@@ -55,6 +55,27 @@ def test_training_steps_of_torch_have_no_race(what: str) -> None:
     assert step_seconds(PROGRAMS[what], plan, races=True) > 0
 
 
+def test_memory_that_a_storage_gets_again_is_other_memory() -> None:
+    """As FSDP1 does it: gathered on one stream, used on another, recorded, given back, and taken again for the next gather."""
+
+    def body() -> None:
+        gathers, part = torch.cuda.Stream(), torch.ones(64, device="cuda")
+        gathers.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(gathers):
+            whole = torch.empty(128, device="cuda")
+            whole.untyped_storage().resize_(0)
+        for _ in range(2):
+            with torch.cuda.stream(gathers):
+                whole.untyped_storage().resize_(512)
+                dist.all_gather_into_tensor(whole, part)
+            torch.cuda.current_stream().wait_stream(gathers)
+            whole.sum()
+            whole.record_stream(torch.cuda.current_stream())
+            whole.untyped_storage().resize_(0)
+
+    assert races_of(body).found == []
+
+
 def test_a_comment_with_a_reason_excuses_a_line() -> None:
     def body(reason: bool) -> None:
         x = torch.ones(8, device="cuda")

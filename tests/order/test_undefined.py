@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed._symmetric_memory as symm_mem
 
 import kernbench
 from kernbench.order import ByteRegion, MemoryAccess, Strand, Undefined, UndefinedRead
@@ -22,6 +23,12 @@ def _lines(mark: str) -> set[int]:
     return {number for number, line in enumerate(lines, 1) if line.endswith(f"# {mark}")}
 
 
+BY_A_KERNEL = {
+    undefined_programs.accumulated_by_a_kernel: ("atomic_rmw", "updates"),
+    undefined_programs.buffer_of_a_peer_in_a_kernel: ("load", "reads"),
+}
+
+
 @pytest.mark.parametrize("program", PAIRS, ids=lambda program: program.__name__)
 def test_a_look_is_found_where_it_is_and_only_there(program: Callable[[bool], None]) -> None:
     found = races_of(program, False).found
@@ -31,8 +38,8 @@ def test_a_look_is_found_where_it_is_and_only_there(program: Callable[[bool], No
     for read in found:
         assert isinstance(read, UndefinedRead)
         assert read.origin.where.line in _lines("made")
-        if program is undefined_programs.accumulated_by_a_kernel:
-            assert (read.access.name, read.does) == ("atomic_rmw", "updates")
+        if program in BY_A_KERNEL:
+            assert (read.access.name, read.does) == BY_A_KERNEL[program]
         else:
             assert read.where.line in _lines("look")
             assert read.where.line in body
@@ -91,6 +98,30 @@ def test_fresh_memory_is_filled(fill: str, value: float, number: int, races: str
         kernbench.simulate(fill_uninitialized="ones"),
     ):
         pass
+
+
+@pytest.mark.parametrize(("fill", "value"), [("off", 0.0), ("nan", math.nan), ("0xAA", -3.0316488252093987e-13)])
+def test_fresh_symmetric_memory_is_filled(fill: str, value: float) -> None:
+    seen = []
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        seen.append(symm_mem.empty(4, device="cuda").tolist()[1])
+
+    with kernbench.simulate("dgx_h100", fill_uninitialized=fill) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert seen == pytest.approx([value], abs=0, nan_ok=True)
+
+
+def test_words_that_no_backend_has_cleared_are_not_counted_up() -> None:
+    def body() -> None:
+        symm_mem.set_backend("NVSHMEM")
+        words = symm_mem.empty(4, dtype=torch.int32, device="cuda")
+        undefined_programs._count[(1,)](words)
+
+    (read,) = races_of(body, world=1).found
+    assert isinstance(read, UndefinedRead)
+    assert (read.does, read.origin.name) == ("updates", "symm_mem.empty")
 
 
 def test_ranges() -> None:

@@ -5,8 +5,11 @@ The lines of the look and of the allocation are marked ``# look`` and ``# made``
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 import triton
 import triton.language as tl
 
@@ -19,9 +22,19 @@ def _total(x, out, BLOCK: tl.constexpr):
     tl.atomic_add(out, tl.sum(tl.load(x + offsets)))
 
 
+@triton.jit
+def _count(words):
+    tl.atomic_add(words, 1, sem="release", scope="sys")
+
+
 def _fresh(fixed: bool, count: int = N) -> torch.Tensor:
     make = torch.zeros if fixed else torch.empty
     return make(count, device="cuda")  # made
+
+
+def _shared() -> tuple[torch.Tensor, Any]:
+    buffer = symm_mem.empty(N, device="cuda")  # made
+    return buffer, symm_mem.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
 
 
 def accumulated_in_place(fixed: bool) -> None:
@@ -59,6 +72,24 @@ def branch_on_a_flag_of_the_host(fixed: bool) -> None:
         flag.zero_()
 
 
+def buffer_of_a_peer(fixed: bool) -> None:
+    """The barrier is there, and what was to be shared is not."""
+    buffer, handle = _shared()
+    if fixed:
+        buffer.fill_(1)
+    handle.barrier()
+    handle.get_buffer(1 - handle.rank, (N,), torch.float32).sum().item()  # look
+
+
+def buffer_of_a_peer_in_a_kernel(fixed: bool) -> None:
+    buffer, handle = _shared()
+    out = torch.zeros(1, device="cuda")
+    if fixed:
+        buffer.fill_(1)
+    handle.barrier()
+    _total[(4,)](handle.get_buffer(1 - handle.rank, (N,), torch.float32), out, N // 4)
+
+
 PAIRS = (
     accumulated_in_place,
     accumulated_by_a_kernel,
@@ -66,6 +97,8 @@ PAIRS = (
     weights_that_nobody_loads,
     tail_of_a_buffer,
     branch_on_a_flag_of_the_host,
+    buffer_of_a_peer,
+    buffer_of_a_peer_in_a_kernel,
 )
 
 
@@ -86,6 +119,13 @@ def all_that_is_right() -> None:
     out = torch.empty(1, device="cuda").zero_()
     _total[(4,)](x, out, N // 4)
     out.item()
+    flags = symm_mem.empty(4, dtype=torch.int32, device="cuda")  # which are zeros, on this backend
+    handle = symm_mem.rendezvous(flags, dist.group.WORLD)  # type: ignore[arg-type]
+    _count[(1,)](handle.get_buffer(1 - handle.rank, (4,), torch.int32))
+    handle.barrier()
+    flags[:1].item()
+    flags.fill_(3)
+    flags.tolist()
     host = torch.empty(4)
     host.numpy()[:] = 1
     host.tolist()

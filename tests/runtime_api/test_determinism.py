@@ -17,8 +17,9 @@ def worker(rank, ctx):
     groups = [ctx.distributed.new_group([r for r in range(6) if r % 2 == p]) for p in range(2)]
     x = ctx.randn(5000)
     for k in range(3):
+        y = x * 2
         a = ctx.distributed.all_reduce(x, op="avg", async_op=True)
-        y = (x * 2).cos()
+        y = y.cos()
         b = ctx.distributed.all_reduce(y, group=groups[rank % 2], async_op=True)
         a.wait(), b.wait()
         if k == rank % 3:

@@ -153,8 +153,8 @@ def test_copy_drains_its_source_only(ctx):
         target = ctx.zeros(4)
         if rank == 0:
             work = ctx.distributed.all_reduce(target, async_op=True)
-            ctx.zeros(4).copy_(target)
-            target.copy_(ctx.ones(4))
+            ctx.zeros(4).copy_(target)  # kernbench: ordered: what it gets does not matter, only that it does not wait
+            target.copy_(ctx.ones(4))  # kernbench: ordered: nobody looks at it
             work.wait()
         else:
             ctx.distributed.all_reduce(target)

@@ -296,6 +296,7 @@ def _take_kernel(source, flags, out, n, BLOCK: tl.constexpr):
     offsets = block * BLOCK + tl.arange(0, BLOCK)
     while tl.load(flags + block, volatile=True) != 1:
         pass
+    tl.atomic_add(flags + block, 0, sem="acquire", scope="sys")  # a volatile load orders nothing
     tl.store(out + offsets, tl.load(source + offsets, mask=offsets < n) * 2, mask=offsets < n)
     tl.store(flags + block, 0)
 

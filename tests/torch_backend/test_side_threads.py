@@ -86,7 +86,9 @@ def test_a_prefetcher_moves_batches_to_its_ranks_gpu(ranks: Ranks) -> None:
         def produce() -> None:
             with torch.cuda.stream(torch.cuda.Stream()):
                 for number in range(5):
-                    batches.put(torch.full((4,), float(number)).cuda() * 2)
+                    batch = torch.full((4,), float(number)).cuda() * 2
+                    torch.cuda.current_stream().synchronize()
+                    batches.put(batch)
                 batches.put(None)
 
         threading.Thread(target=produce, daemon=True).start()

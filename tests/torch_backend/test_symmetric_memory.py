@@ -57,7 +57,7 @@ def _meet(numel: int = 64, dtype: torch.dtype = torch.float32) -> tuple[torch.Te
 def test_peers_see_each_others_buffers(gpus: Simulate) -> None:
     def body() -> Any:
         buffer, handle = _meet()
-        assert buffer.eq(0).all()
+        assert buffer.eq(0).all()  # kernbench: ordered: the backend has cleared it
         assert symm_mem.is_symm_mem_tensor(buffer)
         assert (handle.rank, handle.world_size, handle.buffer_size) == (dist.get_rank(), 4, 256)
         buffer.fill_(handle.rank)
@@ -303,7 +303,7 @@ def test_words_written_by_a_stream(gpus: Simulate) -> None:
         buffer, _ = _meet(8, torch.int32)
         _SymmetricMemory.stream_write_value32(buffer, 3, 7)
         _SymmetricMemory.memset32(buffer, 4, -1, 2)
-        assert buffer.tolist() == [0, 0, 0, 7, -1, -1, 0, 0]
+        assert buffer.tolist() == [0, 0, 0, 7, -1, -1, 0, 0]  # kernbench: ordered: the backend has cleared it
         with pytest.raises(RuntimeError, match="32-bit words"):
             _SymmetricMemory.memset32(buffer.to(torch.float64), 0, 1)
 
@@ -332,7 +332,7 @@ def test_all_reduces(gpus: Simulate, dtype: torch.dtype) -> None:
             got = getattr(ops, name)(part, "sum", _world().group_name)
             torch.testing.assert_close(got, want, **tolerance)  # whose ring rounds at every hop
             assert (got.data_ptr() == part.data_ptr()) is name.endswith("_")
-            assert buffer[:8].eq(0).all()
+            assert buffer[:8].eq(0).all()  # kernbench: ordered: the backend has cleared it
             handle.barrier()
         local = torch.randn(300, device="cuda").to(dtype)
         want = local.clone()

@@ -14,6 +14,15 @@ from kernbench.torch_backend.gpu.recording import Recorded, Recorder
 _EVERY_BYTE = {"0xAA": 0xAA}
 
 
+def fill_fresh(tensor: torch.Tensor, fill: str) -> None:
+    """Fill memory that nobody has written, that of a tensor; with nothing if ``fill`` is ``"off"``."""
+    if fill in _EVERY_BYTE:
+        storage: Any = storage_of(tensor)
+        storage.fill_(_EVERY_BYTE[fill])
+    elif fill != "off":
+        poison(tensor)
+
+
 class _Fills:
     """A recorder that fills what ``empty`` and its kin give, before anybody sees it."""
 
@@ -22,11 +31,7 @@ class _Fills:
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         result = super()._computed(device, operation, func, args, kwargs)  # type: ignore[misc]
         if operation.allocates and isinstance(result, torch.Tensor) and not result.is_meta:
-            if self.fill in _EVERY_BYTE:
-                storage: Any = storage_of(result)
-                storage.fill_(_EVERY_BYTE[self.fill])
-            else:
-                poison(result)
+            fill_fresh(result, self.fill)
         return result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernbench.order import MemoryAccess, RankOrder, Undefined
+from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Undefined
 from kernbench.simulation.shadows import allocated, escapes, region_in, shadow_of, touch
 from kernbench.simulation.tensors import listed_tensors
 from kernbench.torch_backend.gpu.pinning import is_pinned
@@ -221,6 +221,8 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
             kept = shadow_of(order, tensor)
             if kept is not None and kept.shadow.shared and tensor.nbytes <= _MOST_POLLED:
                 offset = int(tensor.storage_offset()) * tensor.element_size()
+                if order.follows:
+                    kept.shadow.poll(order.of_host(name), ByteRegion(offset, offset + tensor.nbytes))
                 kept.shadow.words.access(order.host, offset, sem="acquire", scope="sys", reads=True, writes=False)
             else:
                 stage.add(tensor)

@@ -122,6 +122,17 @@ def _bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
+_WAITING = ("get", "wait", "multi_get")
+_LOOKING = ("check", "num_keys", "list_keys", "queue_len")
+"""Methods that wait until keys are there, and others that change nothing."""
+
+
+def _keys_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """The keys that a method is given; ``""`` of one that looks at all."""
+    given = args[0] if args else kwargs.get("key", kwargs.get("keys", ""))
+    return [given] if isinstance(given, str) else [str(each) for each in given]
+
+
 class CooperativeStore(dist.Store):
     """``torch.distributed.Store`` over :class:`Contents`."""
 
@@ -142,7 +153,13 @@ class CooperativeStore(dist.Store):
         forward = self._host.forward
         if forward is not None:
             return forward(self._contents.key, self._timeout, name, args, kwargs)
-        return method(self, *args, **kwargs)
+        if give_way is None or give_way.conflicts is None:
+            return method(self, *args, **kwargs)
+        waits = name in _WAITING
+        result = method(self, *args, **kwargs) if waits else None
+        writes = name not in (*_WAITING, *_LOOKING)
+        give_way.looks_into(self._contents.key, _keys_of(args, kwargs), name, writes=writes, waits=waits)
+        return result if waits else method(self, *args, **kwargs)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,11 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.groups import Communicator
+from kernbench.simulation.shadows import allocated, forget
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.filling import fill_fresh
 from kernbench.torch_backend.gpu.placement import block_of, place_shared
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
@@ -182,7 +185,10 @@ class SymmetricMemory:
         group_name: str | None = None,
         alloc_id: int | None = None,
     ) -> torch.Tensor:
-        """A tensor of zeros that can be brought to a rendezvous."""
+        """A tensor that can be brought to a rendezvous, of zeros unless fresh memory is filled.
+
+        The backend CUDA clears what it allocates; no backend promises it.
+        """
         where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if where.type != "cuda":
             raise RuntimeError(f"symmetric memory does not support device type {where.type}: give device='cuda'")
@@ -200,6 +206,7 @@ class SymmetricMemory:
         flat = torch.zeros(max(_bytes_of(size, stride, dtype), 1), dtype=torch.uint8)
         storage = flat.untyped_storage()
         self._place(flat, where)
+        self._undefine(_view(storage, dtype, size, stride))
         setattr(
             storage, _ATTRIBUTE, Part(self.rank(), self.devices.number(where), storage, self._pad(where), group_name)
         )
@@ -292,6 +299,19 @@ class SymmetricMemory:
         place_shared(flat, self.devices.memory_at(where))
         self._note(flat, "symmetric buffer")
         self.devices.mine().host.uses_gpu = True
+
+    def _undefine(self, tensor: torch.Tensor) -> None:
+        """Nobody has written the memory of a tensor."""
+        simulation = self.simulation
+        if not simulation.engine.enable_data:
+            return
+        with plain_torch():
+            fill_fresh(tensor, simulation.fill_uninitialized)
+        order = simulation.hosts.current().order
+        if order is not None:
+            forget(tensor.untyped_storage())  # that it was made of zeros, on the host
+            zeros = self._backend == "CUDA" and simulation.fill_uninitialized == "off"
+            allocated(order, tensor, "symm_mem.empty", zeros=zeros)
 
     def _pad(self, where: torch.device) -> torch.Tensor:
         pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
