@@ -7,6 +7,8 @@ do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 
 class KernbenchError(RuntimeError):
     """Base class of every error that kernbench raises on its own account.
@@ -28,7 +30,15 @@ class CallError(KernbenchError, ValueError):
 
 
 class DeadlockError(KernbenchError):
-    """No rank can run and nothing is in flight. The message holds the wait-for cycle and one line per rank."""
+    """No rank can run and nothing is in flight. The message holds the wait-for cycle and one line per rank.
+
+    Attributes:
+        waits_for: of each rank that waits for others, these; empty where nobody has looked.
+        doing: what the ranks of the message do, in words.
+    """
+
+    waits_for: Mapping[int, Sequence[int]] = {}
+    doing: Mapping[int, str] = {}
 
 
 class CollectiveMismatchError(KernbenchError):

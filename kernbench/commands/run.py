@@ -42,6 +42,9 @@ if TYPE_CHECKING:
               "its GPU, such as 80GB; by default what the device has, less what CUDA takes.")  # fmt: skip
 @click.option("--trace", metavar="FILE", help="Write the timeline here: .json or .json.gz for ui.perfetto.dev, .svg for a "
               "picture.")  # fmt: skip
+@click.option(
+    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
+)
 @click.option("--flight-recorder", metavar="DIR", help="Write what each rank called last here, for "
               "python -m torch.distributed.flight_recorder.fr_trace.")  # fmt: skip
 @click.option("--autotune-report", metavar="FILE", help="Write the configs that the program's autotuners chose here.")
@@ -94,6 +97,7 @@ def command(
     seed: int,
     memory_limit: str,
     trace: str | None,
+    report_file: str | None,
     flight_recorder: str | None,
     autotune_report: str | None,
     per_rank_modules: tuple[str, ...],
@@ -125,6 +129,7 @@ def command(
     Behind -- it is a command that starts the ranks itself, as on a cluster: kernbench run -- torchrun --nproc-per-node 8
     train.py. Its processes join the simulation (docs/processes.md); the exit code is the command's.
     """
+    from kernbench.html_report import check_report_path
     from kernbench.plugins.manager import default_manager
     from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
@@ -134,6 +139,8 @@ def command(
 
     if trace is not None:
         check_trace_path(trace)
+    if report_file is not None:
+        check_report_path(report_file)
     if races_output is not None:
         check_findings_path(races_output)
         races = "warn" if races == "off" else races
@@ -184,6 +191,8 @@ def command(
         ExitStack() as stack,
     ):
         stack.enter_context(standing_in(stand_ins))
+        if report_file is not None and isolation == "carrier" and starter is None:
+            ctx.simulation.describe_operations()
         progress = asked.begin(ctx)
         stack.callback(progress.stop)
         failures = ShownFailures()
@@ -229,6 +238,8 @@ def command(
         if summary:
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
+        if report_file is not None:
+            asked.write_report(ctx, report_file, program, args, errors)
         asked.write_json(ctx, program, args, errors)
     sys.exit(code if starter is not None else 1 if errors or races_found else 0)
 

@@ -12,6 +12,7 @@ import click
 if TYPE_CHECKING:
     from kernbench.commands.run_progress import RunProgress
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.trace.run_result import RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,14 +63,34 @@ class StepsOptions:
         self, ctx: RuntimeContext, program: str, arguments: Sequence[str], errors: Mapping[int, BaseException]
     ) -> None:
         """Write the result, if it is wanted."""
-        if self.json is None:
-            return
-        from kernbench.trace.run_result import result_of, write_result
+        if self.json is not None:
+            from kernbench.trace.run_result import write_result
 
-        write_result(self.json, result_of(
+            write_result(self.json, self._result(ctx, program, arguments, errors))
+
+    def write_report(
+        self,
+        ctx: RuntimeContext,
+        path: str,
+        program: str,
+        arguments: Sequence[str],
+        errors: Mapping[int, BaseException],
+    ) -> None:
+        """Write the report for the browser."""
+        from kernbench.html_report import source_of_run, write_report
+
+        result = self._result(ctx, program, arguments, errors)
+        write_report(path, source_of_run(ctx, result, errors=errors))
+
+    def _result(
+        self, ctx: RuntimeContext, program: str, arguments: Sequence[str], errors: Mapping[int, BaseException]
+    ) -> RunResult:
+        from kernbench.trace.run_result import result_of
+
+        return result_of(
             ctx.simulation, program=program, arguments=arguments, errors=errors, tokens=self.tokens_per_step,
             samples=self.samples_per_step, extrapolate=self.extrapolate,
-        ))  # fmt: skip
+        )  # fmt: skip
 
 
 def steps_options(function: F) -> F:

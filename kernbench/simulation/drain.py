@@ -7,6 +7,7 @@ deadlock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from kernbench.simulation.deadlines import Deadlines
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.polling import Polls
-from kernbench.simulation.reports import deadlock_report
+from kernbench.simulation.reports import deadlock_report, who_waits
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.waits import Awaited, Waits
 
@@ -128,17 +129,28 @@ class Drain:
             self.hooks.deadlock(report)
         return report
 
+    def _deadlock_error(self) -> Callable[[], DeadlockError]:
+        """Makes the error that says how things are now, once for everybody who is told."""
+        report, (waits_for, doing) = self.tell_deadlock(), who_waits(self.scheduler, self.waits, self.matcher)
+
+        def make() -> DeadlockError:
+            error = DeadlockError(report)
+            error.waits_for, error.doing = waits_for, doing
+            return error
+
+        return make
+
     def deadlock(self) -> None:
         """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work."""
-        report = self.tell_deadlock()
+        error = self._deadlock_error()
         blocked = [target for _, target in self.waits.pending]
         self.waits.clear()
         self.matcher.forget_unmatched()
-        self.executor.abandon(DeadlockError(report), self.engine.now)
+        self.executor.abandon(error(), self.engine.now)
         if not blocked:
-            raise DeadlockError(report)
+            raise error()
         for target in blocked:
-            self.scheduler.make_ready(target, DeadlockError(report))
+            self.scheduler.make_ready(target, error())
         self.scheduler.deliver_errors()
 
     def forget_waits(self) -> None:
@@ -148,10 +160,10 @@ class Drain:
 
     def fail_leftovers(self) -> None:
         """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
-        report = self.tell_deadlock()
+        error = self._deadlock_error()
         scheduler = self.scheduler
         for index in sorted(self.matcher.unmatched_ranks() | self.executor.suspended_ranks()):
             if (rank := scheduler.rank(index)) is not None:
-                scheduler.fail(rank, DeadlockError(report))
+                scheduler.fail(rank, error())
         if not scheduler.failed:
-            raise DeadlockError(report)
+            raise error()

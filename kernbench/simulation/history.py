@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,19 @@ class Call:
         return f"{self.signature}{which} on {self.group.name}, {self.state}, at {self.location}"
 
 
+def _given(signature: Signature, shapes: tuple[tuple[int, ...], ...] | None) -> tuple[tuple[int, ...], ...]:
+    return shapes if shapes is not None else () if signature.shape is None else (signature.shape,)
+
+
 class History:
-    """The last calls of every rank."""
+    """The last calls of every rank.
+
+    Attributes:
+        noted: told of each operation that is added, with the shapes of the tensors given; None: nobody is.
+    """
 
     def __init__(self) -> None:
+        self.noted: Callable[[Operation, Sequence[tuple[int, ...]]], None] | None = None
         self._calls: dict[int, deque[tuple[Any, ...]]] = {}  # the fields of a Call: many are made, few are read
         self._counts: dict[int, int] = {}
 
@@ -83,6 +93,8 @@ class History:
         number = self._counts[rank]
         self._counts[rank] = number + 1
         calls.append((rank, number, group, sequence, signature, op, location, peer, shapes))
+        if self.noted is not None:
+            self.noted(op, _given(signature, shapes))
 
     def count(self, rank: int) -> int:
         """How many calls a rank has made."""
@@ -92,7 +104,7 @@ class History:
         """The last calls of a rank, oldest first."""
         calls = []
         for caller, number, group, sequence, signature, op, location, peer, shapes in self._calls.get(rank, ()):
-            given = shapes if shapes is not None else () if signature.shape is None else (signature.shape,)
+            given = _given(signature, shapes)
             calls.append(Call(caller, number, group, sequence, signature, op, location, peer, given))
         return calls
 

@@ -44,6 +44,11 @@ class _UsersFiles(dict[str, bool]):
 _is_users = _UsersFiles()
 
 
+def is_users(filename: str) -> bool:
+    """Whether a file belongs neither to kernbench nor to torch."""
+    return _is_users[filename]
+
+
 def is_simulators(filename: str) -> bool:
     """Whether a file is kernbench's own."""
     return filename.startswith(_PACKAGE)

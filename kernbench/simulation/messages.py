@@ -159,7 +159,7 @@ class Mailbox:
             queue.popleft()
             if not queue:
                 del self._sends[id(send.group), send.rank, receive.rank, send.tag]
-            receive.op.detail = {"source": send.rank}
+            receive.op.detail = {**(receive.op.detail or {}), "source": send.rank}
             self._pair(send, receive)
             matched = True
         return matched

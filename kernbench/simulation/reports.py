@@ -23,6 +23,41 @@ def deadlock_report(
     title: str, scheduler: RankScheduler, waits: Waits, matcher: Matcher, executor: DataExecutor
 ) -> str:
     """Describe why nobody can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
+    waits_for, doing = who_waits(scheduler, waits, matcher)
+    lines = [f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight."]
+    cycle = find_cycle(waits_for)
+    if cycle:
+        lines.append("Wait-for cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+    lines += [f"  rank {rank}: {words}" for rank, words in doing.items()]
+    if len(scheduler.ranks) > len(doing):
+        lines.append(f"  ... and {len(scheduler.ranks) - len(doing)} more ranks")
+    unmatched = [collective for collective in matcher.pending if not collective.matched]
+    messages = matcher.mailbox.waiting
+    for batch, wait in executor.suspended():
+        where = ", ".join("main" if launch.rank is None else f"rank {launch.rank}" for launch in batch[:8])
+        lines.append(f"  kernel {batch[0].op.name} of {where} is suspended: {wait}")
+    for collective in unmatched:
+        missing = collective.missing
+        lines.append(
+            f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
+            f"{collective.group.name}." + "".join(_never(scheduler.rank(rank)) for rank in missing[:8])
+        )
+    for message in messages:
+        if message.peer is None:
+            lines.append(
+                f"To go on: some rank must send to rank {message.rank} (tag {message.tag}, {message.group.name})."
+            )
+        else:
+            what = "receive from" if message.sends else "send to"
+            lines.append(
+                f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
+                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.rank(message.peer))
+            )
+    return "\n".join([*lines, *history_lines(matcher.history)])
+
+
+def who_waits(scheduler: RankScheduler, waits: Waits, matcher: Matcher) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """Which ranks each one waits for, and what each does, in words; of very many ranks, the first ones."""
     unmatched = [collective for collective in matcher.pending if not collective.matched]
     origin = matcher.runs.awaited
     awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in waits.pending)}
@@ -52,35 +87,8 @@ def deadlock_report(
         else:
             waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(scheduler.rank(rank))}"
 
-    lines = [f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight."]
-    cycle = find_cycle(waits_for)
-    if cycle:
-        lines.append("Wait-for cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
     shown = scheduler.ranks[:_MOST_RANKS]
-    lines += [f"  rank {rank.index}: {waiting_line.get(rank.index) or _state(rank)}" for rank in shown]
-    if len(scheduler.ranks) > len(shown):
-        lines.append(f"  ... and {len(scheduler.ranks) - len(shown)} more ranks")
-    for batch, wait in executor.suspended():
-        where = ", ".join("main" if launch.rank is None else f"rank {launch.rank}" for launch in batch[:8])
-        lines.append(f"  kernel {batch[0].op.name} of {where} is suspended: {wait}")
-    for collective in unmatched:
-        missing = collective.missing
-        lines.append(
-            f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
-            f"{collective.group.name}." + "".join(_never(scheduler.rank(rank)) for rank in missing[:8])
-        )
-    for message in messages:
-        if message.peer is None:
-            lines.append(
-                f"To go on: some rank must send to rank {message.rank} (tag {message.tag}, {message.group.name})."
-            )
-        else:
-            what = "receive from" if message.sends else "send to"
-            lines.append(
-                f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
-                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.rank(message.peer))
-            )
-    return "\n".join([*lines, *history_lines(matcher.history)])
+    return waits_for, {rank.index: waiting_line.get(rank.index) or _state(rank) for rank in shown}
 
 
 def history_lines(history: History) -> list[str]:

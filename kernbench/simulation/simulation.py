@@ -21,6 +21,7 @@ from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.simulation.assumptions import Assumptions
 from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.deadlines import Deadlines
+from kernbench.simulation.descriptions import DescribedLog, Descriptions
 from kernbench.simulation.disks import Disks
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.function_launch import FunctionLauncher
@@ -93,6 +94,7 @@ class Simulation:
         assumptions: what was assumed of values that were not computed.
         jitter: how quick ranks are.
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
+        descriptions: note what operations are, for a report; None if nobody asks.
         hooks: what plugins are told, None if none listens.
         order: watches for races, None if nobody wants to know.
         choices: as given.
@@ -139,6 +141,7 @@ class Simulation:
         engine.clocks.slowdown = kernels_of(device).sustained
         self.assumptions = Assumptions(unknown)
         self.remarks: dict[str, None] = {}
+        self.descriptions: Descriptions | None = None
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
         self.order = self.hosts.order = None if races == "off" else Order(races, user_location)
@@ -190,6 +193,12 @@ class Simulation:
             self.choices, ready, self.executor, hosts, self.scheduler, self.waits
         )
         return streams
+
+    def describe_operations(self) -> None:
+        """From now on note of each operation of a rank what it is and which lines led to it; call it before ranks run."""
+        self.descriptions = Descriptions()
+        self.engine.op_log = DescribedLog(self.engine.op_log, self.descriptions)
+        self.matcher.history.noted = self.descriptions.posted
 
     @property
     def ccl_config(self) -> CclConfig:

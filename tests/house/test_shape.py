@@ -21,7 +21,7 @@ LAYERS = (
     ("ccl", "triton_engine"),
     ("precompile", "simulation"),
     ("trace",),
-    ("torch_backend",),
+    ("html_report", "torch_backend"),
     ("processes",),
     ("runtime_api",),
     ("autotune", "benching", "explore", "sweep", "testing", "tp"),

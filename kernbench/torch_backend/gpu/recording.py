@@ -316,6 +316,7 @@ class Recorder(TorchDispatchMode):
         self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._flops = FlopCounts(simulation.op_costs)
         self._enqueue = simulation.streams.enqueue
+        self._descriptions = simulation.descriptions
 
     supports_higher_order_operators = True
 
@@ -502,7 +503,10 @@ class Recorder(TorchDispatchMode):
             return
         if device.host.each is None:
             device.host.prepare(self._host_costs.around(inputs))
-        self._enqueue(device.host, operation.title, cost)
+        op = self._enqueue(device.host, operation.title, cost)
+        if self._descriptions is not None:
+            known = self._costs.flops.get(id(cost))
+            self._descriptions.record(op, inputs, outputs, 0 if known is None or known[0] is not cost else known[2])
 
 
 def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,215 @@
+"use strict";
+// Everything below the timeline: tables, and ECharts' own kinds of charts.
+
+const charts = [];
+
+function chartIn(box, height, option) {
+  box.style.height = `${height}px`;
+  const chart = echarts.init(box);
+  const paint = () => chart.setOption({ animation: false, textStyle: { fontFamily: "inherit" }, aria: { enabled: true }, ...option() }, { notMerge: true });
+  charts.push({ chart, paint });
+  new ResizeObserver(() => chart.getWidth() !== box.clientWidth && chart.resize()).observe(box);
+  paint();
+  return { chart, paint };
+}
+
+function axis(name, more = {}) {
+  const soft = colour("soft"), line = { lineStyle: { color: colour("line") } };
+  return { name, nameTextStyle: { color: soft }, axisLabel: { color: soft, fontSize: 11, hideOverlap: true, ...more.axisLabel }, axisLine: line, splitLine: line, ...Object.fromEntries(Object.entries(more).filter(([key]) => key !== "axisLabel")) };
+}
+
+function table(box, heads, rows, shown = 15) {
+  const body = element("tbody"), fill = (count) => body.replaceChildren(...rows.slice(0, count).map((cells) => element("tr", {}, ...cells.map((cell) => (cell instanceof Node ? cell : element("td", {}, cell))))));
+  fill(shown);
+  box.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))), body));
+  if (rows.length > shown) {
+    const more = element("button", { type: "button", class: "more", onclick: () => { fill(rows.length); more.remove(); } }, `all ${rows.length}`);
+    box.append(more);
+  }
+}
+
+function strip(parts) {
+  const whole = parts.reduce((sum, [, value]) => sum + value, 0), words = parts.filter(([, value]) => value > 0).map(([name, value, label]) => `${label ?? name} ${share(value, whole)}`).join(", ");
+  return element("div", { class: "strip", role: "img", "aria-label": words, title: words }, ...parts.map(([name, value]) => element("i", { class: name, style: `width:${whole ? (100 * value) / whole : 0}%` })));
+}
+
+function legend(box, entries) {
+  box.replaceChildren(...entries.map(([style, label]) => element("span", {}, element("i", { style }), label)));
+}
+
+// Who waits for whom, of a deadlock: ranks in a circle, the cycle in the colour of an alert.
+function showCycle(run) {
+  const found = run.failures.find((failure) => failure.waits_for);
+  at("cycle-part").hidden = !found;
+  if (!found) return;
+  const most = 64, { waits_for: waits, cycle } = found, doing = new Map(found.doing), waiting = new Map(waits);
+  const order = [...cycle, ...[...new Set([...doing.keys(), ...waiting.keys()])].filter((rank) => !cycle.includes(rank)).sort((a, b) => a - b)].slice(0, most);
+  const known = new Set(order), next = new Map(cycle.map((rank, i) => [rank, cycle[(i + 1) % cycle.length]]));
+  const links = waits.flatMap(([rank, others]) => (known.has(rank) ? others.filter((other) => known.has(other)).map((other) => ({ source: `${rank}`, target: `${other}`, inCycle: next.get(rank) === other })) : []));
+  const shown = links.length > 600 ? links.filter((link) => link.inCycle) : links, small = order.length > 24;
+  const encode = echarts.format.encodeHTML;
+  chartIn(at("cycle"), 330, () => ({
+    tooltip: { confine: true, extraCssText: "white-space: normal; max-width: 420px", formatter: ({ dataType, data }) => (dataType === "edge" ? `rank ${data.source} waits for rank ${data.target}` : `rank ${data.id}: ${encode(doing.get(+data.id) ?? "")}`) },
+    series: [{
+      type: "graph", layout: "circular", circular: { rotateLabel: false }, left: 60, right: 60, top: 36, bottom: 36, silent: false, edgeSymbol: ["none", "arrow"], edgeSymbolSize: 9,
+      data: order.map((rank) => ({ id: `${rank}`, name: `${rank}`, symbolSize: small ? 16 : 34, itemStyle: { color: next.has(rank) ? colour("alert") : waiting.has(rank) ? colour("dma") : colour("launch") }, label: { show: true, formatter: `${rank}`, color: "#fff", fontSize: small ? 9 : 13, fontWeight: 600 } })),
+      links: shown.map((link) => ({ ...link, lineStyle: { color: link.inCycle ? colour("alert") : colour("soft"), width: link.inCycle ? 2.5 : 1, opacity: link.inCycle ? 1 : 0.5, curveness: 0.12 } })),
+    }],
+  }));
+  for (const rank of order.slice(0, 16)) at("cycle-words").append(element("dt", {}, `rank ${rank}`), element("dd", {}, doing.get(rank) ?? ""));
+  at("cycle-part").after(element("p", { class: "hint" }, cycle.length ? "An arrow leads from a rank to the one it waits for; red: the cycle, which nobody can leave." : "An arrow leads from a rank to the one it waits for. There is no cycle: somebody has ended, or never calls."));
+}
+
+function showTimes(run) {
+  const box = at("rank-times"), lines = element("div", { class: "shares" }), most = 16, key = element("div", { class: "legend" });
+  legend(key, [["background:var(--gemm)", "compute"], ["background:repeating-linear-gradient(135deg,var(--gemm) 0 4px,var(--collective) 4px 8px)", "compute that hides communication"], ["background:var(--collective)", "exposed communication"], ["background:var(--dma)", "copies"], ["background:var(--launch)", "host"], ["background:var(--wait)", "idle"]]);
+  const fill = (ranks) => lines.replaceChildren(...ranks.flatMap((time) => [
+    element("span", {}, `rank ${time.rank}`),
+    strip([["compute", Math.max(time.compute - time.overlapped, 0)], ["hidden", time.overlapped, "compute that hides communication"], ["comm", time.communication, "exposed communication"], ["copy", time.copy, "copies"], ["host", time.host], ["idle", time.idle]]),
+  ]));
+  fill(run.rank_times.slice(0, most));
+  box.replaceChildren(key, lines);
+  if (run.rank_times.length > most) {
+    const more = element("button", { type: "button", class: "more", onclick: () => { fill(run.rank_times); more.remove(); } }, `all ${run.rank_times.length} ranks`);
+    box.append(more);
+  }
+  const names = { compute: "compute", communication: "comm", copy: "copy", host: "host", gap: "gap" };
+  const parts = Object.entries(run.path_shares);
+  at("path-shares").replaceChildren(
+    strip(parts.map(([name, value]) => [names[name], value, name])),
+    element("p", { class: "hint" }, parts.filter(([, value]) => value).map(([name, value]) => `${name} ${seconds(value)} (${share(value, run.seconds)})`).join(", ") || "empty"),
+  );
+  const longest = Math.max(...run.kernels.map((line) => line.seconds), 0), longestCall = Math.max(...run.collectives.map((line) => line.seconds), 0);
+  const named = (line, most, tint) => element("td", { title: line.name }, line.name, element("i", { class: "bar", style: `width:${(100 * line.seconds) / (most || 1)}%;background:var(--${tint})` }));
+  const whole = run.kernels.reduce((sum, line) => sum + line.seconds, 0);
+  table(at("kernels"), ["operation", "calls", "all ranks", "share", "80 % between", "each", "bytes"], run.kernels.map((line) => [
+    named(line, longest, line.kind === "copy" ? "dma" : "gemm"), line.calls.toLocaleString("en"), seconds(line.seconds), share(line.seconds, whole), `${seconds(line.low, 3)} - ${seconds(line.high, 3)}`, seconds(line.seconds / line.calls), size(line.nbytes),
+  ]));
+  if (!run.kernels.length) at("kernels").replaceChildren(element("p", { class: "hint" }, "None ran."));
+  table(at("collectives"), ["collective", "calls", "time", "80 % between", "each", "bytes", "algbw", "waited for members"], run.collectives.map((line) => [
+    named(line, longestCall, "collective"), line.calls.toLocaleString("en"), seconds(line.seconds), `${seconds(line.low, 3)} - ${seconds(line.high, 3)}`, seconds(line.seconds / line.calls), size(line.nbytes), line.seconds ? rate(line.nbytes / line.seconds, "B/s") : "", seconds(line.waited),
+  ]));
+  if (!run.collectives.length) at("collectives").replaceChildren(element("p", { class: "hint" }, "None ran."));
+  at("step-part").hidden = !run.steps.length;
+  const part = (value) => (value === null ? "" : share(value, 1));
+  table(at("step-times"), ["step", "time", "compute", "communication", "idle", "model FLOPs", "tokens"], run.steps.map((step) => [
+    String(step.number), seconds(step.seconds), part(step.compute), part(step.communication), part(step.idle), step.model_flops ? rate(step.model_flops, "FLOP") : "", step.tokens ? step.tokens.toLocaleString("en") : "",
+  ]));
+}
+
+// Flame view: boxes from the outermost call down; a box is as wide as its share of the one that is looked at.
+function showFlame(run) {
+  at("flame").hidden = !run.flame.length;
+  if (!run.flame.length) return;
+  const nodes = run.flame.map(([parent, name, kind, took, calls], place) => ({ place, parent, name, kind, took, calls, children: [] }));
+  const root = { place: -1, name: "all", kind: "", took: 0, calls: 0, children: [], parent: null };
+  for (const node of nodes) (node.parent < 0 ? root : nodes[node.parent]).children.push(node);
+  root.took = root.children.reduce((sum, node) => sum + node.took, 0);
+  root.calls = root.children.reduce((sum, node) => sum + node.calls, 0);
+  let seen = root, boxes = [], depth = 1;
+  const tints = { compute: "gemm", communication: "collective", copy: "dma" };
+  const lay = () => {
+    boxes = [];
+    depth = 1;
+    const put = (node, level, begin) => {
+      const end = begin + node.took / seen.took;
+      if (end - begin < 0.0008) return;
+      depth = Math.max(depth, level + 1);
+      boxes.push({ node, level, begin, end });
+      let left = begin;
+      for (const child of node.children) { put(child, level + 1, left); left += child.took / seen.took; }
+    };
+    put(seen, 0, 0);
+  };
+  lay();
+  const height = () => Math.min(depth, 28) * 21 + 12, box = at("flame-chart");
+  const shown = chartIn(box, height(), () => ({
+    grid: { left: 0, right: 0, top: 4, bottom: 4 }, xAxis: { show: false, min: 0, max: 1 }, yAxis: { show: false, min: 0, max: Math.min(depth, 28), inverse: true },
+    tooltip: { formatter: ({ dataIndex }) => { const { node } = boxes[dataIndex]; return echarts.format.encodeHTML(`${node.name}`) + `<br>${seconds(node.took)}, ${share(node.took, root.took)}, ${node.calls.toLocaleString("en")} operations`; }, confine: true },
+    series: [{
+      type: "custom", data: boxes.map(({ begin, level }) => [begin, level]), encode: { x: 0, y: 1 },
+      renderItem: (params, api) => {
+        const { node, level, begin, end } = boxes[params.dataIndex], [x, y] = api.coord([begin, level]), width = api.coord([end, level])[0] - x, high = api.size([0, 1])[1];
+        const tint = node.kind ? colour(tints[node.kind] ?? "kernel") : level ? colour("line") : colour("band");
+        return { type: "rect", shape: { x, y, width: Math.max(width - 1, 0.5), height: high - 1.5 }, style: { fill: tint }, textConfig: { position: "insideLeft", distance: 5 }, textContent: width > 30 ? { style: { text: shortPlace(node.name), fill: node.kind ? "#fff" : colour("text"), fontSize: 11, width: width - 10, overflow: "truncate", ellipsis: ".." } } : undefined };
+      },
+    }],
+  }));
+  shown.chart.on("click", ({ dataIndex }) => {
+    const { node, level } = boxes[dataIndex];
+    seen = level === 0 && node !== root ? (node.parent < 0 ? root : nodes[node.parent]) : node;
+    lay();
+    box.style.height = `${height()}px`;
+    shown.chart.resize();
+    shown.paint();
+  });
+}
+
+function showRoofline(run) {
+  const dots = new Map();
+  for (let i = 0; i < run.type.length; i++) {
+    const [name, , nbytes, place] = run.types[run.type[i]], detail = run.details[place], took = (run.end[i] - run.begin[i]) * 1e-9;
+    if (!detail.flops || !nbytes || !took || run.lanes.length === 0) continue;
+    const key = `${name} ${detail.shapes ?? ""}`, dot = dots.get(key) ?? { name, shapes: detail.shapes ?? "", flops: 0, nbytes: 0, took: 0, calls: 0 };
+    dot.flops += detail.flops; dot.nbytes += nbytes; dot.took += took; dot.calls += 1;
+    dots.set(key, dot);
+  }
+  const all = [...dots.values()], { matrix = {}, memory = 0 } = run.peaks;
+  at("roofline").hidden = !all.length || !memory;
+  if (at("roofline").hidden) return;
+  const most = Math.max(...all.map((dot) => dot.took)), used = new Set(all.flatMap((dot) => dot.shapes.match(/bfloat16|float16|float32|float8/g) ?? []));
+  const short = { bfloat16: "bf16", float16: "fp16", float32: "fp32", float8: "fp8" }, formats = [...used].map((name) => short[name]).map((name) => (name === "fp32" && !matrix.fp32 ? "tf32" : name));
+  const lines = Object.entries(matrix).filter(([name]) => formats.includes(name) || (!formats.length && name === "bf16"));
+  const least = Math.min(...all.map((dot) => dot.flops / dot.nbytes), 1) / 2, top = Math.max(...all.map((dot) => dot.flops / dot.nbytes), ...lines.map(([, peak]) => (4 * peak) / memory));
+  const low = Math.min(...all.map((dot) => dot.flops / dot.took), least * memory) / 2;
+  chartIn(at("roofline-chart"), 340, () => ({
+    grid: { left: 80, right: 90, top: 30, bottom: 44 },
+    xAxis: axis("FLOP per byte", { type: "log", min: 10 ** Math.floor(Math.log10(least)), max: 10 ** Math.ceil(Math.log10(top)), nameLocation: "middle", nameGap: 26 }),
+    yAxis: axis("", { type: "log", min: 10 ** Math.floor(Math.log10(low)), axisLabel: { formatter: (value) => rate(value, "FLOP/s") } }),
+    tooltip: { confine: true, formatter: ({ data }) => (data.dot ? echarts.format.encodeHTML(`${data.dot.name} ${data.dot.shapes}`) + `<br>${data.dot.calls} calls, ${seconds(data.dot.took)}, ${rate(data.dot.flops / data.dot.took, "FLOP/s")}` : "") },
+    series: [
+      ...lines.map(([name, peak]) => ({
+        type: "line", silent: true, symbol: "none", lineStyle: { color: colour("soft"), width: 1.5 }, endLabel: { show: true, formatter: name, color: colour("soft") },
+        data: [[10 ** Math.floor(Math.log10(least)), 10 ** Math.floor(Math.log10(least)) * memory], [peak / memory, peak], [10 ** Math.ceil(Math.log10(top)), peak]],
+      })),
+      { type: "scatter", itemStyle: { color: colour("gemm"), opacity: 0.75 }, data: all.map((dot) => ({ value: [dot.flops / dot.nbytes, dot.flops / dot.took], symbolSize: 6 + 22 * Math.sqrt(dot.took / most), dot })) },
+    ],
+  }));
+}
+
+const USES = { parameters: "gemm", buffers: "launch", gradients: "math", "optimizer state": "dma", "unsharded parameters": "attention", "communication buffers": "collective", activations: "path", temporaries: "other" };
+
+function showMemory(run) {
+  at("memory").hidden = !run.memory.length;
+  if (!run.memory.length) return;
+  const choice = at("memory-rank");
+  choice.replaceChildren(...run.memory.map((each, place) => element("option", { value: place }, `${each.rank}${run.memory.filter((other) => other.rank === each.rank).length > 1 ? `, device ${each.device}` : ""}`)));
+  choice.value = run.memory.reduce((found, each, place) => (each.peak > run.memory[found].peak ? place : found), 0);
+  const unit = SIZES.find(([least]) => Math.max(...run.memory.map((each) => each.peak)) >= least) ?? SIZES.at(-1);
+  const shown = chartIn(at("memory-chart"), 320, () => {
+    const memory = run.memory[choice.value], near = memory.peak > memory.capacity / 4;
+    return {
+      grid: { left: 64, right: 20, top: 56, bottom: 34 }, legend: { top: 0, type: "scroll", textStyle: { color: colour("soft") }, icon: "roundRect", itemWidth: 12, itemHeight: 12 },
+      tooltip: { trigger: "axis", confine: true, valueFormatter: (value) => size(value * unit[0]) },
+      xAxis: axis("", { type: "value", min: 0, max: run.seconds || null, axisLabel: { formatter: (value) => seconds(value, 3) } }),
+      yAxis: axis(unit[1], { type: "value", max: near ? memory.capacity / unit[0] : null }),
+      dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift" }],
+      series: Object.entries(memory.categories).map(([name, values], number) => ({
+        name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: values.map((value, i) => [memory.moments[i], value / unit[0]]),
+        markLine: number ? undefined : { silent: true, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: memory.capacity / unit[0] }] : [])] },
+      })),
+    };
+  });
+  const tell = () => {
+    const memory = run.memory[choice.value], stated = Object.entries(memory.stated).map(([name, value]) => `${name} ${size(value)}`).join(", ");
+    at("memory-words").textContent = `At most ${size(memory.peak)} in use, ${size(memory.reserved)} reserved, of ${size(memory.capacity)}; reached at ${seconds(memory.peak_time)} in step ${memory.peak_step}, ${shortPlace(memory.peak_place)}.${stated ? ` Besides, stated: ${stated}.` : ""}`;
+    at("at-peak").replaceChildren(...Object.entries(memory.at_peak).filter(([, rows]) => rows.length).map(([title, rows]) => {
+      const box = element("div"), most = rows[0][1] || 1;
+      const part = element("div", {}, element("h3", {}, `In use at the peak, by ${title}`), box);
+      table(box, [title, "bytes", "share"], rows.map(([name, value]) => [element("td", { title: name }, shortPlace(name), element("i", { class: "bar", style: `width:${(100 * value) / most}%` })), size(value), share(value, memory.peak)]), 10);
+      return part;
+    }));
+  };
+  choice.addEventListener("change", () => { shown.paint(); tell(); });
+  tell();
+}

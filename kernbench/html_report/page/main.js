@@ -1,0 +1,94 @@
+"use strict";
+// Puts the page together.
+
+function wantsDark() {
+  const chosen = document.documentElement.dataset.chosen;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function setTheme(timeline) {
+  document.documentElement.dataset.theme = wantsDark() ? "dark" : "light";
+  at("theme").textContent = wantsDark() ? "light" : "dark";
+  timeline?.paint();
+  for (const { paint } of charts) paint();
+}
+
+function showSummary(run) {
+  at("subtitle").textContent = run.subtitle;
+  at("facts").replaceChildren(...run.facts.map(([label, value, more]) => element("div", { class: label === "status" && !/^(ended|stopped)/.test(value) ? "fact bad" : "fact" }, element("span", {}, label), element("b", {}, value), element("span", {}, more))));
+  at("note-list").replaceChildren(...run.notes.map((note) => element("li", {}, note)));
+  at("notes").hidden = !run.notes.length;
+  at("failures").hidden = !run.failures.length;
+  const reports = new Map();
+  for (const { rank, report, text, traceback } of run.failures) {
+    const known = reports.get(report) ?? { ranks: [], text, traceback };
+    known.ranks.push(rank);
+    reports.set(report, known);
+  }
+  at("failure-texts").replaceChildren(...[...reports.values()].flatMap(({ ranks, text, traceback }) => [
+    element("h3", {}, `rank${ranks.length > 1 ? "s" : ""} ${ranges(ranks)}`), element("pre", { tabindex: 0 }, text),
+    traceback && element("details", {}, element("summary", {}, "traceback"), element("pre", { tabindex: 0 }, traceback)),
+  ].filter(Boolean)));
+  for (const id of ["summary", "time"]) at(id).hidden = false;
+}
+
+function showTimeline(run) {
+  const timeline = new Timeline(run, at("lanes"), (span) => showDetails(run, timeline, span));
+  at("timeline").hidden = false;
+  if (!run.lanes.length) {
+    at("lanes").replaceWith(element("p", { class: "hint", id: "lanes" }, "Nothing took time on a device or a host: the run ended before its first operation."));
+    document.querySelectorAll("#timeline .tools, #keys, #details").forEach((each) => each.remove());
+    return null;
+  }
+  const { views, first } = timeline.views(), view = at("view"), search = at("search");
+  view.replaceChildren(...views.map(([value, label]) => element("option", { value }, label)));
+  view.value = first;
+  view.addEventListener("change", () => timeline.show(view.value));
+  search.addEventListener("input", () => {
+    const found = timeline.search(search.value);
+    at("found").textContent = found ? `${found.count.toLocaleString("en")} found, ${nanos(found.took)}` : "";
+  });
+  search.addEventListener("keydown", (event) => event.key === "Enter" && timeline.nextMatch());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) {
+      event.preventDefault();
+      search.focus();
+    }
+  });
+  const does = { in: () => timeline.zoom(0.5), out: () => timeline.zoom(2), all: () => timeline.look(0, run.length), path: () => timeline.alongPath() };
+  for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", does[button.dataset.do]);
+  const kinds = new Set(run.kindOf);
+  legend(at("legend"), [...CATEGORIES.map(([name, label], kind) => [`background:var(--${name})`, label, kind]).filter(([, , kind]) => kinds.has(kind)), ["background:var(--path);height:3px;vertical-align:3px", "critical path"]]);
+  timeline.colours = CATEGORIES.map(([name]) => colour(name));
+  timeline.show(first);
+  showDetails(run, timeline, -1);
+  return timeline;
+}
+
+async function open() {
+  setTheme(null);
+  const [run] = await Promise.all([Run.open(), openLibrary()]);
+  registerShapes();
+  showSummary(run);
+  const timeline = showTimeline(run);
+  showCycle(run);
+  showTimes(run);
+  showFlame(run);
+  showRoofline(run);
+  showMemory(run);
+  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
+  at("theme").addEventListener("click", () => {
+    document.documentElement.dataset.chosen = wantsDark() ? "light" : "dark";
+    setTheme(timeline);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(timeline));
+  at("wait").remove();
+  window.report = { run, timeline };
+  document.documentElement.dataset.open = "yes";
+}
+
+open().catch((error) => {
+  at("wait").textContent = `This report cannot be shown: ${error.message}`;
+  at("wait").className = "alert";
+  throw error;
+});

@@ -1,0 +1,57 @@
+"use strict";
+// Kinds of operations, numbers with units, and elements: text is always put in as text.
+
+const CATEGORIES = [
+  ["gemm", "matrix products"], ["attention", "attention"], ["kernel", "kernels"], ["math", "bound by memory"],
+  ["collective", "collectives, messages"], ["dma", "copies"], ["other", "other"], ["launch", "host launches"], ["wait", "host waits"],
+];
+
+function categoryOf(kind) {
+  const found = CATEGORIES.findIndex(([name]) => name === kind);
+  return found < 0 ? 6 : found;
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function scaled(value, units, digits = 4) {
+  let [size, unit] = units.find(([least]) => Math.abs(value) >= least) ?? units.at(-1);
+  return `${parseFloat((value / size).toPrecision(digits)).toLocaleString("en")} ${unit}`;
+}
+
+const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
+const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+const RATES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
+
+const seconds = (value, digits) => (value ? scaled(value, TIMES, digits) : "0");
+const nanos = (value, digits) => seconds(value * 1e-9, digits);
+const size = (value) => (value ? scaled(value, SIZES) : "0");
+const rate = (value, unit) => scaled(value, RATES) + unit;
+const share = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)} %`;
+const shortPlace = (line) => String(line).replace(/^.*\/(?=[^/]+:\d)/, "");
+
+// Ranks in words: 0-3, 8, 12-15
+function ranges(ranks) {
+  const parts = [];
+  for (let i = 0; i < ranks.length; i++) {
+    const first = ranks[i];
+    while (i + 1 < ranks.length && ranks[i + 1] === ranks[i] + 1) i++;
+    parts.push(ranks[i] === first ? `${first}` : `${first}-${ranks[i]}`);
+  }
+  return parts.length > 6 ? `${parts.slice(0, 5).join(", ")}, ...` : parts.join(", ");
+}
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "class") made.className = value;
+    else if (key === "style") made.style.cssText = value;
+    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+const at = (id) => document.getElementById(id);
