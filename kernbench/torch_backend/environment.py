@@ -53,6 +53,14 @@ def _one_thread(nthreads: int) -> None:
     than one would wait for them for ever."""
 
 
+@functools.cache
+def _start_autograd() -> None:
+    """Let autograd's engine start where torch knows of no GPU: beside one it starts threads, and then the process cannot be
+    forked any more."""
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones((), device="cpu", requires_grad=True).backward()
+
+
 class Environment:
     """Torch for the ranks of one spawn.
 
@@ -81,6 +89,7 @@ class Environment:
 
     def open(self) -> None:
         """Replace what is different."""
+        _start_autograd()
         try:
             if self._threads != 1:
                 if not self._alone:
