@@ -38,9 +38,10 @@ POINTS = {
     "h": "kernels that waited go on (0), or new ones begin first (1)",
     "b": "the same kernel of several ranks is computed in one batch (0), or one of them first",
     "p": "programs of a launch run together (0), or some of them first",
+    "a": "memory that other streams have used, too, is free again when they have ended (0), or not yet (1)",
     "m": "whose message a receive from any source gets",
 }
-"""The points. The rank that is asked stands behind ``w`` and ``m``: ``w3``."""
+"""The points. The rank that is asked stands behind ``w``, ``a`` and ``m``: ``w3``."""
 
 EVERYTHING = "everything"
 """Of a point ``w``: the last of the options."""
@@ -96,9 +97,9 @@ class _Seeded:
         random = self._random
         if point[0] in "wd" and random.random() >= _LETS_OTHERS_GO:
             return 0
-        if point[0] in "bp" and random.random() >= _APART:
+        if point[0] in "bpa" and random.random() >= _APART:
             return 0
-        return random.randrange(1 if point[0] in "wdbp" else 0, len(options))
+        return random.randrange(1 if point[0] in "wdbpa" else 0, len(options))
 
 
 class _Pct:
@@ -119,7 +120,7 @@ class _Pct:
     def choose(self, point: str, number: int, options: Sequence[Hashable]) -> int:
         if point[0] == "p":
             return 0 if self._random.random() >= _APART else self._random.randrange(1, len(options))
-        if point[0] == "h":
+        if point[0] in "ha":
             return self._random.randrange(len(options))
         if point[0] in "wd":
             return self._goes_on(options)
@@ -222,6 +223,7 @@ _WORDS = {
     ("h", 1): "new kernels go before those that have waited",
     ("b", 0): "of the kernels that could run as one batch, that of {place} goes first",
     ("p", 0): "programs of a launch are set apart: {place}",
+    ("a", 1): "memory of rank {rank} that other streams have used, and have ended, is not free yet",
     ("m", 0): "the receive of rank {rank} gets the message of rank {place}",
 }
 """By kind of point and answer, 0 for any."""

@@ -31,6 +31,7 @@ from kernbench.memory.limits import (
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
 from kernbench.sim_engine import GraphEngine
+from kernbench.sim_engine.data_executor import Pick
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.failures import pid_of
 from kernbench.simulation.hosts import Host, Hosts
@@ -81,20 +82,31 @@ class MemoryOwners(Protocol):
         """The operation of torch that is under way in a frame or its callers; empty if none is."""
 
 
+_FREE_AGAIN = ("free again", "not yet")
+
+
 class StreamUse:
-    """The last operation of a stream that still uses a block."""
+    """The last operation of a stream that still uses a block.
 
-    __slots__ = ("_host", "_refresh", "_work")
+    Args:
+        pick: says whether one that has ended is seen to have (:mod:`kernbench.order.choices`); None: it is.
+    """
 
-    def __init__(self, host: Host, op: Operation, refresh: Callable[[Sequence[Operation]], None]) -> None:
+    __slots__ = ("_host", "_pick", "_refresh", "_work")
+
+    def __init__(
+        self, host: Host, op: Operation, refresh: Callable[[Sequence[Operation]], None], pick: Pick | None = None
+    ) -> None:
         self._host = host
         self._work = op
         self._refresh = refresh
+        self._pick = pick
 
     def ended(self) -> bool:
         """Whether it has by the host's clock."""
         self._refresh((self._work,))
-        return self._work.end is not None and self._work.end <= self._host.clock
+        ended = self._work.end is not None and self._work.end <= self._host.clock
+        return ended and (self._pick is None or not self._pick(f"a{self._host.rank}", _FREE_AGAIN))
 
     def finish(self) -> bool:
         """Move the host's clock to its end, if that is known."""
@@ -176,7 +188,10 @@ class ProcessMemory:
         else:
             tails = (host.tails.get(name) for name in sorted(extent.streams))
             extent.streams = None
-            self.allocator.free(extent, [StreamUse(host, tail, self._refresh) for tail in tails if tail is not None])
+            memories = self._memories()
+            pick = None if memories is None or host.rank is None else memories.pick
+            uses = [StreamUse(host, tail, self._refresh, pick) for tail in tails if tail is not None]
+            self.allocator.free(extent, uses)
         entry[DIED] = host.clock if self._now is None else self._now()
         entry[DEATH_PHASE] = host.phase
         self.ledger.events.append(entry)
@@ -300,6 +315,7 @@ class ProcessMemories:
         counts_overhead: whether what CUDA and its libraries take is counted.
         main_clock: virtual time of main, s.
         refresh: called before somebody looks at the times of operations (:meth:`kernbench.simulation.waits.Waits.refresh`).
+        pick: says when memory that several streams have used is free again; None: when all have ended.
     """
 
     def __init__(self, engine: GraphEngine, hosts: Hosts, limit: Limit) -> None:
@@ -323,6 +339,7 @@ class ProcessMemories:
         self._of_last_world: list[ProcessMemory] | None = None
         self.main_clock = functools.partial(_main_time, engine, hosts.main)
         self.refresh: Callable[[Sequence[Operation]], None] = _nothing_newer
+        self.pick: Pick | None = None
 
     def device(self, sip: int) -> PhysicalMemory:
         """The memory that all processes on a SIP share."""

@@ -178,7 +178,7 @@ class Simulation:
                            self.jitter)  # fmt: skip
         if self.giving_way is not None and choices is not None:
             self.drain.release = self.giving_way.release
-            self.executor.pick = self.matcher.mailbox.pick = choices.pick
+            self.executor.pick = self.matcher.mailbox.pick = self.memories.pick = choices.pick
 
     def _streams(self) -> Streams:
         engine, hosts, ready = self.engine, self.hosts, self.scheduler.ready

@@ -181,6 +181,27 @@ def test_a_look_at_a_key_conflicts_with_those_who_change_it() -> None:
     assert uses(other, waits=True) == 3  # which of the values
 
 
+@pytest.mark.parametrize(("schedule", "segments"), [("default", 1), ("a0.0=1", 1), ("a0.0=1,a0.1=1", 2)])
+def test_recorded_memory_is_free_again_or_not_yet(schedule: str, segments: int) -> None:
+    """Asked when it is given back, and when memory is asked for: one that is not free by then costs another segment."""
+
+    def takes_again(rank: int, printed: list[str]) -> None:
+        size, side = 12 << 20, torch.cuda.Stream()
+        x = torch.ones(size, dtype=torch.uint8, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.add_(1)
+        x.record_stream(side)
+        torch.cuda.synchronize()
+        del x
+        torch.ones(size, dtype=torch.uint8, device="cuda")
+        printed.append(str(torch.cuda.memory_reserved() // size))
+
+    trial = trial_of(takes_again, schedule, world=1)
+    assert trial.trouble is None
+    assert trial.output == {0: [str(segments)]}
+
+
 def test_names_of_schedules() -> None:
     stated = Choices("w1.4=2,r.0=1")
     assert [stated.pick("r", "ab"), stated.pick("r", "ab"), stated.pick("r", "a")] == [1, 0, 0]
