@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -90,3 +91,24 @@ def test_many_spawns_in_one_context_do_not_pile_up():
             ctx.multiprocessing.spawn(train, nprocs=3)
         grown = {name for name, count in (ours() - before).items() if count >= 3}
         assert grown <= per_spawn  # what the log and its records are made of
+
+
+def test_a_look_at_the_clock_keeps_nothing() -> None:
+    """A frame that has itself lives, with its callers, until somebody collects it."""
+    left = []
+
+    def looks() -> None:
+        held = torch.ones(64, device="cuda")
+        held.add_(time.perf_counter())
+
+    def body(rank: int) -> None:
+        gc.disable()
+        try:
+            looks()
+            left.append(torch.cuda.memory_allocated())
+        finally:
+            gc.enable()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    assert left == [0]
