@@ -196,7 +196,7 @@ function showMemory(run) {
       dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift" }],
       series: Object.entries(memory.categories).map(([name, values], number) => ({
         name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: values.map((value, i) => [memory.moments[i], value / unit[0]]),
-        markLine: number ? undefined : { silent: true, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: memory.capacity / unit[0] }] : [])] },
+        markLine: number ? undefined : { silent: true, precision: 15, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: memory.capacity / unit[0] }] : [])] },
       })),
     };
   });
