@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -44,6 +45,18 @@ def summary(path: str, top: int, steps: int, as_json: bool) -> None:
     _names(console, "kernels and copies", report.kernels, top, waits=False)
     _names(console, "collectives", report.collectives, top, waits=True)
     _path(console, report, steps)
+
+
+@command.command("report")
+@click.argument("path", metavar="FILE")
+@click.argument("page", metavar="PAGE")
+def report(path: str, page: str) -> None:
+    """Write a page for the browser: PAGE, such as report.html, from a trace."""
+    from kernbench.html_report import check_report_path, source_of_trace, write_report
+    from kernbench.trace.reading import read_trace
+
+    check_report_path(page)
+    write_report(page, source_of_trace(read_trace(path), Path(path).name))
 
 
 def _us(seconds: float) -> str:

@@ -44,7 +44,7 @@ LIBRARY = BundledLibrary(
 )  # fmt: skip
 """Unchanged, as its makers publish it; a test computes the sum."""
 
-SCRIPTS = ("data.js", "words.js", "timeline.js", "details.js", "charts.js", "main.js")
+SCRIPTS = ("data.js", "words.js", "bitmap.js", "timeline.js", "details.js", "charts.js", "main.js")
 """The page's own scripts, in the order in which they run."""
 
 MARK = '<script id="kernbench-data" type="text/plain">'

@@ -74,7 +74,10 @@ class TypeTable:
         return found
 
     def _detail_of(self, detail: dict[str, Any]) -> int:
-        items = [(key, value) for key, value in detail.items() if key not in _NOT_SHARED and value is not None]
+        if not detail:
+            items = []
+        else:
+            items = [(key, value) for key, value in detail.items() if key not in _NOT_SHARED and value is not None]
         key: Any = tuple(items)
         try:
             found = self._details.get(key)
@@ -127,15 +130,17 @@ def add_spans(columns: Columns, rows: Sequence[Row], types: TypeTable) -> None:
     columns.add("gap", begin - before)
     columns.add("length", end - begin)
     columns.add("call", folded(np.fromiter((types.call_of(span) for span in spans), np.int64, count)))
-    columns.add("below", (_share(span, 0) for span in spans))
-    columns.add("above", (_share(span, 1) for span in spans))
+    shares = np.fromiter((share for span in spans for share in _shares(span)), np.int64, 2 * count)
+    columns.add("below", shares[::2])
+    columns.add("above", shares[1::2])
 
 
-def _share(span: Span, side: int) -> int:
-    seconds = span.end - span.begin
-    if span.interval is None or seconds <= 0:
-        return 0
-    return min(round(1000 * abs(span.interval[side] - seconds) / seconds), 65535)
+def _shares(span: Span) -> tuple[int, int]:
+    seconds, interval = span.end - span.begin, span.interval
+    if interval is None or seconds <= 0:
+        return 0, 0
+    below, above = (seconds - interval[0]) / seconds, (interval[1] - seconds) / seconds
+    return min(max(round(1000 * below), 0), 65535), min(max(round(1000 * above), 0), 65535)
 
 
 def add_path(columns: Columns, path: Iterable[PathStep], rows: Sequence[Row]) -> None:

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernbench.commands.trace import command as trace
 from kernbench.errors import ConfigError
 from kernbench.html_report import check_report_path, page_of, read_page, source_of_trace, write_report
 from kernbench.html_report.columns import Columns, folded, unfolded, unpacked
 from kernbench.html_report.flame import flame_of
 from kernbench.html_report.page import LIBRARY
-from kernbench.html_report.tracks import groups_of, rows_of
+from kernbench.html_report.tracks import TypeTable, add_spans, groups_of, rows_of
 from kernbench.runtime_api.context import RuntimeContext
-from kernbench.trace import Timeline
+from kernbench.trace import Timeline, write_chrome_trace
 from kernbench.trace.critical import critical_path
 from kernbench.trace.reading import TraceFile
 from kernbench.trace.timeline import HOST, Span
@@ -126,6 +128,15 @@ def test_ranks_that_do_the_same_are_one_group() -> None:
     assert groups[1].shown == 5  # it ends last
 
 
+def test_an_interval_that_rounding_has_left_beside_its_span_is_none() -> None:
+    """Times of traces are rounded: a span may be a little shorter than the least it should take."""
+    columns = Columns()
+    add_spans(
+        columns, rows_of([Span(0, 0, "compute", "op", "math", 0, 1e-6, interval=(1.005e-6, 1.3e-6))]), TypeTable()
+    )
+    assert (columns.column("below").tolist(), columns.column("above").tolist()) == ([0], [300])
+
+
 def test_names_are_no_markup(tmp_path: Path) -> None:
     name = '</script><script>alert("größer 大")</script>'
     spans = (Span(0, 0, "compute", name, "math", 0.0, 1e-6, detail={"note": name}),)
@@ -164,6 +175,13 @@ def test_equal_runs_give_equal_pages(reported: RuntimeContext, page: Path, tmp_p
 def test_a_report_has_a_place_before_the_program_runs(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_report_path(tmp_path / name)
+
+
+def test_a_trace_becomes_a_page(reported: RuntimeContext, page: Path, tmp_path: Path) -> None:
+    write_chrome_trace(reported, tmp_path / "trace.json")
+    result = CliRunner().invoke(trace, ["report", str(tmp_path / "trace.json"), str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert sorted(spans_in(tmp_path / "page.html"), key=str) == sorted(spans_in(page), key=str)
 
 
 def test_a_page_of_somebody_else_is_refused(tmp_path: Path) -> None:

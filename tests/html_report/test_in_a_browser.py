@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ _CHOOSE = """
   told.other = document.documentElement.dataset.theme;
   told.views = [...document.getElementById("view").options].map((option) => option.value);
   for (const view of told.views) timeline.show(view);
+  const picture = () => timeline.bitmap.canvas.toDataURL();
+  timeline.show("lines");
+  const whole = picture();
+  timeline.zoom(0.25);
+  told.redrawn = picture() !== whole;
   told.text = document.body.innerText;
 """
 
@@ -62,6 +68,7 @@ def test_clicks_tell_what_the_trace_says(opened: Opened, reported: RuntimeContex
     assert "all_reduce" in told["match"]
     assert {told["theme"], told["other"]} == {"light", "dark"}
     assert told["views"] == ["ranks", "groups", "lines"]
+    assert told["redrawn"]
     assert "Where time goes" in told["text"]
 
 
@@ -105,6 +112,35 @@ def test_a_deadlock_is_a_picture(opened: Opened, tmp_path: Path) -> None:
     assert sorted(told["links"]) == [["0", "2", True], ["1", "0", True], ["2", "1", True]]
     assert "Wait-for cycle: rank 0 -> rank 2 -> rank 1 -> rank 0" in told["words"]
     assert "waits in recv from rank 2" in told["words"]
+
+
+def test_two_reports_are_compared_by_operation(opened: Opened, tmp_path: Path) -> None:
+    def run(name: str, seconds: float, more: tuple[Span, ...] = ()) -> Path:
+        spans = (
+            Span(0, 0, "compute", "mm", "gemm", 0, seconds),
+            Span(0, 0, "compute", "add", "math", seconds, seconds + 1e-6),
+        )
+        write_report(tmp_path / name, source_of_trace(TraceFile(name, (*spans, *more), {}), name))
+        return tmp_path / name
+
+    before = run("before.html", 10e-6)
+    now = run("now.html", 15e-6, (Span(0, 0, "compute", "gelu", "math", 20e-6, 22e-6),))
+    told = opened(now, f"""
+      const file = new File([{json.dumps(before.read_text())}], "before.html"), list = new DataTransfer();
+      list.items.add(file);
+      const input = document.getElementById("earlier");
+      input.files = list.files;
+      input.dispatchEvent(new Event("change"));
+      const shown = document.getElementById("compared");
+      for (let i = 0; i < 500 && !shown.querySelector("td"); i++) await new Promise((done) => setTimeout(done, 10));
+      told.rows = [...shown.querySelectorAll("tbody tr")].map((row) => [...row.cells].map((cell) => cell.innerText));
+    """.replace("</script", "<\\/script"))  # fmt: skip
+    assert told["wrong"] == []
+    assert told["rows"] == [
+        ["mm", "10 us", "15 us", "+5 us", "x 1.500", "1", "1"],
+        ["gelu", "0", "2 us", "+2 us", "new", "0", "1"],
+        ["add", "1 us", "1 us", "0", "x 1.000", "1", "1"],
+    ]
 
 
 def test_any_name_is_shown_as_it_is(opened: Opened, tmp_path: Path) -> None:

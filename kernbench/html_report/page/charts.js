@@ -56,7 +56,7 @@ function showCycle(run) {
       links: shown.map((link) => ({ ...link, lineStyle: { color: link.inCycle ? colour("alert") : colour("soft"), width: link.inCycle ? 2.5 : 1, opacity: link.inCycle ? 1 : 0.5, curveness: 0.12 } })),
     }],
   }));
-  for (const rank of order.slice(0, 16)) at("cycle-words").append(element("dt", {}, `rank ${rank}`), element("dd", {}, doing.get(rank) ?? ""));
+  for (const rank of order.slice(0, 16)) at("cycle-words").append(element("dt", {}, `rank ${rank}`), element("dd", {}, shortPlaces(doing.get(rank) ?? "")));
   at("cycle-part").after(element("p", { class: "hint" }, cycle.length ? "An arrow leads from a rank to the one it waits for; red: the cycle, which nobody can leave." : "An arrow leads from a rank to the one it waits for. There is no cycle: somebody has ended, or never calls."));
 }
 
@@ -196,7 +196,7 @@ function showMemory(run) {
       dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift" }],
       series: Object.entries(memory.categories).map(([name, values], number) => ({
         name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: values.map((value, i) => [memory.moments[i], value / unit[0]]),
-        markLine: number ? undefined : { silent: true, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: memory.capacity / unit[0] }] : [])] },
+        markLine: number ? undefined : { silent: true, precision: 15, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: memory.capacity / unit[0] }] : [])] },
       })),
     };
   });
@@ -212,4 +212,36 @@ function showMemory(run) {
   };
   choice.addEventListener("change", () => { shown.paint(); tell(); });
   tell();
+}
+
+// What operations take in two runs, by name: those that differ most first.
+function compared(before, now) {
+  const rows = new Map(), row = (line) => rows.get(`${line.kind} ${line.name}`) ?? { name: line.name, kind: line.kind, before: 0, now: 0, callsBefore: 0, callsNow: 0 };
+  for (const [run, took, calls] of [[before, "before", "callsBefore"], [now, "now", "callsNow"]]) {
+    for (const line of [...run.kernels, ...run.collectives]) {
+      const found = row(line);
+      found[took] += line.seconds;
+      found[calls] += line.calls;
+      rows.set(`${line.kind} ${line.name}`, found);
+    }
+  }
+  return [...rows.values()].sort((a, b) => Math.abs(b.now - b.before) - Math.abs(a.now - a.before) || (a.name < b.name ? -1 : 1));
+}
+
+function showComparison(run) {
+  at("compare").hidden = !run.lanes.length;
+  const more = (now, before) => (Math.abs(now - before) < 5e-10 ? "0" : `${now > before ? "+" : "\u2212"}${seconds(Math.abs(now - before))}`), times = (now, before) => (before ? `x ${(now / before).toFixed(3)}` : "new");
+  const show = async (file) => {
+    const earlier = await Run.ofPage(await file.text()), rows = compared(earlier, run);
+    at("compare-words").textContent = `${earlier.title}: ${seconds(earlier.seconds)}, now ${seconds(run.seconds)} (${more(run.seconds, earlier.seconds)}, ${times(run.seconds, earlier.seconds)}). Operations: seconds over all ranks.`;
+    table(at("compared"), ["operation", "before", "now", "difference", "", "calls before", "calls now"], rows.map((row) => [
+      row.name, seconds(row.before), seconds(row.now), element("td", { style: row.now > row.before * 1.001 ? "color:var(--alert)" : "" }, more(row.now, row.before)), times(row.now, row.before), row.callsBefore.toLocaleString("en"), row.callsNow.toLocaleString("en"),
+    ]), 25);
+  };
+  at("earlier").addEventListener("change", ({ target }) => {
+    show(target.files[0]).catch((error) => {
+      at("compare-words").textContent = `${target.files[0]?.name ?? ""}: ${error.message}`;
+      at("compared").replaceChildren();
+    });
+  });
 }

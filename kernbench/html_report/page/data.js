@@ -1,23 +1,35 @@
 "use strict";
 // What the run consists of: inflated, and put together from planes of bytes (kernbench/html_report/columns.py).
 
-async function inflated(id) {
-  const element = document.getElementById(id), text = element.textContent;
-  element.textContent = "";
+async function inflated(text) {
   const packed = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+// The text of an element, which does not keep it.
+function taken(id) {
+  const element = document.getElementById(id), text = element.textContent;
+  element.textContent = "";
+  return text;
+}
+
 async function openLibrary() {
   const script = document.createElement("script");
-  script.textContent = new TextDecoder().decode(await inflated("kernbench-library"));
+  script.textContent = new TextDecoder().decode(await inflated(taken("kernbench-library")));
   document.head.append(script);
 }
 
 class Run {
-  static async open() {
-    const bytes = await inflated("kernbench-data");
+  // That of another report's file.
+  static async ofPage(page) {
+    const [, rest] = page.split('<script id="kernbench-data" type="text/plain">', 2);
+    if (!rest) throw new Error("this is no report of kernbench run --report");
+    return Run.open(rest.slice(0, rest.indexOf("</" + "script>")));
+  }
+
+  static async open(text) {
+    const bytes = await inflated(text);
     const end = 4 + new DataView(bytes.buffer).getUint32(0, true);
     return new Run(JSON.parse(new TextDecoder().decode(bytes.subarray(4, end))), bytes.subarray(end));
   }

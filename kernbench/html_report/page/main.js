@@ -8,6 +8,7 @@ function wantsDark() {
 
 function setTheme(timeline) {
   document.documentElement.dataset.theme = wantsDark() ? "dark" : "light";
+  colours.clear();
   at("theme").textContent = wantsDark() ? "light" : "dark";
   timeline?.paint();
   for (const { paint } of charts) paint();
@@ -59,7 +60,7 @@ function showTimeline(run) {
   for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", does[button.dataset.do]);
   const kinds = new Set(run.kindOf);
   legend(at("legend"), [...CATEGORIES.map(([name, label], kind) => [`background:var(--${name})`, label, kind]).filter(([, , kind]) => kinds.has(kind)), ["background:var(--path);height:3px;vertical-align:3px", "critical path"]]);
-  timeline.colours = CATEGORIES.map(([name]) => colour(name));
+  timeline.paint();
   timeline.show(first);
   showDetails(run, timeline, -1);
   return timeline;
@@ -67,7 +68,7 @@ function showTimeline(run) {
 
 async function open() {
   setTheme(null);
-  const [run] = await Promise.all([Run.open(), openLibrary()]);
+  const [run] = await Promise.all([Run.open(taken("kernbench-data")), openLibrary()]);
   registerShapes();
   showSummary(run);
   const timeline = showTimeline(run);
@@ -76,7 +77,8 @@ async function open() {
   showFlame(run);
   showRoofline(run);
   showMemory(run);
-  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
+  showComparison(run);
+  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["compare", "compare"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
   at("theme").addEventListener("click", () => {
     document.documentElement.dataset.chosen = wantsDark() ? "light" : "dark";
     setTheme(timeline);

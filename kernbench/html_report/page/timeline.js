@@ -1,32 +1,33 @@
 "use strict";
 // The timeline: a line for each stream of the ranks shown. Spans are drawn one by one while they are few; seen from afar a
-// line shows, pixel by pixel, for which share of the time it is busy with what. ECharts has the axes, zoom and canvas; each line
-// is one of its shapes for each colour, so that what is drawn grows with the pixels and not with the operations.
+// line shows, pixel by pixel, for which share of the time it is busy with what. ECharts has the axes, the zoom, and what lies
+// over the lines; the lines themselves are written into a bitmap, which it shows as one picture: what that costs grows with the
+// pixels and not with the operations.
 
-const LINE = 19, MOST_HEIGHT = 600, LABELS = 400, THIN = 3;
+const LINE = 19, MOST_HEIGHT = 600, LABELS = 300, LINKS = 200, THIN = 3;
 
 function registerShapes() {
   const { extendShape, registerShape } = echarts.graphic;
-  const boxes = (path, { values }) => {
-    for (let i = 0; i < values.length; i += 4) path.rect(values[i], values[i + 1], values[i + 2], values[i + 3]);
-  };
   const strokes = (path, { values }) => {
     for (let i = 0; i < values.length; i += 4) {
       path.moveTo(values[i], values[i + 1]);
       path.lineTo(values[i + 2], values[i + 3]);
     }
   };
-  registerShape("kb-boxes", extendShape({ shape: { values: [] }, buildPath: boxes }));
   registerShape("kb-strokes", extendShape({ shape: { values: [] }, buildPath: strokes }));
 }
 
 // The next power of two.
 const nice = (value) => 2 ** Math.max(0, Math.ceil(Math.log2(value)));
 
+// Of a rank's streams on one line, what covers what: computation hides communication.
+const onTop = (lane) => (lane.name === "host" ? 0 : lane.name === "compute" ? 2 : 1);
+
 class Timeline {
   constructor(run, box, chosen) {
     Object.assign(this, { run, box, chosen, selected: -1, matches: null, cursor: 0, view: "" });
     this.chart = echarts.init(box, null, { renderer: "canvas" });
+    this.bitmap = new Bitmap();
     this.window = [0, run.length];
     this.groupOf = new Map();
     run.groups.forEach(([ranks], group) => ranks.forEach((rank) => this.groupOf.set(rank, group)));
@@ -54,7 +55,7 @@ class Timeline {
     if (view === "lines") {
       const byRank = new Map();
       for (const lane of lanes) byRank.set(lane.rank, [...(byRank.get(lane.rank) ?? []), lane]);
-      this.lines = [...byRank].map(([rank, parts]) => ({ label: rank === null ? "main" : `rank ${rank}`, name: "", parts, rank }));
+      this.lines = [...byRank].map(([rank, parts]) => [rank, parts.sort((a, b) => onTop(a) - onTop(b))]).map(([rank, parts]) => ({ label: rank === null ? "main" : `rank ${rank}`, name: "", parts, rank }));
     } else {
       const shown = view === "groups" ? new Map(groups.map(([ranks, rank]) => [rank, ranks])) : null;
       const wanted = lanes.filter((lane) => lane.rank === null || !shown || shown.has(lane.rank));
@@ -65,7 +66,12 @@ class Timeline {
       });
     }
     this.lineOfLane = new Map();
-    this.lines.forEach((line, i) => line.parts.forEach((lane) => this.lineOfLane.set(lane.place, i)));
+    this.lineOfName = new Map();
+    this.lines.forEach((line, i) => line.parts.forEach((lane) => {
+      this.lineOfLane.set(lane.place, i);
+      this.lineOfName.set(`${lane.rank} ${lane.name}`, i);
+    }));
+    this.lineOfPath = Int32Array.from(this.run.path.row, (row) => this.lineOf(lanes[row]));
     this.cursor = Math.min(this.cursor, this.lines.length - 1);
     this.setOption();
   }
@@ -76,8 +82,7 @@ class Timeline {
     if (own !== undefined) return own;
     const group = this.run.groups[this.groupOf.get(lane.rank)];
     if (!group) return -1;
-    const other = this.run.lanes.find((each) => each.rank === group[1] && each.name === lane.name);
-    return other ? this.lineOfLane.get(other.place) ?? -1 : -1;
+    return this.lineOfName.get(`${group[1]} ${lane.name}`) ?? -1;
   }
 
   setOption() {
@@ -96,10 +101,10 @@ class Timeline {
       animation: false,
       textStyle: { fontFamily: "inherit" },
       aria: { enabled: true, label: { description: `Timeline of ${all} lines over ${nanos(this.run.length)}.` } },
-      grid: { left: narrow ? 74 : 128, right: scrolls ? 30 : 12, top: 26, bottom: 46 },
+      grid: { left: narrow ? 86 : 128, right: scrolls ? 30 : 12, top: 26, bottom: 46 },
       xAxis: {
         type: "value", min: 0, max: this.run.length, position: "top", splitNumber: narrow ? 3 : 8,
-        axisLabel: { color: soft, fontSize: 11, hideOverlap: true, formatter: (value) => this.tick(value) },
+        axisLabel: { color: soft, fontSize: 11, hideOverlap: true, showMaxLabel: false, formatter: (value) => this.tick(value) },
         axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line, opacity: 0.6 } },
       },
       yAxis: {
@@ -107,7 +112,7 @@ class Timeline {
         axisLabel: {
           color: soft, fontSize: 11, interval: (place) => place % every === 0, margin: 6,
           formatter: (i) => this.label(this.lines[i], narrow),
-          rich: { who: { color: text, fontWeight: 600, fontSize: 11.5, width: narrow ? 32 : 58, align: "left" }, what: { color: soft, fontSize: 11, width: narrow ? 32 : 56, align: "right" } },
+          rich: { who: { color: text, fontWeight: 600, fontSize: 11.5, width: narrow ? 32 : 58, align: "left" }, what: { color: soft, fontSize: 11, width: narrow ? 42 : 56, align: "right" } },
         },
       },
       dataZoom: [
@@ -118,7 +123,7 @@ class Timeline {
         ] : []),
       ],
       series: [
-        { id: "lines", type: "custom", silent: true, clip: true, data: this.lines.map((_, i) => [0, i]), renderItem: (_, api) => this.drawLine(api) },
+        { id: "lines", type: "custom", silent: true, clip: true, data: [[0, 0]], renderItem: (_, api) => this.drawLines(api) },
         { id: "over", type: "custom", silent: true, clip: true, data: [[0, 0]], renderItem: (params, api) => this.drawOver(api), z: 5 },
       ],
     }, { notMerge: true });
@@ -127,7 +132,7 @@ class Timeline {
   label(line, narrow) {
     if (!line) return "";
     if (this.view === "lines") return line.label;
-    return narrow && line.name.length > 6 ? `{who|${line.label}}{what|${line.name.slice(0, 6)}}` : `{who|${line.label}}{what|${line.name.slice(0, 10)}}`;
+    return narrow && line.name.length > 7 ? `{who|${line.label}}{what|${line.name.slice(0, 7)}}` : `{who|${line.label}}{what|${line.name.slice(0, 10)}}`;
   }
 
   // Times on the axis, with as many digits as tell its ticks apart.
@@ -146,115 +151,114 @@ class Timeline {
     return frame.left + (moment - this.window[0]) * frame.scale;
   }
 
-  drawLine(api) {
-    const place = api.value(1), line = this.lines[place], frame = this.frame(api);
-    if (!line) return undefined;
-    const middle = api.coord([this.window[0], place])[1], { y, height } = this.chart.getModel().getComponent("grid").coordinateSystem.getRect();
-    if (middle < y - frame.height || middle > y + height + frame.height) return undefined;
+  // All lines in view, as one picture.
+  drawLines(api) {
+    const frame = this.frame(api), { x, y, width, height } = this.chart.getModel().getComponent("grid").coordinateSystem.getRect();
+    this.bitmap.begin(x, y, width, height);
+    const first = Math.max(0, Math.floor(this.chart.convertFromPixel("grid", [x, y])[1])), labels = [];
+    for (let place = first; place < this.lines.length; place++) {
+      const middle = api.coord([this.window[0], place])[1];
+      if (middle - frame.height / 2 > y + height) break;
+      this.drawLine(frame, this.lines[place], middle, place, labels);
+    }
+    this.drawPath(frame, (place) => api.coord([this.window[0], place])[1], frame.height / 2);
+    return { type: "image", style: { image: this.bitmap.end(labels), x, y, width, height } };
+  }
+
+  drawLine(frame, line, middle, place, labels) {
     const pad = frame.height > 8 ? 1.5 : frame.height > 2.5 ? 0.5 : 0, top = middle - frame.height / 2 + pad, high = frame.height - 2 * pad;
-    const boxes = CATEGORIES.map(() => []), labels = [];
-    for (const lane of this.view === "lines" ? [...line.parts].reverse() : line.parts) {
+    if (line.first && place) this.bitmap.box(frame.left, top - pad, frame.width, 0.5, this.rule);
+    for (const lane of line.parts) {
       const first = this.run.after(lane, this.window[0]), last = this.run.from(lane, this.window[1]);
-      if (last - first <= frame.width * 1.5) this.drawSpans(frame, first, last, top, high, boxes, labels, lane);
-      else this.drawShares(frame, lane, top, high, boxes);
+      if (last - first <= frame.width * 1.5) this.drawSpans(frame, first, last, top, high, labels);
+      else this.drawShares(frame, lane, top, high);
     }
-    const children = [];
-    if (line.first && place) {
-      children.push({ type: "line", shape: { x1: frame.left, x2: frame.left + frame.width, y1: top - pad, y2: top - pad }, style: { stroke: colour("line") } });
-    }
-    const order = this.view === "lines" ? [8, 7, 5, 4, 6, 3, 2, 1, 0] : CATEGORIES.keys();
-    for (const kind of order) {
-      if (boxes[kind].length) {
-        children.push({ type: "kb-boxes", shape: { values: boxes[kind] }, style: { fill: this.colours[kind], opacity: this.matches ? 0.22 : 1 } });
-      }
-    }
-    if (this.matches) children.push(this.drawMatches(frame, line, top, high));
-    if (high >= 11) children.push(...labels.slice(0, LABELS));
-    return { type: "group", children };
+    if (this.matches) this.drawMatches(frame, line, top, high);
   }
 
-  drawSpans(frame, first, last, top, high, boxes, labels, lane) {
-    const { begin, end, type, kindOf, types } = this.run;
+  drawSpans(frame, first, last, top, high, labels) {
+    const { begin, end, type, kindOf, types } = this.run, named = high >= 11 && !this.matches;
     for (let i = first; i < last; i++) {
-      const x = this.x(frame, Math.max(begin[i], this.window[0])), width = this.x(frame, Math.min(end[i], this.window[1])) - x, kind = kindOf[type[i]];
       if (end[i] === begin[i]) continue;
-      const gap = width > THIN ? 0.6 : 0;
-      boxes[kind].push(x, top, Math.max(width - gap, 0.6), high);
-      if (width > 34 && high >= 11 && kind < 7 && labels.length < LABELS) {
-        labels.push({ type: "text", style: { x: x + 4, y: top + high / 2 + 0.5, text: types[type[i]][0], fill: "#fff", fontSize: 10.5, verticalAlign: "middle", width: width - 7, overflow: "truncate", ellipsis: ".." } });
-      }
+      const x = this.x(frame, Math.max(begin[i], this.window[0])), width = this.x(frame, Math.min(end[i], this.window[1])) - x, kind = kindOf[type[i]];
+      this.bitmap.box(x, top, Math.max(width - (width > THIN ? 0.7 : 0), 0.5), high, this.inks[kind]);
+      if (named && width > 34 && kind < 7 && labels.length < LABELS) labels.push([x + 4, top + high / 2 + 0.5, width - 7, types[type[i]][0]]);
     }
   }
 
-  drawShares(frame, lane, top, high, boxes) {
-    const levels = this.run.levels(lane), pixels = this.view === "lines" ? 2 : 1;
+  drawShares(frame, lane, top, high) {
+    const levels = this.run.levels(lane), one = this.view === "lines" && high < 12;
     const count = levels[0].find(Boolean).length;
-    const level = Math.max(0, Math.min(levels.length - 1, Math.ceil(Math.log2(pixels / ((this.run.length / count) * frame.scale)))));
+    const level = Math.max(0, Math.min(levels.length - 1, Math.ceil(Math.log2(1 / ((this.run.length / count) * frame.scale)))));
     const bins = count >> level, width = this.run.length / bins, shares = levels[level];
     const first = Math.max(0, Math.floor(this.window[0] / width)), last = Math.min(bins, Math.ceil(this.window[1] / width));
     const kinds = [...CATEGORIES.keys()].filter((kind) => shares[kind]);
+    let before = -1, from = 0;
     for (let bin = first; bin < last; bin++) {
       const x = this.x(frame, Math.max(bin * width, this.window[0])), right = this.x(frame, Math.min((bin + 1) * width, this.window[1]));
-      let y = top + high;
+      let bottom = top + high, most = -1;
       for (const kind of kinds) {
-        const part = shares[kind][bin] * high;
-        if (part > 0.02 * high) {
-          y -= part;
-          boxes[kind].push(x, y, right - x + 0.15, part);
+        const part = shares[kind][bin];
+        if (one) {
+          if (part > 0.25 && (most < 0 || part > shares[most][bin])) most = kind;
+        } else if (part > 0.02) {
+          this.bitmap.box(x, bottom - part * high, right - x, part * high, this.inks[kind]);
+          bottom -= part * high;
         }
+      }
+      if (most !== before || bin === last - 1) { // bins alike are one box
+        if (before >= 0) this.bitmap.box(from, top, (most === before ? right : x) - from, high, this.inks[before]);
+        if (most >= 0 && most !== before && bin === last - 1) this.bitmap.box(x, top, right - x, high, this.inks[most]);
+        [before, from] = [most, x];
       }
     }
   }
 
   drawMatches(frame, line, top, high) {
-    const values = [];
+    const { begin, end } = this.run;
     for (const lane of line.parts) {
       const spans = this.matches.get(lane.place) ?? [];
-      let low = 0, until = -1;
-      for (let high_ = spans.length; low < high_;) {
+      let low = 0, high_ = spans.length, until = -1;
+      while (low < high_) {
         const middle = (low + high_) >> 1;
-        if (this.run.end[spans[middle]] <= this.window[0]) low = middle + 1; else high_ = middle;
+        if (end[spans[middle]] <= this.window[0]) low = middle + 1; else high_ = middle;
       }
-      for (; low < spans.length && this.run.begin[spans[low]] < this.window[1]; low++) {
-        const x = this.x(frame, Math.max(this.run.begin[spans[low]], this.window[0])), right = this.x(frame, Math.min(this.run.end[spans[low]], this.window[1]));
+      for (; low < spans.length && begin[spans[low]] < this.window[1]; low++) {
+        const x = this.x(frame, Math.max(begin[spans[low]], this.window[0])), right = this.x(frame, Math.min(end[spans[low]], this.window[1]));
         if (right < until + 0.5) continue;
         until = Math.max(right, x + 1);
-        values.push(x, top, until - x, high);
+        this.bitmap.box(x, top, until - x, high, this.found);
       }
     }
-    return { type: "kb-boxes", shape: { values }, style: { fill: colour("match") } };
   }
 
   // Over the lines: the critical path, collectives' members, and the chosen operation.
   drawOver(api) {
     const frame = this.frame(api), children = [], half = frame.height / 2, middle = (line) => api.coord([this.window[0], line])[1];
-    children.push(...this.drawPath(frame, middle, half));
+    children.push({ type: "kb-strokes", shape: { values: this.links }, style: { stroke: colour("path"), lineWidth: 1, opacity: 0.55, fill: null } });
     if (this.selected >= 0) children.push(...this.drawChosen(frame, middle, half));
     return { type: "group", children };
   }
 
   drawPath(frame, middle, half) {
-    const { row, begin, length } = this.run.path, bars = [], links = [], until = new Map();
+    const { begin, length } = this.run.path, links = [], until = new Map(), thick = Math.min(3, half);
     let before = null;
-    for (let i = 0; i < row.length; i++) {
-      const end = begin[i] + length[i], line = this.lineOf(this.run.lanes[row[i]]);
-      if (end < this.window[0] || begin[i] > this.window[1] || line < 0) {
+    for (let i = 0; i < begin.length && begin[i] <= this.window[1]; i++) {
+      const end = begin[i] + length[i], line = this.lineOfPath[i];
+      if (end < this.window[0] || line < 0) {
         before = null;
         continue;
       }
       const x = this.x(frame, Math.max(begin[i], this.window[0])), right = this.x(frame, Math.min(end, this.window[1]));
       if (right > (until.get(line) ?? -1) + 0.4) {
         const y = middle(line) + half;
-        bars.push(x, y - Math.min(3, half), Math.max(right - x, 0.8), Math.min(3, half));
+        this.bitmap.box(x, y - thick, Math.max(right - x, 0.8), thick, this.pathInk);
         until.set(line, right);
-        if (before && before.line !== line && links.length < 4 * 600) links.push(before.right, middle(before.line) + half, x, y);
+        if (before && before.line !== line && links.length <= 4 * LINKS) links.push(before.right, middle(before.line) + half, x, y);
       }
       before = { line, right };
     }
-    return [
-      { type: "kb-strokes", shape: { values: links }, style: { stroke: colour("path"), lineWidth: 1, opacity: 0.55, fill: null } },
-      { type: "kb-boxes", shape: { values: bars }, style: { fill: colour("path") } },
-    ];
+    this.links = links.length <= 4 * LINKS ? links : []; // so many would hide what they join
   }
 
   drawChosen(frame, middle, half) {
@@ -314,7 +318,8 @@ class Timeline {
   }
 
   redraw() {
-    this.chart.setOption({ series: [{ id: "lines", data: this.lines.map((_, i) => [0, i]) }, { id: "over", data: [[0, 0]] }] }, { lazyUpdate: false });
+    this.inks = this.matches ? this.pale : this.full;
+    this.chart.setOption({ series: [{ id: "lines", data: [[0, 0]] }, { id: "over", data: [[0, 0]] }] });
   }
 
   look(begin, end) {
@@ -429,7 +434,13 @@ class Timeline {
   }
 
   paint() {
-    this.colours = CATEGORIES.map(([name]) => colour(name));
+    const card = colour("card");
+    this.full = CATEGORIES.map(([name]) => inkOf(colour(name)));
+    this.pale = CATEGORIES.map(([name]) => inkOf(colour(name), card, 0.25));
+    this.rule = inkOf(colour("line"));
+    this.found = inkOf(colour("match"));
+    this.pathInk = inkOf(colour("path"));
+    this.inks = this.matches ? this.pale : this.full;
     if (this.lines) this.setOption();
   }
 }

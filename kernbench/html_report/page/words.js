@@ -11,12 +11,16 @@ function categoryOf(kind) {
   return found < 0 ? 6 : found;
 }
 
+const colours = new Map();
+
 function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return colours.get(name);
 }
 
 function scaled(value, units, digits = 4) {
-  let [size, unit] = units.find(([least]) => Math.abs(value) >= least) ?? units.at(-1);
+  value = Number(value.toPrecision(digits)); // 999.99 is 1000, of the next unit
+  const [size, unit] = units.find(([least]) => Math.abs(value) >= least * (1 - 1e-9)) ?? units.at(-1);
   return `${parseFloat((value / size).toPrecision(digits)).toLocaleString("en")} ${unit}`;
 }
 
@@ -29,6 +33,7 @@ const nanos = (value, digits) => seconds(value * 1e-9, digits);
 const size = (value) => (value ? scaled(value, SIZES) : "0");
 const rate = (value, unit) => scaled(value, RATES) + unit;
 const share = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)} %`;
+const shortPlaces = (text) => text.replace(/\/\S*\/(?=[^\s/]+:\d)/g, "");
 const shortPlace = (line) => String(line).replace(/^.*\/(?=[^/]+:\d)/, "");
 
 // Ranks in words: 0-3, 8, 12-15

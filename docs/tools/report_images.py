@@ -1,0 +1,110 @@
+"""Pictures of reports for the docs: `docs/images/report_*.png`, drawn by the Chromium of this machine.
+
+    python docs/tools/report_images.py [NAME ...]
+
+A training step on four GPUs, a step of 512, and a deadlock.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+IMAGES = Path(__file__).parents[1] / "images"
+
+
+class Picture(NamedTuple):
+    """A report, and what of it is seen: ``does`` runs in the page before; phones are narrower than a browser's window."""
+
+    program: str
+    options: tuple[str, ...]
+    width: int
+    height: int
+    does: str = ""
+    theme: str = "light"
+
+
+_STEP = (
+    Path(__file__).parents[1].joinpath("report.md").read_text().partition("file=train_step.py\n")[2].partition("```")[0]
+)
+
+_MANY = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.set_default_device("cuda")
+layers = [torch.nn.Linear(4096, 4096, dtype=torch.bfloat16) for _ in range(4)]
+model = torch.nn.Sequential(*layers)
+for _ in range(2):
+    model(torch.randn(4096, 4096, dtype=torch.bfloat16)).sum().backward()
+    for layer in reversed(layers):
+        dist.all_reduce(layer.weight.grad)
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.sub_(layer.weight.grad, alpha=1e-3)
+"""
+
+_DEADLOCK = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+x = torch.ones(1024, 1024, device="cuda")
+dist.all_reduce(x @ x)
+dist.recv(x, (rank - 1) % world)
+dist.send(x, (rank + 1) % world)
+"""
+
+_CHOOSE = """
+  const span = [...run.type.keys()].find((i) => run.call[i] && run.types[run.type[i]][0] === "all_reduce");
+  timeline.look(run.length * 0.4, run.length * 0.72);
+  timeline.go(span);
+"""
+
+_STEP_OPTIONS = ("--nproc-per-node", "4", "--system", "dgx_h100", "--no-data")
+PICTURES = {
+    "step": Picture(_STEP, _STEP_OPTIONS, 1280, 800, _CHOOSE),
+    "phone": Picture(_STEP, _STEP_OPTIONS, 390, 844, _CHOOSE + "document.getElementById('timeline').scrollIntoView();"),
+    "512_ranks": Picture(
+        _MANY, ("--nproc-per-node", "8", "--nnodes", "64", "--system", "dgx_h100", "--no-data", "--ranks", "all",
+                "--jitter", "0.04"), 1280, 1000, "timeline.show(document.getElementById('view').value = 'lines');",
+    ),
+    "deadlock": Picture(_DEADLOCK, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 600),
+}  # fmt: skip
+
+
+def draw(name: str, picture: Picture) -> None:
+    """Run the program, and draw its report."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, page, shown = Path(folder, "train.py"), Path(folder, "report.html"), Path(folder, "shown.html")
+        program.write_text(picture.program)
+        command = [sys.executable, "-m", "kernbench", "run", *picture.options, "--report", page.name, program.name]
+        subprocess.run(command, cwd=folder, capture_output=True, check=False)
+        script = f"""<script>(async () => {{
+          while (document.documentElement.dataset.open !== "yes") await new Promise((done) => setTimeout(done, 10));
+          const {{ run, timeline }} = window.report;{picture.does}
+        }})();</script>"""
+        text = page.read_text(encoding="utf-8").replace("</body>", script + "</body>")
+        text = text.replace('<html lang="en">', f'<html lang="en" data-chosen="{picture.theme}">')
+        shown.write_text(text, encoding="utf-8")
+        frame = Path(folder, "frame.html")
+        frame.write_text(
+            f'<body style="margin:0"><iframe src="shown.html" style="border:0;width:{picture.width}px;height:100vh"></iframe>'
+        )
+        subprocess.run(
+            ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={folder}/profile", "--virtual-time-budget=20000",
+             f"--window-size={picture.width},{picture.height}", f"--screenshot={IMAGES / f'report_{name}.png'}",
+             (frame if picture.width < 500 else shown).as_uri()],
+            capture_output=True, check=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or PICTURES:
+        draw(chosen, PICTURES[chosen])
