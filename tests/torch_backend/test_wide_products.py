@@ -146,3 +146,31 @@ def test_sums_on_a_gpu_are_kept_in_32_bits(format):
         error = (found[name].double() - wanted).abs().max() / wanted.abs().max()
         assert found[name].dtype == format
         assert error < 2 * torch.finfo(format).eps, name
+
+
+def test_products_whose_result_has_a_format_of_its_own(format):
+    a, b, *_ = _operands(format)
+    more = torch.linspace(-3, 3, 50)
+    wanted = a.double() @ b.double()
+    with kernbench.simulated_gpu("dgx_h100") as ctx:
+        a, b, more = a.cuda(), b.cuda(), more.cuda()
+        room = torch.empty(40, 50, device="cuda")
+        found = {
+            "mm": torch.mm(a, b, out_dtype=torch.float32),
+            "bmm": torch.bmm(a[None], b[None], out_dtype=torch.float32)[0],
+            "addmm": torch.addmm(more, a, b, out_dtype=torch.float32) - more,
+            "baddbmm": torch.baddbmm(more, a[None], b[None], beta=0, out_dtype=torch.float32)[0],
+            "out": torch.mm(a, b, out_dtype=torch.float32, out=room),
+        }
+        assert found["out"] is room
+        for name, result in found.items():
+            assert result.is_cuda
+            assert result.dtype is torch.float32
+            torch.testing.assert_close(result.cpu().double(), wanted, rtol=1e-5, atol=1e-4, msg=name)
+        assert torch.mm(a, b, out_dtype=format).equal(a @ b)
+        with pytest.raises(RuntimeError, match="out_dtype must be"):
+            torch.mm(a, b, out_dtype=torch.float64)
+        names = [op.name for op in ctx.engine.op_log.operations]
+    assert {"mm.dtype", "bmm.dtype", "addmm.dtype", "baddbmm.dtype", "mm.dtype_out"} <= set(names)
+    with pytest.raises(NotImplementedError):
+        torch.mm(torch.ones(2, 2).to(format), torch.ones(2, 2).to(format), out_dtype=torch.float32)

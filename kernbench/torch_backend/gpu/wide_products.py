@@ -7,7 +7,8 @@ That is no less accurate than what the CPU does by itself: the same products in 
 ``exact_dtype`` keeps the CPU's own (ADR 0107).
 
 A GPU keeps the sums of 16-bit floats in 32 bits; the CPU's kernels do for nearly all operators. The others (:data:`KERNELS`),
-whose results are tens of roundings away, are computed in 32 bits as well, always.
+whose results are tens of roundings away, are computed in 32 bits as well, always. So are products whose result is to have 32
+bits (``torch.mm(a, b, out_dtype=torch.float32)``), for which the CPU has no kernel.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kernbench.torch_backend.relies_on import Reliance
 RELIES_ON = (
     Reliance("torch.cpu.get_capabilities", "it says which instructions the CPU has",
              holds=lambda capabilities: hasattr(capabilities(), "get")),
+    Reliance("torch.ops.aten._embedding_bag_backward.default", "its first argument and its result have 16 bits", has=("_op",)),
 )  # fmt: skip
 
 _ENGINES = {torch.bfloat16: "amx_bf16", torch.float16: "avx512_fp16"}
@@ -83,6 +85,23 @@ def _rounded(result: Any, format: torch.dtype) -> Any:
 
 _aten = torch.ops.aten
 
+
+def _with_result_format(call: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    """A product whose last argument is the format of its result: that of its operands or, for 16 bits, ``float32``."""
+
+    def compute(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        *given, format = args
+        if block_of(given[0]) is None and not tells_of_looks(given[0]):
+            return call(*args, **kwargs) if out is None else call(*args, out=out, **kwargs)
+        operands = given[-1].dtype
+        if format is not operands and (format is not torch.float32 or operands not in _ENGINES):
+            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
+        result = product(*map(_wide, given), **kwargs).to(format)
+        return result if out is None else out.copy_(result)
+
+    return compute
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     func.name(): _in_32_bits(func._op, lambda: _ENGINES, rounded)
     for func, rounded in (
@@ -95,5 +114,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
         (_aten.prod.default, None),
         (_aten.prod.dim_int, None),
     )
+} | {
+    func.name(): _with_result_format(func._op, packet.default._op)
+    for packet in (_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm)
+    for func in (packet.dtype, packet.dtype_out)
 }
-"""Operators whose sums the CPU keeps in 16 bits."""
+"""Operators whose sums the CPU keeps in 16 bits, and products that it has no kernel for."""
