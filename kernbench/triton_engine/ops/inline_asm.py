@@ -41,6 +41,8 @@ _UPDATES = re.compile(r"\b(?:atom|red)\.")
 _MOST_SIGNALS = 1 << 13
 """Words that all programs together access with one instruction, if they are signals; more than that are data."""
 
+_ALL_OF_ONE = np.ones(1, dtype=bool)
+
 
 class BatchMemory:
     """Absolute addresses of a batch, checked against live allocations."""
@@ -73,26 +75,43 @@ class BatchMemory:
     def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[HostAllocation, np.ndarray, np.ndarray]]:
         out = []
         signed = address.astype(np.int64)
+        if len(signed) == 1:  # atomic updates come one by one
+            first = int(signed[0])
+            found = self._allocation_of(first)
+            if first + nbytes > found.base + found.nbytes:
+                raise self._past_the_end_of(found)
+            self._touch(found, nbytes)
+            return [(found, _ALL_OF_ONE, (signed - found.base) // nbytes)]
         left = np.ones(len(signed), dtype=bool)
         while left.any():
             first = int(signed[left].min())
-            found: HostAllocation | None = self.batch.execution.find(first)
-            if found is None:
-                raise MemoryAccessError(
-                    f"kernel {self.info.kernel}: inline assembly accesses address {first:#x}, which belongs to no live "
-                    f"tensor\n  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
-                )
+            found = self._allocation_of(first)
             here = left & (signed >= found.base) & (signed + nbytes <= found.base + found.nbytes)
             if not here[signed == first].any():
-                raise MemoryAccessError(
-                    f"kernel {self.info.kernel}: inline assembly reaches past the end of {found.describe()}\n"
-                    f"  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
-                )
-            if found.base not in self._echoes:
-                self.batch.execution.touch(self.info, found, self._accesses(signed, here) * nbytes, 0, found.nbytes)
+                raise self._past_the_end_of(found)
+            self._touch(found, self._accesses(signed, here) * nbytes)
             out.append((found, here, (signed[here] - found.base) // nbytes))
             left &= ~here
         return out
+
+    def _allocation_of(self, address: int) -> HostAllocation:
+        found: HostAllocation | None = self.batch.execution.find(address)
+        if found is None:
+            raise MemoryAccessError(
+                f"kernel {self.info.kernel}: inline assembly accesses address {address:#x}, which belongs to no live "
+                f"tensor\n  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
+            )
+        return found
+
+    def _past_the_end_of(self, allocation: HostAllocation) -> MemoryAccessError:
+        return MemoryAccessError(
+            f"kernel {self.info.kernel}: inline assembly reaches past the end of {allocation.describe()}\n"
+            f"  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
+        )
+
+    def _touch(self, allocation: HostAllocation, nbytes: int) -> None:
+        if allocation.base not in self._echoes:
+            self.batch.execution.touch(self.info, allocation, nbytes, 0, allocation.nbytes)
 
     def _accesses(self, address: np.ndarray, here: np.ndarray) -> int:
         """How many accesses there are: what threads of a program do to one address is one."""
