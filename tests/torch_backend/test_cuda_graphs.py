@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import kernbench
 
@@ -176,3 +177,45 @@ def test_without_data_a_replay_takes_the_same_time(run: Callable[..., list[Any]]
         return time.perf_counter() - begin
 
     assert run(body) == run(body, enable_data=False)
+
+
+def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(run: Callable[..., list[Any]]) -> None:
+    """FSDP takes the memory of gathered parameters away as soon as they have been used."""
+
+    def body() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).cuda()
+        for part in (model[0], model[2], model):
+            fully_shard(part)
+        x = torch.randn(4, 16, device="cuda")
+
+        def step() -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.synchronize()
+        model.zero_grad()
+        with torch.cuda.graph(graph):
+            loss = step()
+        found = []
+        for seed in (1, 2):
+            x.copy_(torch.randn(4, 16, generator=torch.Generator().manual_seed(seed)))
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+            graph.replay()
+            replayed = [loss.item(), *(each.grad.to_local().clone() for each in model.parameters())]
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+            found.append((replayed, [step().item(), *(each.grad.to_local().clone() for each in model.parameters())]))
+        return found
+
+    for rank in run(body, 2):
+        for replayed, eager in rank:
+            assert replayed[0] == eager[0]
+            for one, other in zip(replayed[1:], eager[1:], strict=True):
+                torch.testing.assert_close(one, other)
+        assert rank[0][0][0] != rank[1][0][0]

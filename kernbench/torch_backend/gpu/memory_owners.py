@@ -279,6 +279,9 @@ def _resize(storage: Any, nbytes: int) -> Any:
     block = getattr(storage, NOTE, None)
     if type(block) is not Block or block.nbytes == nbytes:
         return _stock_resize(storage, nbytes)
+    mine = current_device()
+    if mine is not None and mine.host.capture is not None:  # the values of a replay need it, too
+        mine.host.capture.steps.append(lambda: _stock_resize(storage, nbytes))
     if not nbytes:
         claim(block.entry, UNSHARDED)
     forget(storage)
