@@ -1,8 +1,8 @@
 """What a host enqueues while it captures a graph, to be enqueued again as one: CUDA graphs (ADR 0112).
 
 A capture is a list of steps. While it is open, what would be put on a stream becomes a step instead. Values are computed
-then, too, as those of a warm-up; a replay computes them again, in the same memory. To the host a replay is one launch: what
-the graph consists of follows on the device without it.
+then, too, without effect on memory that was there before; a replay computes them again, in the same memory. To the host a
+replay is one launch: what the graph consists of follows on the device without it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class GraphCapture:
         stream: on which the capture began; a replay has what was on it on the stream that it is launched on.
         steps: what a replay does, in order.
         works: by collective of the capture, the one that stands for it in the present replay.
+        posted: collectives of the capture.
+        kept: by storage, what was in memory that the capture has written (:mod:`~kernbench.simulation.capture_effects`).
         broken: whether something was not permitted.
     """
 
@@ -34,6 +36,8 @@ class GraphCapture:
         self.stream = stream
         self.steps: list[Callable[[], Any]] = []
         self.works: dict[Any, Any] = {}
+        self.posted: list[Operation] = []
+        self.kept: dict[int, tuple[Any, Any]] = {}
         self.broken = False
 
     def forbid(self) -> None:

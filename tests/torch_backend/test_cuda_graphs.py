@@ -179,7 +179,10 @@ def test_without_data_a_replay_takes_the_same_time(run: Callable[..., list[Any]]
     assert run(body) == run(body, enable_data=False)
 
 
-def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(run: Callable[..., list[Any]]) -> None:
+@pytest.mark.parametrize("factor", [None, 3.0])
+def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(
+    run: Callable[..., list[Any]], factor: float | None
+) -> None:
     """FSDP takes the memory of gathered parameters away as soon as they have been used."""
 
     def body() -> Any:
@@ -187,6 +190,8 @@ def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(run: Callable[.
         model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).cuda()
         for part in (model[0], model[2], model):
             fully_shard(part)
+            if factor is not None:
+                part.set_gradient_divide_factor(factor)
         x = torch.randn(4, 16, device="cuda")
 
         def step() -> torch.Tensor:
@@ -219,3 +224,50 @@ def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(run: Callable[.
             for one, other in zip(replayed[1:], eager[1:], strict=True):
                 torch.testing.assert_close(one, other)
         assert rank[0][0][0] != rank[1][0][0]
+
+
+def test_a_capture_leaves_memory_as_it_was(run: Callable[..., list[Any]]) -> None:
+    """A whole step as torch's documentation captures it, with the optimizer, and what else keeps a state."""
+
+    def body() -> Any:
+        def trained(steps: int, captured: bool) -> list[Any]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 4)).cuda()
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1, capturable=True)
+            count, x = torch.zeros(1, device="cuda"), torch.zeros(4, 8, device="cuda")
+
+            def step() -> torch.Tensor:
+                optimizer.zero_grad(set_to_none=False)
+                loss = model(x).square().mean()
+                loss.backward()
+                total = loss.detach().clone()
+                dist.all_reduce(total)
+                dist.all_reduce(count.add_(1))
+                optimizer.step()
+                return total
+
+            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            with torch.cuda.stream(stream):
+                step()
+            torch.cuda.synchronize()
+            if captured:
+                before = [count.clone(), *(each.detach().clone() for each in model.parameters())]
+                with torch.cuda.graph(graph):
+                    total = step()
+                now = [count, *(each.detach() for each in model.parameters())]
+                assert all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
+            found = []
+            for number in range(steps):
+                x.copy_(torch.randn(4, 8, generator=torch.Generator().manual_seed(number)))
+                if captured:
+                    graph.replay()
+                else:
+                    total = step()
+                found.append(total.item())
+            return [*found, count.item(), model[1].num_batches_tracked.item(), model[0].weight.detach().clone()]
+
+        return trained(3, captured=False), trained(3, captured=True)
+
+    for eager, captured in run(body, 2):
+        assert eager[:-1] == captured[:-1]
+        assert torch.equal(eager[-1], captured[-1])

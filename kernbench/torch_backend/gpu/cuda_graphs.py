@@ -9,7 +9,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import torch
+
 from kernbench.errors import KernbenchError
+from kernbench.simulation.capture_effects import undo
 from kernbench.simulation.graph_capture import INVALIDATED, GraphCapture
 from kernbench.torch_backend.gpu import streams
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
@@ -52,11 +55,18 @@ class CUDAGraph:
         if host.capture is not None or self._graph is not None:
             raise RuntimeError(_OWNS_ONE)
         self._pool = pool or self._pool
+        self._random = torch.cuda.get_rng_state()
         self._graph = host.capture = GraphCapture(host.stream)
 
     def capture_end(self) -> None:
         """The graph is whole. Raises RuntimeError if something was done in between that CUDA does not permit."""
-        host = bound_devices().mine().host
+        mine = bound_devices().mine()
+        host = mine.host
+        if host.capture is not None:
+            for op in host.capture.posted:  # its values have to come before what they have changed is put back
+                mine.simulation.wait_on_stream(op)
+            undo(host)
+            torch.cuda.set_rng_state(self._random)
         graph, host.capture = host.capture, None
         if graph is None or graph.broken:
             self._graph = None

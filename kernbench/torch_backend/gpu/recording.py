@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
+from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
 from kernbench.topology.system import HostSpec
@@ -343,6 +344,12 @@ class Recorder(TorchDispatchMode):
             with self._while_waiting():
                 self._values.settle_stream()
         operation = _operations[func]
+        if (
+            host.capture is not None
+            and not host.unrecorded
+            and getattr(getattr(func, "_schema", None), "is_mutable", False)
+        ):
+            keep(host, listed_tensors((*args, *(kwargs or {}).values())))
         if SKIP < operation.kind < VIEW:
             operation = operation.chosen(args, kwargs, host.rank)
         if SKIP < operation.kind < VIEW:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
@@ -232,14 +233,16 @@ class PostingGroup(_ProcessGroup):
         simulation = self.simulation
         if simulation.hosts.current().unsettled:
             simulation.values.settle_stream()
-        if reduction is not None and opts is not None:
-            inputs = premultiplied(opts, inputs)
-        self._count_memory(inputs, outputs)
-        operation = self.matcher.post(self.communicator, signature, inputs, outputs, splits=splits, given=given)
-        self._limit(operation, None if opts is None else timeout_of(opts))
-        work = self._work(operation, outputs)
+        summands = premultiplied(opts, inputs) if reduction is not None and opts is not None else inputs
+        self._count_memory(summands, outputs)
         graph = simulation.hosts.current().capture
         if graph is not None:
+            keep(simulation.hosts.current(), outputs)
+        operation = self.matcher.post(self.communicator, signature, summands, outputs, splits=splits, given=given)
+        self._limit(operation, None if opts is None else timeout_of(opts))
+        work = self._work(operation, outputs)
+        if graph is not None:
+            graph.posted.append(operation)
             host, stream, again = simulation.hosts.current(), simulation.hosts.current().stream, partial(
                 self._post, op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root,
                 splits=splits, given=given, algorithm=algorithm,

@@ -1,0 +1,41 @@
+"""What a capture leaves behind: nothing. On a GPU nothing runs while a graph is captured; here values are computed then.
+
+So what is written meanwhile is kept before it is written for the first time, and is as it was again when the capture ends: a
+gradient that is added to, an optimizer's state, a cache. What comes of values that the capture itself has made does not matter:
+nobody may look at them before a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.storages import NOTE, Block
+from kernbench.simulation.tensors import storage_of
+
+
+def keep(host: Host, tensors: Iterable[torch.Tensor]) -> None:
+    """Before tensors are written by what ``host`` captures: keep what GPUs have in their memory."""
+    assert host.capture is not None
+    for tensor in tensors:
+        storage = storage_of(tensor)
+        block = getattr(storage, NOTE, None)
+        if type(block) is Block and not block.hollow and storage.nbytes() and id(storage) not in host.capture.kept:
+            with host.as_one(), torch.no_grad():
+                host.capture.kept[id(storage)] = storage, _bytes_of(storage).clone()
+
+
+def undo(host: Host) -> None:
+    """At the end of a capture: put back what was kept. Memory that has been given back meanwhile has nothing to be put back."""
+    assert host.capture is not None
+    with host.as_one(), torch.no_grad():
+        for storage, before in host.capture.kept.values():
+            if storage.nbytes() == before.numel():
+                _bytes_of(storage).copy_(before)
+    host.capture.kept.clear()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
