@@ -38,6 +38,10 @@ RELIES_ON = (
         "torch.amp.autocast_mode.autocast.__init__", "autocast on `cuda` is one of the CPU tensors that stand for the GPU's",
         parameters=("self", "device_type", "dtype", "enabled", "cache_enabled"),
     ),
+    Reliance(
+        "torch._use_cudnn_rnn_flatten_weight", "builds for CUDA lay out recurrent weights by a call of cuDNN",
+        looked_up_by=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
+    ),
     Reliance("torch.load", "`map_location` may name a simulated GPU", parameters=("f", "map_location")),
 )  # fmt: skip
 
@@ -53,6 +57,7 @@ def install(patches: Patches) -> None:
         patches.set(torch.Tensor, name, _with_index(getattr(torch.Tensor, name)))
     patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
     patches.set(torch, "load", _loads(torch.load))
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
 
 
 def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
