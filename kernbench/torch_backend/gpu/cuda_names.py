@@ -30,6 +30,11 @@ UNAVAILABLE = (
 """Names that need a CUDA runtime."""
 
 
+def never(*args: Any, **kwargs: Any) -> bool:
+    """False of every simulated GPU."""
+    return False
+
+
 def always(*args: Any, **kwargs: Any) -> bool:
     """True of every simulated GPU."""
     return True
@@ -223,6 +228,7 @@ CUDA: dict[str, Any] = each_its_own({
     "_maybe_exchange_device": exchange_device,
     "synchronize": synchronize,
     "ipc_collect": nothing,
+    "_is_in_bad_fork": never,  # a rank that was forked has its GPU, whatever builds for CUDA think of forks
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
