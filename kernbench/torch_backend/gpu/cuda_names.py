@@ -30,11 +30,6 @@ UNAVAILABLE = (
 """Names that need a CUDA runtime."""
 
 
-def never(*args: Any, **kwargs: Any) -> bool:
-    """False of every simulated GPU."""
-    return False
-
-
 def always(*args: Any, **kwargs: Any) -> bool:
     """True of every simulated GPU."""
     return True
