@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
+from operator import methodcaller
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-import torch.distributed as dist
 
-import kernbench
 from tests.order import mutated_programs
+from tests.order.mutated_modules import said_of
 from tests.order.mutated_programs import PROGRAMS
 
 _MARK = re.compile(r"# orders(?:: (?P<old>.+?) -> (?P<new>.+?))?(?: # harmless: (?P<reason>.*))?$")
@@ -50,32 +48,10 @@ def mutations() -> Iterator[Mutation]:
         yield Mutation(_KERNELS.get(inside, inside), number, text, found["reason"])
 
 
-def found_in(program: str, source: str, path: Path) -> list[str]:
-    """What is said of a program of a module with this source."""
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def worker(rank: int) -> None:
-        dist.init_process_group("nccl")
-        torch.cuda.set_device(rank)
-        getattr(module, program)()
-
-    with kernbench.simulate("dgx_h100", races="warn") as ctx:
-        try:
-            ctx.multiprocessing.spawn(worker, nprocs=2)
-        except kernbench.SpawnException as failure:
-            return [type(error).__name__ for error in failure.errors.values()]
-        return [str(each) for each in ctx.simulation.order.races.found]
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_the_programs_are_correct(program: object, tmp_path: Path) -> None:
     name = getattr(program, "__name__", "")
-    assert found_in(name, inspect.getsource(mutated_programs), tmp_path / "whole.py") == []
+    assert said_of(inspect.getsource(mutated_programs), tmp_path / "whole.py", methodcaller(name)) == []
 
 
 @pytest.mark.long
@@ -83,7 +59,8 @@ def test_the_programs_are_correct(program: object, tmp_path: Path) -> None:
 def test_a_line_that_is_missing_is_noticed(mutation: Mutation, tmp_path: Path) -> None:
     lines = inspect.getsource(mutated_programs).splitlines()
     lines[mutation.line - 1] = mutation.text
-    found = found_in(mutation.program, "\n".join(lines) + "\n", tmp_path / f"mutated_{mutation.line}.py")
+    path = tmp_path / f"mutated_{mutation.line}.py"
+    found = said_of("\n".join(lines) + "\n", path, methodcaller(mutation.program))
     if mutation.reason is None:
         assert found, f"nobody misses line {mutation.line}"
     else:

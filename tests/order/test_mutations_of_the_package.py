@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import kernbench
 import kernbench.tp
+from tests.order.mutated_modules import said_of
 
 ROOT = Path(__file__).parents[2]
 WORLD = 2
@@ -112,37 +111,16 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def said_of(file: str, source: str, path: Path) -> list[str]:
-    """What is said of a program with a module of this source."""
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def worker(rank: int) -> None:
-        dist.init_process_group("nccl")
-        torch.cuda.set_device(rank)
-        PROGRAMS[file](module)
-
-    with kernbench.simulate("dgx_h100", races="warn") as ctx:
-        try:
-            ctx.multiprocessing.spawn(worker, nprocs=WORLD)
-        except kernbench.SpawnException as failure:
-            return [f"{type(error).__name__}: {error}" for error in failure.errors.values()]
-        return [str(each) for each in ctx.simulation.order.races.found]
-
-
 @pytest.mark.parametrize("file", PROGRAMS)
 def test_what_is_there_is_correct(file: str, tmp_path: Path) -> None:
-    assert said_of(file, (ROOT / file).read_text(), tmp_path / "whole.py") == []
+    assert said_of((ROOT / file).read_text(), tmp_path / "whole.py", PROGRAMS[file], WORLD) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: f"{Path(each.file).stem}-{each.old.strip()[:40]}")
 def test_what_is_missing_is_noticed(mutation: PackageMutation, tmp_path: Path) -> None:
-    said = said_of(mutation.file, mutation.applied((ROOT / mutation.file).read_text()), tmp_path / "mutated.py")
+    source = mutation.applied((ROOT / mutation.file).read_text())
+    said = said_of(source, tmp_path / "mutated.py", PROGRAMS[mutation.file], WORLD)
     if mutation.reason is None:
         assert any(each.startswith("race: ") for each in said), said or "nobody misses it"
     else:

@@ -230,20 +230,20 @@ class PostingGroup(_ProcessGroup):
         self._sequence += 1
         if type(opts) is ReduceOp:
             opts = None  # a reduction alone: there are no other options
-        simulation = self.simulation
-        if simulation.hosts.current().unsettled:
+        simulation, host = self.simulation, self.simulation.hosts.current()
+        if host.unsettled:
             simulation.values.settle_stream()
         summands = premultiplied(opts, inputs) if reduction is not None and opts is not None else inputs
         self._count_memory(summands, outputs)
-        graph = simulation.hosts.current().capture
+        graph = host.capture
         if graph is not None:
-            keep(simulation.hosts.current(), outputs)
+            keep(host, outputs)
         operation = self.matcher.post(self.communicator, signature, summands, outputs, splits=splits, given=given)
         self._limit(operation, None if opts is None else timeout_of(opts))
         work = self._work(operation, outputs)
         if graph is not None:
             graph.posted.append(operation)
-            host, stream, again = simulation.hosts.current(), simulation.hosts.current().stream, partial(
+            stream, again = host.stream, partial(
                 self._post, op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root,
                 splits=splits, given=given, algorithm=algorithm,
             )  # fmt: skip
