@@ -27,17 +27,17 @@ def worker(rank, ctx):
     digest.update(x.numpy().tobytes() + y.numpy().tobytes())
 
 digest = hashlib.sha256()
-if "busy" in sys.argv:
-    stop = []
-    def spin():
-        while not stop: pass
-    spinner = threading.Thread(target=spin, daemon=True); spinner.start()
+stop = []
+def spin():
+    while not stop: pass
+
 with kernbench.simulate(seed=3, policy="random") as ctx:
+    if "busy" in sys.argv:  # now that all is imported: beside a spinning thread, Python needs a minute to import torch
+        threading.Thread(target=spin, daemon=True).start()
     ctx.multiprocessing.spawn(worker, args=(ctx,), nprocs=6, isolation=sys.argv[1])
     for record in ctx.engine.op_log.records():
         digest.update(repr(record).encode())
-if "busy" in sys.argv:
-    stop.append(1)
+stop.append(1)
 print(digest.hexdigest())
 """
 
