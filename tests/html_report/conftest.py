@@ -71,7 +71,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
             f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--window-size=1280,900", "--dump-dom",
             page.as_uri(),
         ]  # fmt: skip
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False).stdout
 
     probe = folder / "probe.html"
     probe.write_text("<p id=p></p><script>document.getElementById('p').textContent = 6 * 7 + '!'</script>")

@@ -132,7 +132,7 @@ def test_two_reports_are_compared_by_operation(opened: Opened, tmp_path: Path) -
       input.files = list.files;
       input.dispatchEvent(new Event("change"));
       const shown = document.getElementById("compared");
-      for (let i = 0; i < 500 && !shown.querySelector("td"); i++) await new Promise((done) => setTimeout(done, 10));
+      for (let i = 0; i < 4000 && !shown.querySelector("td"); i++) await new Promise((done) => setTimeout(done, 10));
       told.rows = [...shown.querySelectorAll("tbody tr")].map((row) => [...row.cells].map((cell) => cell.innerText));
     """.replace("</script", "<\\/script"))  # fmt: skip
     assert told["wrong"] == []

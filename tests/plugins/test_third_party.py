@@ -38,7 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--disable-pip-version-check",
          "--no-index", "--no-deps", "--no-build-isolation", "--no-compile", source],
-        check=True, timeout=120, env={**os.environ, "PIP_CONFIG_FILE": os.devnull},
+        check=True, timeout=250, env={**os.environ, "PIP_CONFIG_FILE": os.devnull},
     )  # fmt: skip
     return interpreter
 
@@ -46,7 +46,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, *arguments: str, cwd: Path) -> str:
     """The output of a command in that environment, outside the source tree."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "KERNBENCH_PLUGINS")}
-    done = subprocess.run([python, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     return done.stdout

@@ -47,7 +47,7 @@ def digest(*arguments, hash_seed="0"):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)},
-        capture_output=True, text=True, check=True, timeout=100,
+        capture_output=True, text=True, check=True, timeout=250,
     )  # fmt: skip
     return done.stdout.strip()
 

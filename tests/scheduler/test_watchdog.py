@@ -27,7 +27,7 @@ def run_alone(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """Run ``program`` in a process of its own: other tests leave threads, which might wake a rank for all that is known."""
     script = tmp_path / "program.py"
     script.write_text(IMPATIENT + program)
-    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=250, check=False)
 
 
 IMPATIENT = """
