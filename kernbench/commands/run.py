@@ -250,12 +250,12 @@ def _beside(
     """What a script's own processes may join; None if they cannot, as the context is."""
     from kernbench.commands.run_beside import RunBeside
 
-    if ctx.simulation.hooks is not None or ctx.simulation.order is not None or not ctx.enable_data:
+    if ctx.simulation.hooks is not None or ctx.simulation.order is not None:
         return None
     options = [
         "--system", str(system), "--nnodes", str(nnodes), "--seed", str(given["seed"]), "--memory-limit",
-        str(given["memory_limit"]), *(["--exact-dtype"] if given["exact_dtype"] else []),
-        *([] if summary else ["--no-summary"]),
+        str(given["memory_limit"]), "--unknown", given["unknown"], *(["--exact-dtype"] if given["exact_dtype"] else []),
+        *([] if given["enable_data"] else ["--no-data"]), *([] if summary else ["--no-summary"]),
     ]  # fmt: skip
     return RunBeside(options, ctx.topology.sips_per_node)
 

@@ -18,6 +18,7 @@ class Legacy:
     Attributes:
         clock, busy, sip: of its host.
         account: of its host.
+        uses_gpu: whether it has used a GPU.
         stopped: whether it was stopped after its last step.
         unmodelled: operators without a model that it has called.
         uncounted: operators whose FLOPs nobody counted.
@@ -29,6 +30,7 @@ class Legacy:
     busy: float
     sip: int
     account: Account
+    uses_gpu: bool
     stopped: bool
     unmodelled: Unmodelled
     uncounted: set[str]
@@ -41,8 +43,8 @@ class Legacy:
         costs = simulation.op_costs
         steps = simulation.steps.of_rank.get(host.rank if host.rank is not None else -1)
         legacy = cls(
-            host.clock, host.busy, host.sip, host.account, steps is not None and steps.stopped, costs.unmodelled.portable(),
-            set(costs.uncounted), list(simulation.remarks),
+            host.clock, host.busy, host.sip, host.account, host.uses_gpu, steps is not None and steps.stopped,
+            costs.unmodelled.portable(), set(costs.uncounted), list(simulation.remarks),
         )  # fmt: skip
         for memory in simulation.memories.of(host):
             memory.claim_all()
@@ -55,6 +57,7 @@ class Legacy:
         steps = simulation.steps.of_rank[host.rank]
         steps.stopped = steps.stopped or self.stopped
         host.clock, host.busy, host.sip, host.account = self.clock, self.busy, self.sip, self.account
+        host.uses_gpu = self.uses_gpu
         simulation.op_costs.unmodelled.add(self.unmodelled)
         simulation.op_costs.uncounted |= self.uncounted
         for remark in self.remarks:

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
-from kernbench.processes.shared_memory import SharedMemory, SharedRegion
+from kernbench.processes.shared_memory import NO_BYTES, SharedMemory, SharedRegion
 from kernbench.sim_engine import Operation
+from kernbench.simulation.collective_values import Brought, Outcome, brought_by, note
+from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.tensors import plain, storage_of
 
 
@@ -33,6 +36,8 @@ class Posted:
         op: this rank's part.
         inputs, outputs: where they are in shared memory.
         copied: whether the outputs have come.
+        brought: in a simulation without data, what is known of the tensors.
+        tensors: then, the inputs and the outputs themselves, until the outcome has been noted with them.
     """
 
     op: Operation
@@ -41,23 +46,33 @@ class Posted:
     copied: bool = False
     runs: list[_Run] = field(default_factory=list)
     writes: frozenset[int] = frozenset()
+    brought: Brought | None = None
+    tensors: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] = ((), ())
 
 
 class Payloads:
-    """The payloads of one rank's calls that are under way, in the rank's process."""
+    """The payloads of one rank's calls that are under way, in the rank's process.
 
-    def __init__(self, shared: SharedMemory) -> None:
+    Args:
+        shared: memory shared with the simulation.
+        storages: of the rank's copy of the simulation.
+    """
+
+    def __init__(self, shared: SharedMemory, storages: StorageTable) -> None:
         self._shared = shared
+        self._storages = storages
 
-    @staticmethod
-    def before(inputs: Sequence[torch.Tensor], under_way: Iterable[Posted]) -> Posted | None:
+    def before(self, inputs: Sequence[torch.Tensor], under_way: Iterable[Posted]) -> Posted | None:
         """The first call under way that writes a part of ``inputs``, whose values must have come before they can be brought.
 
-        One that writes the very tensor need not: both calls use one region, as they would use one piece of memory.
+        One that writes the very tensor need not: both calls use one region, as they would use one piece of memory. Without
+        data it must, too: what becomes known of the tensor by it is what the next call brings.
         """
         for posted in under_way:
             if posted.writes.isdisjoint([id(storage_of(tensor)) for tensor in inputs]):
                 continue
+            if not self._storages.has_data:
+                return posted
             touched = [whole for whole, parts in runs(inputs) if id(storage_of(parts[0])) in posted.writes]
             if any(_same(whole, [posted]) is None for whole in touched):
                 return posted
@@ -71,7 +86,13 @@ class Payloads:
         under_way: Sequence[Posted] = (),
     ) -> Posted:
         """Copy the inputs, but those that calls ``under_way`` write, and make room for the outputs."""
-        posted = Posted(op, [], [])
+        posted = Posted(op, [], [], writes=frozenset(id(storage_of(tensor)) for tensor in outputs))
+        if not self._storages.has_data:
+            posted.tensors = inputs, outputs
+            posted.brought = brought_by(self._storages, inputs, outputs)
+            if not posted.brought.has_bytes:  # nothing will move
+                posted.inputs, posted.outputs = list(map(_without_bytes, inputs)), list(map(_without_bytes, outputs))
+                return posted
         place: dict[int, SharedRegion] = {}
         written = {id(tensor) for tensor in outputs}
         in_place = [tensor for tensor in inputs if id(tensor) in written]
@@ -96,15 +117,19 @@ class Payloads:
                 posted.runs.append(_Run(whole, region, writes))
         posted.inputs = [place[id(tensor)] for tensor in inputs]
         posted.outputs = [place[id(tensor)] for tensor in outputs]
-        posted.writes = frozenset(id(storage_of(tensor)) for tensor in outputs)
         return posted
 
-    def take_outputs(self, posted: Posted) -> None:
-        """Its values have been moved: copy the outputs to where the program has them."""
+    def take_outputs(self, posted: Posted, outcome: Outcome | None = None) -> None:
+        """Its values have been moved: copy the outputs to where the program has them.
+
+        Without data, ``outcome`` says whether they have, and is noted.
+        """
         posted.copied = True
-        for run in posted.runs:
+        for run in posted.runs if outcome is None or outcome.moved else ():
             if run.written and run.whole.numel():
                 run.whole.copy_(self._shared.tensor(run.region))
+        if outcome is not None:
+            note(self._storages, *posted.tensors, outcome)
         self.drop(posted)
 
     def drop(self, posted: Posted) -> None:
@@ -112,6 +137,12 @@ class Payloads:
         for run in posted.runs:
             self._shared.give_back(run.region)
         posted.runs.clear()
+        posted.tensors = ((), ())
+
+
+def _without_bytes(tensor: torch.Tensor) -> SharedRegion:
+    with DisableTorchFunctionSubclass():
+        return SharedRegion(NO_BYTES, tuple(tensor.shape), tensor.dtype)
 
 
 def _same(whole: torch.Tensor, under_way: Sequence[Posted]) -> _Run | None:

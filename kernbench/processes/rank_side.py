@@ -45,6 +45,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("memories", ("open",)),
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
+    ("assumptions", ("add", "left_out")),
     ("", ("wait_on_stream", "limit")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
@@ -308,7 +309,7 @@ class RankSide(Uplink):
         self.cast(
             "post", number, self._groups[id(group)], tuple(signature), posted.inputs, posted.outputs,
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
-            tuple(location), splits, shapes, group.environ,
+            tuple(location), splits, shapes, group.environ, posted.brought,
         )  # fmt: skip
         matcher.history.add(self.rank, group, self._sequences[id(group)], signature, op, location, None, shapes)
         self._sequences[id(group)] += 1
@@ -326,11 +327,18 @@ class RankSide(Uplink):
         self.cast(
             "message", number, self._groups[id(group)], (posted.inputs or posted.outputs)[0], peer, tag, sends,
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
-            tuple(location),
+            tuple(location), posted.brought,
         )  # fmt: skip
         signature = Message(group, rank, peer, tag, sends, tensor, op, location, ()).signature
         simulation.matcher.history.add(rank, group, -1, signature, op, location, peer, (tuple(tensor.shape),))
         return op
+
+    def _assumptions_add(self, *look: Any) -> None:
+        """There, where the first look at a line is that of all ranks."""
+        self.cast("assumed", *look)
+
+    def _assumptions_left_out(self, nbytes: int) -> None:
+        self.cast("left_out", nbytes)
 
     def _drain_pending(self) -> NoReturn:
         raise KernbenchError("only main drains: call this from the main greenlet, not from a rank or a kernel")

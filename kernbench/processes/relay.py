@@ -23,6 +23,7 @@ from kernbench.processes.shared_memory import SharedRegion
 from kernbench.scheduler import RaisedElsewhere
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.accounts import Account
+from kernbench.simulation.collective_values import Brought
 from kernbench.simulation.groups import Arrival, Communicator, Signature
 from kernbench.simulation.locations import Location
 from kernbench.simulation.messages import Message
@@ -54,6 +55,7 @@ class Relay:
         self._operations: dict[int, Operation] = {}
         self._under_way: dict[int, Operation] = {}
         self._told: set[int] = set()
+        self._brought: dict[int, Brought] = {}
         self._groups: dict[int, Communicator] = {}
         self._open_stores: dict[Any, CooperativeStore] = {}
         self._late: BaseException | None = None
@@ -64,7 +66,7 @@ class Relay:
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
             "post": self._post, "message": self._message, "limit": self._limit, "released": self._release,
             "step": self._step, "stopped": self._stopped, "store": self._store_given, "call": self._call, "write": self._write,
-            "memory": self._memory,
+            "memory": self._memory, "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
         self._calls: dict[str, Callable[..., Any]] = {
@@ -204,9 +206,12 @@ class Relay:
                 continue
             error = None if op.error is None else portable(op.error)
             source = op.detail if op.name == "recv" else None
-            news.append((number, op.executed, op.start, op.end, error, source))
+            brought = self._brought.get(number)
+            outcome = None if brought is None else brought.outcome
+            news.append((number, op.executed, op.start, op.end, error, source, outcome))
             self._told.add(number)
             if ended:
+                self._brought.pop(number, None)
                 del self._under_way[number]
                 self._told.discard(number)
         return news
@@ -310,12 +315,16 @@ class Relay:
     def _group(self, number: int, name: str, members: tuple[int, ...], everybody: bool) -> None:
         self._groups[number] = self._simulation.world.communicators.of(self._rank, name, members, everybody)
 
-    def _made(self, number: int, fields: _Fields, clock: float, stream: str, sip: int) -> Operation:
+    def _made(
+        self, number: int, fields: _Fields, clock: float, stream: str, sip: int, brought: Brought | None
+    ) -> Operation:
         """The rank's part of a call that it has posted."""
         name, on_sip, on_stream, enqueue, host, nbytes, operands = fields
         op = Operation(name, "collective", self._rank, on_sip, on_stream, enqueue)
         op.host, op.nbytes, op.operands, op.executed = host, nbytes, operands, False
         self._operations[number] = self._under_way[number] = op
+        if brought is not None:
+            self._brought[number] = brought
         me = self._me
         me.clock, me.stream, me.sip = clock, stream, sip
         return op
@@ -331,9 +340,9 @@ class Relay:
     def _post(
         self, number: int, group: int, signature: tuple[Any, ...], inputs: _Regions, outputs: _Regions,
         fields: _Fields, clock: float, stream: str, sip: int, place: tuple[str, int, str], splits: Any, shapes: Any,
-        environ: Any,
+        environ: Any, brought: Brought | None,
     ) -> None:  # fmt: skip
-        op = self._made(number, fields, clock, stream, sip)
+        op = self._made(number, fields, clock, stream, sip, brought)
         communicator, me = self._groups[group], self._me
         if communicator.environ is None:
             communicator.environ = environ
@@ -341,18 +350,18 @@ class Relay:
         shared = {region: tensor(region) for region in dict.fromkeys((*inputs, *outputs))}
         arrival = Arrival(
             self._rank, Signature(*signature), tuple(shared[each] for each in inputs),
-            tuple(shared[each] for each in outputs), op, Location(*place), me.before(stream), splits,
+            tuple(shared[each] for each in outputs), op, Location(*place), me.before(stream), splits, brought,
         )  # fmt: skip
         self._admitted(op, self._simulation.matcher.admit, me, communicator, arrival, shapes)
 
     def _message(
         self, number: int, group: int, region: SharedRegion, peer: int | None, tag: int, sends: bool, fields: _Fields,
-        clock: float, stream: str, sip: int, place: tuple[str, int, str],
+        clock: float, stream: str, sip: int, place: tuple[str, int, str], brought: Brought | None,
     ) -> None:  # fmt: skip
-        op = self._made(number, fields, clock, stream, sip)
+        op = self._made(number, fields, clock, stream, sip, brought)
         message = Message(
             self._groups[group], self._rank, peer, tag, sends, self._child.shared.tensor(region), op, Location(*place),
-            self._me.before(stream),
+            self._me.before(stream), brought,
         )  # fmt: skip
         self._admitted(op, self._simulation.matcher.mailbox.admit, message)
 

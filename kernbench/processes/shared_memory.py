@@ -26,11 +26,15 @@ _KEPT = 1 << 26
 """A freed region of more bytes than these gives its pages back to the system; asking for pages again takes time."""
 
 
+NO_BYTES = -1
+"""The offset of a tensor that has no values (a simulation without data)."""
+
+
 class SharedRegion(NamedTuple):
     """A contiguous tensor in shared memory.
 
     Attributes:
-        offset: bytes.
+        offset: bytes; :data:`NO_BYTES`: it is not there, and only has a shape.
         shape: of the tensor.
         dtype: of the tensor.
     """
@@ -57,6 +61,8 @@ class SharedMemory:
 
     def tensor(self, region: SharedRegion) -> torch.Tensor:
         """The tensor in a region, on either side."""
+        if region.offset == NO_BYTES:
+            return torch.empty(region.shape, dtype=region.dtype, device="meta")
         count = region.dtype.itemsize
         for size in region.shape:
             count *= size

@@ -27,10 +27,6 @@ def require(simulation: Simulation) -> None:
         raise ConfigError(
             "isolation='process': races are found where all ranks' accesses are seen: use isolation='carrier' with races"
         )
-    if not simulation.engine.enable_data:
-        raise ConfigError(
-            "isolation='process' computes values: without data (enable_data=False, --no-data) use isolation='carrier'"
-        )
 
 
 def start(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.simulation.locations import NOWHERE, Location, user_location
+from kernbench.simulation.locations import Location, user_location
 
 POLICIES = ("assume", "error")
 """What to do when a program looks at an unknown value: answer with what is assumed, or stop there."""
@@ -198,10 +198,14 @@ class Assumptions:
                 "enable_data=False (--no-data) and unknown='error'. Run it with data, say what the value is "
                 "(kernbench.assume), or let it be assumed (unknown='assume')"
             )
-        key = (where.file, where.line, entry) if where is not NOWHERE else ("", 0, entry)
+        self.add(where, entry, rank, _short(answer), stated)
+
+    def add(self, where: Location, entry: str, rank: int | None, answer: str, stated: bool) -> None:
+        """Note a look at a line of the program: all of its looks are one note."""
+        key = (where.file, where.line, entry)
         found = self._by_place.get(key)
         if found is None:
-            self._by_place[key] = Assumption(where, entry, rank, _short(answer), stated=stated)
+            self._by_place[key] = Assumption(where, entry, rank, answer, stated=stated)
         else:
             found.times += 1
 

@@ -20,7 +20,7 @@ from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.simulation.collective_values import all_have_bytes, anything_unknown, assumed, moved
+from kernbench.simulation.collective_values import Brought, Outcome, all_have_bytes, brought_by, not_moved, note
 from kernbench.simulation.folding import MOST_STEPPED
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.hooks import RunHooks
@@ -140,12 +140,8 @@ class CollectiveRuns:
                 self._move_folded(collective.group, arrivals, root, reduction)
             elif self.engine.enable_data:
                 self._move(request, arrivals, root, reduction)
-            elif all_have_bytes(self.storages, arrivals):
-                unknown = anything_unknown(self.storages, arrivals)
-                self._move(request, arrivals, root, reduction)
-                moved(self.storages, arrivals, unknown=unknown)
             else:
-                assumed(self.storages, arrivals, reduces=reduction is not None)
+                self._move_known(request, arrivals, root, reduction)
             if self.watch is not None:
                 self.watch(collective, arrivals)
         return request
@@ -156,6 +152,18 @@ class CollectiveRuns:
             return tuple([arrival.op.sip for arrival in arrivals])
         return tuple(map(self.hosts.sip_of, collective.group.ranks))
 
+    def _move_known(
+        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+    ) -> None:
+        """Move values if all members have them, and note what is assumed."""
+        members = self._brought(arrivals)
+        if all_have_bytes(members):
+            outcome = Outcome(True, unknown=any(member.unknown for member in members))
+            self._move(request, arrivals, root, reduction)
+        else:
+            outcome = not_moved(members, reduces=reduction is not None)
+        self._note(arrivals, outcome)
+
     def _move_folded(
         self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
     ) -> None:
@@ -163,16 +171,26 @@ class CollectiveRuns:
         running = list(dict.fromkeys(arrivals))
         kind = KINDS[arrivals[0].signature.op]
         brings_nothing = kind.root == "gives" and root is not None and arrivals[root].rank != group.ranks[root]
-        if brings_nothing or not all_have_bytes(self.storages, running):
-            assumed(self.storages, running, reduces=reduction is not None)
-            return
+        members = self._brought(running)
+        if brings_nothing or not all_have_bytes(members):
+            return self._note(running, not_moved(members, reduces=reduction is not None))
         op = arrivals[0].signature.op
-        unknown = kind.root != "gives" or anything_unknown(self.storages, running)
+        unknown = kind.root != "gives" or any(member.unknown for member in members)
         tensors = {id(arrival): _values_of(arrival) for arrival in running}
         brought = [tensors[id(arrival)][0] for arrival in arrivals]
         receivers = {group.index[arrival.rank]: tensors[id(arrival)][1] for arrival in running}
         move_among(op, brought, receivers, reduction, root)
-        moved(self.storages, running, unknown=unknown)
+        return self._note(running, Outcome(True, unknown=unknown))
+
+    def _brought(self, arrivals: Sequence[Arrival]) -> list[Brought]:
+        return [each.brought or brought_by(self.storages, each.inputs, each.outputs) for each in arrivals]
+
+    def _note(self, arrivals: Sequence[Arrival], outcome: Outcome) -> None:
+        for arrival in arrivals:
+            if arrival.brought is None:
+                note(self.storages, arrival.inputs, arrival.outputs, outcome)
+            else:
+                arrival.brought.outcome = outcome
 
     def _move(
         self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None

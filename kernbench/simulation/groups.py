@@ -11,6 +11,7 @@ import torch
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
+from kernbench.simulation.collective_values import Brought
 from kernbench.simulation.folding import Folding
 from kernbench.simulation.locations import Location
 
@@ -48,6 +49,7 @@ class Arrival:
     Attributes:
         inputs, outputs: one tensor per cell that the member brings or gets (see ``kernbench.ccl.movements``).
         splits: elements per cell where they are not all alike, else None.
+        brought: where no values are computed, what is known of tensors that are in another process; None: they are here.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class Arrival:
     location: Location
     after: Sequence[Operation] = ()
     splits: tuple[int, ...] | None = None
+    brought: Brought | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -15,6 +15,7 @@ import torch
 
 from kernbench.errors import CollectiveMismatchError
 from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.simulation.collective_values import Brought
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.history import History
 from kernbench.simulation.hooks import RunHooks
@@ -32,6 +33,7 @@ class Message:
         rank: who posted it (a rank of the world).
         peer: the other side, None for a receive from any source.
         sends: whether this is the sending side.
+        brought: as an :class:`Arrival` has it.
     """
 
     group: Communicator
@@ -43,6 +45,7 @@ class Message:
     op: Operation
     location: Location
     after: Sequence[Operation]
+    brought: Brought | None = None
 
     @property
     def signature(self) -> Signature:
@@ -180,9 +183,12 @@ class Mailbox:
         signature = send.signature
         collective = Collective(pair, 0, signature, started=True)
         arrivals = [
-            Arrival(send.rank, signature, (send.tensor,), (), send.op, send.location, send.after),
-            Arrival(receive.rank, signature, (), (receive.tensor,), receive.op, receive.location, receive.after),
-        ]
+            Arrival(
+                side.rank, signature, (side.tensor,) if side.sends else (), () if side.sends else (side.tensor,), side.op,
+                side.location, side.after, brought=side.brought,
+            )
+            for side in (send, receive)
+        ]  # fmt: skip
         collective.arrivals = dict(enumerate(arrivals))
         self.paired.append((collective, arrivals, send.tensor.numel()))
 

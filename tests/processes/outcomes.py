@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import kernbench
 from kernbench.trace.memory_report import memory_lines
+from kernbench.trace.notes import notes_of
 from kernbench.trace.rank_times import rank_times
 
 
@@ -17,7 +18,7 @@ class Outcome(NamedTuple):
         operations: in the order of the log, with all that it says.
         waits: of hosts.
         collectives: with their steps.
-        clocks: of hosts, and when all had ended.
+        clocks: of hosts, when all had ended, and what the run says of itself.
         memory: the report, and peaks by SIP.
         printed: by ranks.
     """
@@ -54,7 +55,8 @@ def outcome(
             *memory_lines(ctx),
             *((ledger.rank, ledger.sip, ledger.peak, ledger.peak_time) for ledger in log.ledgers),
         ]
-        clocks += [rank_times(ctx.simulation), ctx.now(), ctx.simulation.op_costs.unmodelled.sentences]
+        times = rank_times(ctx.simulation)
+        clocks += [times, ctx.now(), notes_of(ctx.simulation, times)]
         return Outcome(operations, waits, collectives, clocks, memory, printed())
 
 

@@ -115,12 +115,13 @@ def children_of(*processes: int | str) -> list[str]:
     return [child for each in processes for child in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
 
 
-def test_ranks_of_torchrun_do_what_ranks_of_ours_do(tmp_path):
+@pytest.mark.parametrize("data", ["--data", pytest.param("--no-data", marks=pytest.mark.long)])
+def test_ranks_of_torchrun_do_what_ranks_of_ours_do(data, tmp_path):
     script, theirs, ours = (tmp_path / name for name in ("train.py", "theirs.json", "ours.json"))
     script.write_text(TRAIN)
-    joined = run("--trace", theirs, "--", "torchrun", "--nproc-per-node", "2", script)
+    joined = run(data, "--trace", theirs, "--", "torchrun", "--nproc-per-node", "2", script)
     assert joined.returncode == 0, joined.stderr
-    forked = run("--trace", ours, "--isolation", "process", "--no-prefix", "--nproc-per-node", "2", script)
+    forked = run(data, "--trace", ours, "--isolation", "process", "--no-prefix", "--nproc-per-node", "2", script)
     assert sorted(joined.stdout.splitlines()) == sorted(forked.stdout.splitlines())
     assert "modelled on dgx_h100, 2 ranks" in joined.stdout
     assert theirs.read_bytes() == ours.read_bytes()
@@ -147,7 +148,8 @@ def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
 
 
 @pytest.mark.long  # interpreters that import torch
-def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(tmp_path):
+@pytest.mark.parametrize("data", ["--data", "--no-data"])
+def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(data, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing, torch, torch.distributed as dist\n"
@@ -163,7 +165,7 @@ def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(tmp_pa
         "    process.join()\n"
         "    print('ended', process.exitcode, flush=True)\n"
     )
-    done = run(script)
+    done = run(data, script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == ["script 2.0", "worker 4.0", "ended 0"]
     assert done.stdout.count("modelled on dgx_h100, 1 rank") == 2

@@ -80,6 +80,27 @@ def test_programs_on_gpus(program, capsys):
     both(worker, capsys)
 
 
+_QUICK = ("fsdp2", "expert_parallel", "pipeline_and_data")
+
+
+@pytest.mark.parametrize("width", [16, 512])
+@pytest.mark.parametrize(
+    "program",
+    [each if each.__name__ in _QUICK else pytest.param(each, marks=pytest.mark.long) for each in ON_GPUS],
+    ids=lambda program: program.__name__,
+)
+def test_programs_without_data(program, width, capsys):
+    """Of few bytes, which are computed, and of more, which are not; what is assumed is the same."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        program(rank, WORLD, width)
+        dist.destroy_process_group()
+
+    both(worker, capsys, enable_data=False)
+
+
 ON_HOSTS = [name for name in programs.PROGRAMS if name not in ("sequence_parallel", "compiled")]
 """Not: one that needs another world; one that is compiled, once by each process."""
 
@@ -166,6 +187,33 @@ def test_collectives_messages_and_stores(isolation, policy, capsys):
         print(mine)
 
     return both(worker, capsys, isolation, policy=policy)
+
+
+def test_known_and_assumed_values_are_told_apart_without_data(capsys):
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        known, large = torch.full((4,), float(rank), device="cuda"), torch.ones(1 << 16, device="cuda")
+        dist.all_reduce(known)
+        assumed = large.sum().reshape(1) * (1 if rank == 2 else 0)
+        parts = [torch.zeros(1, device="cuda") for _ in range(WORLD)]
+        dist.all_gather(parts, assumed)
+        counts = torch.full((2,), 5, device="cuda")
+        works = [dist.all_reduce(counts, async_op=True), dist.all_reduce(counts, async_op=True)]
+        dist.all_reduce(large)
+        rows = torch.zeros(WORLD, 1 << 14, device="cuda")
+        dist.all_gather_into_tensor(rows.view(-1), large[: 1 << 14])
+        for work in works:
+            work.wait()
+        mask = rows > 2
+        print(known.tolist(), [part.item() for part in parts], counts.tolist(), mask.sum().item(), large[:2].tolist())
+        if rank == 0:
+            dist.send(large[:8], 1)
+        elif rank == 1:
+            dist.recv(known, 0) if known.numel() == 8 else dist.recv(large[:8], 0)
+            print(large[3].item())
+
+    both(worker, capsys, enable_data=False)
 
 
 def test_streams_events_and_the_clock(capsys):

@@ -226,8 +226,6 @@ def test_no_process_is_left_when_the_simulation_is_ended(number, tmp_path):
 
 
 def test_what_cannot_be_had_is_refused():
-    with pytest.raises(kernbench.ConfigError, match="without data"):
-        spawn(lambda rank: None, enable_data=False)
     with pytest.raises(kernbench.ConfigError, match="races"):
         spawn(lambda rank: None, races=True)
 
