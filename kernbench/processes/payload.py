@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.processes.shared_memory import NO_BYTES, SharedMemory, SharedRegion
 from kernbench.sim_engine import Operation
-from kernbench.simulation.collective_values import Brought, Outcome, brought_by, note
+from kernbench.simulation.collective_values import Brought, Effect, brought_by, note
 from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.tensors import plain, storage_of
 
@@ -37,7 +37,7 @@ class Posted:
         inputs, outputs: where they are in shared memory.
         copied: whether the outputs have come.
         brought: in a simulation without data, what is known of the tensors.
-        tensors: then, the inputs and the outputs themselves, until the outcome has been noted with them.
+        tensors: then, the inputs and the outputs themselves, until the effect has been noted with them.
     """
 
     op: Operation
@@ -119,17 +119,17 @@ class Payloads:
         posted.outputs = [place[id(tensor)] for tensor in outputs]
         return posted
 
-    def take_outputs(self, posted: Posted, outcome: Outcome | None = None) -> None:
+    def take_outputs(self, posted: Posted, effect: Effect | None = None) -> None:
         """Its values have been moved: copy the outputs to where the program has them.
 
-        Without data, ``outcome`` says whether they have, and is noted.
+        Without data, ``effect`` says whether they have, and is noted.
         """
         posted.copied = True
-        for run in posted.runs if outcome is None or outcome.moved else ():
+        for run in posted.runs if effect is None or effect.moved else ():
             if run.written and run.whole.numel():
                 run.whole.copy_(self._shared.tensor(run.region))
-        if outcome is not None:
-            note(self._storages, *posted.tensors, outcome)
+        if effect is not None:
+            note(self._storages, *posted.tensors, effect)
         self.drop(posted)
 
     def drop(self, posted: Posted) -> None:

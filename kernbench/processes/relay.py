@@ -207,8 +207,8 @@ class Relay:
             error = None if op.error is None else portable(op.error)
             source = op.detail if op.name == "recv" else None
             brought = self._brought.get(number)
-            outcome = None if brought is None else brought.outcome
-            news.append((number, op.executed, op.start, op.end, error, source, outcome))
+            effect = None if brought is None else brought.effect
+            news.append((number, op.executed, op.start, op.end, error, source, effect))
             self._told.add(number)
             if ended:
                 self._brought.pop(number, None)

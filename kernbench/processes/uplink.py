@@ -12,7 +12,7 @@ from kernbench.processes.channel import Portable, Wire, restored
 from kernbench.processes.payload import Payloads, Posted
 from kernbench.processes.shared_memory import SharedMemory
 from kernbench.sim_engine import Operation
-from kernbench.simulation.collective_values import Outcome
+from kernbench.simulation.collective_values import Effect
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
@@ -164,7 +164,7 @@ class Uplink:
         end: float | None,
         error: Portable | None,
         detail: dict[str, Any] | None,
-        outcome: Outcome | None,
+        effect: Effect | None,
     ) -> None:
         """What has become of a collective or message of this rank."""
         posted = self.posted[number]
@@ -176,7 +176,7 @@ class Uplink:
         if executed and not posted.copied:
             with self.simulation.torch_recorder.paused():
                 if op.error is None:
-                    self.payloads.take_outputs(posted, outcome)
+                    self.payloads.take_outputs(posted, effect)
                     write_epoch.bump()
                 else:
                     self.payloads.drop(posted)

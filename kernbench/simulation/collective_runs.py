@@ -20,7 +20,7 @@ from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.simulation.collective_values import Brought, Outcome, all_have_bytes, brought_by, not_moved, note
+from kernbench.simulation.collective_values import Brought, Effect, all_have_bytes, brought_by, not_moved, note
 from kernbench.simulation.folding import MOST_STEPPED
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.hooks import RunHooks
@@ -158,11 +158,11 @@ class CollectiveRuns:
         """Move values if all members have them, and note what is assumed."""
         members = self._brought(arrivals)
         if all_have_bytes(members):
-            outcome = Outcome(True, unknown=any(member.unknown for member in members))
+            effect = Effect(True, unknown=any(member.unknown for member in members))
             self._move(request, arrivals, root, reduction)
         else:
-            outcome = not_moved(members, reduces=reduction is not None)
-        self._note(arrivals, outcome)
+            effect = not_moved(members, reduces=reduction is not None)
+        self._note(arrivals, effect)
 
     def _move_folded(
         self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
@@ -180,17 +180,17 @@ class CollectiveRuns:
         brought = [tensors[id(arrival)][0] for arrival in arrivals]
         receivers = {group.index[arrival.rank]: tensors[id(arrival)][1] for arrival in running}
         move_among(op, brought, receivers, reduction, root)
-        return self._note(running, Outcome(True, unknown=unknown))
+        return self._note(running, Effect(True, unknown=unknown))
 
     def _brought(self, arrivals: Sequence[Arrival]) -> list[Brought]:
         return [each.brought or brought_by(self.storages, each.inputs, each.outputs) for each in arrivals]
 
-    def _note(self, arrivals: Sequence[Arrival], outcome: Outcome) -> None:
+    def _note(self, arrivals: Sequence[Arrival], effect: Effect) -> None:
         for arrival in arrivals:
             if arrival.brought is None:
-                note(self.storages, arrival.inputs, arrival.outputs, outcome)
+                note(self.storages, arrival.inputs, arrival.outputs, effect)
             else:
-                arrival.brought.outcome = outcome
+                arrival.brought.effect = effect
 
     def _move(
         self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None

@@ -4,7 +4,7 @@ Where all tensors of all members have bytes (host tensors and what is small) the
 what any member assumed is assumed of all that it gives. Otherwise nothing moves.
 
 A member's process knows its own tensors alone: it says what it brings (:class:`Brought`), all that is brought gives one
-:class:`Outcome`, and each member notes that with its own tensors.
+:class:`Effect`, and each member notes that with its own tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernbench.simulation.storages import SMALL_BYTES, StorageTable, Stored
 from kernbench.simulation.tensors import plain, storage_of
 
 
-class Outcome(NamedTuple):
+class Effect(NamedTuple):
     """What a collective has done to values.
 
     Attributes:
@@ -43,13 +43,13 @@ class Brought:
         has_bytes: whether the bytes of all of them are values, known or assumed.
         unknown: whether values of its inputs are assumed.
         stand_in: of the first of its inputs of which anything is noted.
-        outcome: what the collective has done, for a member whose tensors are elsewhere.
+        effect: what the collective has done, for a member whose tensors are elsewhere.
     """
 
     has_bytes: bool
     unknown: bool
     stand_in: float | None
-    outcome: Outcome | None = None
+    effect: Effect | None = None
 
 
 def _noted(storages: StorageTable, tensors: Sequence[torch.Tensor]) -> Iterator[Stored]:
@@ -74,19 +74,19 @@ def all_have_bytes(members: Sequence[Brought]) -> bool:
     return all(member.has_bytes for member in members)
 
 
-def not_moved(members: Sequence[Brought], *, reduces: bool) -> Outcome:
+def not_moved(members: Sequence[Brought], *, reduces: bool) -> Effect:
     """What becomes of the outputs where nothing moves."""
-    return Outcome(False, stand_in=None if reduces else members[0].stand_in)
+    return Effect(False, stand_in=None if reduces else members[0].stand_in)
 
 
 def note(
-    storages: StorageTable, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], outcome: Outcome
+    storages: StorageTable, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], effect: Effect
 ) -> None:
     """Note with a member's tensors what the collective has done to them."""
-    if outcome.moved:
-        _note_moved(storages, outputs, unknown=outcome.unknown)
+    if effect.moved:
+        _note_moved(storages, outputs, unknown=effect.unknown)
     else:
-        _note_assumed(storages, inputs, outputs, outcome.stand_in)
+        _note_assumed(storages, inputs, outputs, effect.stand_in)
 
 
 def _note_moved(storages: StorageTable, outputs: Sequence[torch.Tensor], *, unknown: bool) -> None:
