@@ -38,7 +38,8 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host_reads", ("finish_stream", "synchronize")),
     ("polls", ("look",)),
     ("disks", ("move",)),
-    ("matcher", ("post", "collective_of", "give_up")),
+    ("matcher", ("post", "give_up")),
+    ("monitored", ("watch",)),
     ("matcher.mailbox", ("post",)),
     ("world.communicators", ("of",)),
     ("hosts", ("current", "current_rank")),
@@ -62,7 +63,8 @@ class RankSide(Uplink):
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
         super().__init__(simulation, rank, wire, shared)
         self._deferred: list[Operation] = []
-        self._groups: dict[int, int] = {}  # by identity: the world's communicators keep them
+        self._groups: list[Communicator] = []
+        self._numbers: dict[int, int] = {}  # of groups, by identity: the world's communicators keep them
         self._sequences: Counter[int] = Counter()
         self._flushing = False
         self._told_stopped = False
@@ -260,9 +262,18 @@ class RankSide(Uplink):
 
     def _communicators_of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
         made = self._stock_communicators(rank, name, members, everybody)
-        number = self._groups.setdefault(id(made), len(self._groups))
-        self.cast("group", number, name, members, everybody)
+        self._numbers[id(made)] = 2 * len(self._groups)
+        self._groups.append(made)
+        self.cast("group", name, members, everybody)
         return made
+
+    def _number_of(self, group: Communicator) -> int:
+        """The even numbers are groups, each before its monitors."""
+        found = self._numbers.get(id(group))
+        if found is None:
+            at = next(at for at, each in enumerate(self._groups) if each.monitors is group)
+            found = self._numbers[id(group)] = 2 * at + 1
+        return found
 
     def _bring(
         self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
@@ -307,7 +318,7 @@ class RankSide(Uplink):
         number, posted = self._bring(op, inputs, outputs)
         me.tails[group.stream] = op
         self.cast(
-            "post", number, self._groups[id(group)], tuple(signature), posted.inputs, posted.outputs,
+            "post", number, self._number_of(group), tuple(signature), posted.inputs, posted.outputs,
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
             tuple(location), splits, shapes, group.environ, posted.brought,
         )  # fmt: skip
@@ -325,7 +336,7 @@ class RankSide(Uplink):
         simulation.streams.touch(me, op, inputs, outputs)
         number, posted = self._bring(op, inputs, outputs)
         self.cast(
-            "message", number, self._groups[id(group)], (posted.inputs or posted.outputs)[0], peer, tag, sends,
+            "message", number, self._number_of(group), (posted.inputs or posted.outputs)[0], peer, tag, sends,
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
             tuple(location), posted.brought,
         )  # fmt: skip
@@ -346,14 +357,14 @@ class RankSide(Uplink):
     def _drain_until(self, awaited: Awaited) -> NoReturn:
         self._drain_pending()
 
-    def _matcher_collective_of(self, op: Operation) -> NoReturn:
-        raise KernbenchError("monitored_barrier: not for ranks that are processes yet: spawn with isolation='carrier'")
+    def _monitored_watch(self, op: Operation, seconds: float, wait_all_ranks: bool, asked_for: bool) -> None:
+        self.cast("monitor", self.number(op), seconds, wait_all_ranks, asked_for)
 
     def _matcher_give_up(self, op: Operation, error: BaseException, at: float) -> NoReturn:
         raise KernbenchError("deadlines of ranks that are processes expire where the simulation is")
 
     def _limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
-        self.cast("limit", self.number(op), seconds, number, self._groups[id(group)], asked_for)
+        self.cast("limit", self.number(op), seconds, number, self._number_of(group), asked_for)
 
     def store(self, key: tuple[Any, ...], timeout: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A method of a ``torch.distributed`` store."""

@@ -56,7 +56,7 @@ class Relay:
         self._under_way: dict[int, Operation] = {}
         self._told: set[int] = set()
         self._brought: dict[int, Brought] = {}
-        self._groups: dict[int, Communicator] = {}
+        self._groups: list[Communicator] = []
         self._open_stores: dict[Any, CooperativeStore] = {}
         self._late: BaseException | None = None
         self._asked: tuple[str, Any] | None = None
@@ -64,9 +64,10 @@ class Relay:
         self._last = ""
         self._handlers: dict[str, Callable[..., Any]] = {
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
-            "post": self._post, "message": self._message, "limit": self._limit, "released": self._release,
-            "step": self._step, "stopped": self._stopped, "store": self._store_given, "call": self._call, "write": self._write,
-            "memory": self._memory, "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
+            "post": self._post, "message": self._message, "limit": self._limit, "monitor": self._monitor,
+            "released": self._release, "step": self._step, "stopped": self._stopped, "store": self._store_given,
+            "call": self._call, "write": self._write, "memory": self._memory,
+            "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
         self._calls: dict[str, Callable[..., Any]] = {
@@ -312,8 +313,13 @@ class Relay:
 
     # -- meeting others ----------------------------------------------------------------------------------------------
 
-    def _group(self, number: int, name: str, members: tuple[int, ...], everybody: bool) -> None:
-        self._groups[number] = self._simulation.world.communicators.of(self._rank, name, members, everybody)
+    def _group(self, name: str, members: tuple[int, ...], everybody: bool) -> None:
+        self._groups.append(self._simulation.world.communicators.of(self._rank, name, members, everybody))
+
+    def _group_of(self, number: int) -> Communicator:
+        """The even numbers are groups, each before its monitors."""
+        group = self._groups[number // 2]
+        return group.monitors if number % 2 else group
 
     def _made(
         self, number: int, fields: _Fields, clock: float, stream: str, sip: int, brought: Brought | None
@@ -343,7 +349,7 @@ class Relay:
         environ: Any, brought: Brought | None,
     ) -> None:  # fmt: skip
         op = self._made(number, fields, clock, stream, sip, brought)
-        communicator, me = self._groups[group], self._me
+        communicator, me = self._group_of(group), self._me
         if communicator.environ is None:
             communicator.environ = environ
         tensor = self._child.shared.tensor
@@ -360,13 +366,16 @@ class Relay:
     ) -> None:  # fmt: skip
         op = self._made(number, fields, clock, stream, sip, brought)
         message = Message(
-            self._groups[group], self._rank, peer, tag, sends, self._child.shared.tensor(region), op, Location(*place),
+            self._group_of(group), self._rank, peer, tag, sends, self._child.shared.tensor(region), op, Location(*place),
             self._me.before(stream), brought,
         )  # fmt: skip
         self._admitted(op, self._simulation.matcher.mailbox.admit, message)
 
     def _limit(self, op: int, seconds: float, number: int, group: int, asked_for: bool) -> None:
-        self._simulation.limit(self._operations[op], seconds, number, self._groups[group], asked_for)
+        self._simulation.limit(self._operations[op], seconds, number, self._group_of(group), asked_for)
+
+    def _monitor(self, op: int, seconds: float, wait_all_ranks: bool, asked_for: bool) -> None:
+        self._simulation.monitored.watch(self._operations[op], seconds, wait_all_ranks, asked_for)
 
     def _store_given(self, key: Any, timeout: Any, name: str, args: Any, kwargs: Any, clock: float) -> None:
         self._me.clock = clock

@@ -34,6 +34,7 @@ from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.kernel_launch import KernelLauncher
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
+from kernbench.simulation.monitored import MonitoredBarriers
 from kernbench.simulation.ordered_streams import OrderedStreams
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.process_memory import Limit, ProcessMemories
@@ -90,7 +91,7 @@ class Simulation:
         memories: what each process has of each SIP's memory.
         hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
         steps: where the ranks' programs have got to.
-        waits, matcher, runs, deadlines, polls, signal_timing, drain, world: what concerns others.
+        waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         jitter: how quick ranks are.
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
@@ -169,6 +170,7 @@ class Simulation:
         )
         self.matcher = Matcher(engine, self.hosts, self.streams, self.executor, self.runs, self.hooks)
         self.deadlines = Deadlines()
+        self.monitored = MonitoredBarriers(self.matcher, self.deadlines)
         self.polls = Polls(engine, self.hosts, scheduler, self.waits)
         self.drain = Drain(
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import logging
 from collections.abc import Callable, Iterator
@@ -214,6 +215,24 @@ def test_known_and_assumed_values_are_told_apart_without_data(capsys):
             print(large[3].item())
 
     both(worker, capsys, enable_data=False)
+
+
+def test_monitored_barriers(capsys):
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        half = dist.new_group([1, 2, 3])
+        dist.monitored_barrier()
+        for group, absent, everybody in ((dist.group.WORLD, 1, True), (half, 2, False), (half, 1, False)):
+            if rank == absent or (group is half and rank == 0):
+                continue
+            try:
+                dist.monitored_barrier(group, datetime.timedelta(seconds=1), wait_all_ranks=everybody)
+            except RuntimeError as error:
+                print(rank, error)
+            else:
+                print(rank, "passed")
+
+    both(worker, capsys)
 
 
 def test_streams_events_and_the_clock(capsys):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 
 import torch
 
@@ -18,6 +19,9 @@ def main() -> int:
     """Run tests and print their outcomes; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.torch_backend.torch_own", description=__doc__)
     parser.add_argument("--side", choices=("ranks", "gloo"), default="ranks")
+    parser.add_argument(
+        "--isolation", choices=("carrier", "process"), default="carrier", help="what simulated ranks are"
+    )
     parser.add_argument("--closed", action="store_true")
     parser.add_argument("--shard", nargs=2, type=int, metavar=("START", "STEP"))
     parser.add_argument("--record", action="store_true")
@@ -27,11 +31,11 @@ def main() -> int:
     args = parser.parse_args()
     suite = Suite(opened=not args.closed)
     if args.serve:
-        return serve(suite)
+        return serve(suite, args.isolation)
     names = args.names or suite.names
     if args.shard:
         names = names[args.shard[0] :: args.shard[1]]
-    run = on_ranks.run_apart if args.side == "ranks" else on_gloo.run_test
+    run = partial(on_ranks.run_apart, isolation=args.isolation) if args.side == "ranks" else on_gloo.run_test
     passed, failed = [], 0
     for name in names:
         begin = time.monotonic()
@@ -48,7 +52,7 @@ def main() -> int:
     return min(failed, 1)
 
 
-def serve(suite: Suite) -> int:
+def serve(suite: Suite, isolation: str) -> int:
     """Answer each name on stdin by its outcome, as JSON on stdout, after a first line with all names.
 
     The process itself never runs a test: what it forks starts from an interpreter in which autograd has no threads.
@@ -57,7 +61,7 @@ def serve(suite: Suite) -> int:
     os.dup2(2, 1)
     print(json.dumps(suite.names), file=answers)
     for line in sys.stdin:
-        print(json.dumps(on_ranks.run_apart(suite, line.strip())), file=answers)
+        print(json.dumps(on_ranks.run_apart(suite, line.strip(), isolation)), file=answers)
     return 0
 
 

@@ -22,8 +22,11 @@ PATIENCE = 60.0
 """Seconds after which a test is said to hang."""
 
 
-def run_apart(suite: Suite, name: str) -> str:
-    """Its outcome, from a process of its own: a test that hangs or crashes is told from one that fails."""
+def run_apart(suite: Suite, name: str, isolation: str = "carrier") -> str:
+    """Its outcome, from a process of its own: a test that hangs or crashes is told from one that fails.
+
+    ``isolation``: what ranks are, as ``spawn`` has it.
+    """
     said = Path(tempfile.mkdtemp(), "outcome")
     child = os.fork()
     if not child:
@@ -33,7 +36,7 @@ def run_apart(suite: Suite, name: str) -> str:
             os.dup2(log, 2)
             os.environ.update(suite.variables)
             faulthandler.dump_traceback_later(PATIENCE - 5)
-            said.write_text(run_test(suite, name))
+            said.write_text(run_test(suite, name, isolation))
         os._exit(0)
     deadline = time.monotonic() + PATIENCE
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -47,7 +50,7 @@ def run_apart(suite: Suite, name: str) -> str:
     return said.read_text() if said.exists() else f"{FAILED}: the process ended with status {status}"
 
 
-def run_test(suite: Suite, name: str) -> str:
+def run_test(suite: Suite, name: str, isolation: str) -> str:
     """Its outcome."""
     _meet_in_a_store(suite)
     rendezvous = tempfile.mktemp()
@@ -61,7 +64,7 @@ def run_test(suite: Suite, name: str) -> str:
     available, count = torch.cuda.is_available, torch.cuda.device_count
     try:
         with kernbench.simulate() as ctx:
-            ctx.multiprocessing.spawn(body, nprocs=WORLD)
+            ctx.multiprocessing.spawn(body, nprocs=WORLD, isolation=isolation)
         return suite.outcome(set())
     except kernbench.SpawnException as error:
         codes = {getattr(cause, "code", "raised") for cause in error.errors.values()}
