@@ -119,7 +119,8 @@ class RankSide(Uplink):
     def _flush(self) -> None:
         self._flushing = True
         try:
-            self.simulation.executor.flush(self.simulation.engine.now)
+            with self.host.as_one():  # a kernel that reads a number is not the program that looks at one
+                self.simulation.executor.flush(self.simulation.engine.now)
         finally:
             self._flushing = False
         self._tell_computed()

@@ -237,6 +237,15 @@ class ProcessMemory:
         """Bytes that nobody has reserved there."""
         return max(0, self.device.capacity - self.device.reserved)
 
+    @property
+    def told(self) -> tuple[int, int]:
+        """Bytes that are free, and all, as a program is told that sizes its caches by them: of a SIP that has just what the
+        simulation lets each process reserve, besides what CUDA and its libraries take."""
+        free = min(self.free, self.total)
+        if self._most is None:
+            return free, self.total
+        return max(0, min(free, self._most - self.allocator.reserved)), min(self.total, self._most + self.overhead.total)
+
     def set_fraction(self, fraction: float) -> None:
         """Allow the process a share of the SIP's memory."""
         self.fraction = fraction

@@ -7,6 +7,7 @@ definition; time is that of torch's operations, whose attention is priced as the
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from kernbench.errors import ConfigError
 VERSIONS = {"flash_attn": "2.8.3"}
 """The stand-ins, and the release whose functions they have."""
 
+TOLD = "KERNBENCH_STAND_INS"
+"""The environment variable that tells the processes of a command which packages they can import: their names, with commas."""
+
 
 def stand_in_for(error: BaseException) -> str | None:
     """What to say of an import that has failed, if there is a stand-in for it."""
@@ -32,7 +36,8 @@ def stand_in_for(error: BaseException) -> str | None:
 
 @contextmanager
 def standing_in(names: Iterable[str]) -> Iterator[None]:
-    """For the length of a block, these packages can be imported, and are found by who looks for their releases.
+    """For the length of a block, these packages can be imported, and are found by who looks for their releases; also by processes
+    that are started within it and join a simulation.
 
     Raises:
         ConfigError: there is no such stand-in, or the package is installed.
@@ -45,13 +50,27 @@ def standing_in(names: Iterable[str]) -> Iterator[None]:
             raise ConfigError(f"--stand-in {name}: it is installed, so it is what the program imports: leave this out")
         finders.append(_Finder(name))
     sys.meta_path[:0] = finders
+    before = os.environ.get(TOLD)
+    if finders:
+        os.environ[TOLD] = ",".join([*filter(None, [before]), *(finder.name for finder in finders)])
     try:
         yield
     finally:
         for finder in finders:
             sys.meta_path.remove(finder)
+        if before is not None:
+            os.environ[TOLD] = before
+        elif finders:
+            os.environ.pop(TOLD, None)
         for loaded in [each for each in sys.modules if each.partition(".")[0] in {finder.name for finder in finders}]:
             del sys.modules[loaded]
+
+
+def stand_in_as_told(names: str) -> None:
+    """In a process that joins: let it import these packages, the value of :data:`TOLD`, unless its Python has them."""
+    for name in names.split(","):
+        if name in VERSIONS and importlib.util.find_spec(name) is None:
+            sys.meta_path.insert(0, _Finder(name))
 
 
 class _Finder(DistributionFinder):

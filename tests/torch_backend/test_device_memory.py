@@ -161,6 +161,19 @@ def test_an_allocation_that_fails_leaves_all_as_it_was() -> None:
     assert only.failures == 3
 
 
+def test_programs_that_fill_what_is_free_keep_to_the_limit() -> None:
+    def body() -> tuple[tuple[int, int], int, tuple[int, int]]:
+        """As servers size their caches: nine tenths of all, less what is in use."""
+        before = free, total = torch.cuda.mem_get_info()
+        cache = torch.empty(total * 9 // 10 - (total - free), dtype=torch.int8, device="cuda")
+        return before, cache.nbytes, torch.cuda.mem_get_info()
+
+    (((free, total), cache, after),), (only,), _ = run(body, limit="4GiB")
+    assert (free, total - free) == (4 * GIB, sum(only.overhead.values()))
+    assert cache > 3 * GIB // 2
+    assert after == (free - only.peak_reserved, total)
+
+
 def test_the_device_is_full_when_cuda_has_had_its_part() -> None:
     def body() -> tuple[int, int, str]:
         free, total = torch.cuda.mem_get_info()

@@ -17,6 +17,7 @@ Window = tuple[int, int]
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, dropout: float = 0.0, scale: float | None = None, causal: bool = False,
     window: Window = (-1, -1), softcap: float = 0.0, alibi: Tensor | None = None, statistics: bool = False,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of one batch.
 
@@ -27,6 +28,7 @@ def attend(
         softcap: scores are ``softcap * tanh(scores / softcap)``; 0: they are as they are.
         alibi: slopes, ``[heads]`` or ``[batch, heads]``.
         statistics: whether the logarithms of the sums of the scores' exponentials are wanted.
+        lengths: of the keys of each of the batch, on its device, ``[batch]``; those behind are not seen. None: all of them.
 
     Returns:
         ``[batch, queries, heads, size]`` in the format of ``q``, and (or None) ``[batch, heads, queries]`` in fp32.
@@ -37,7 +39,7 @@ def attend(
     left, right = window
     right = 0 if causal and right < 0 else min(right, 0) if causal else right
     bounded = (0 <= left < keys - 1) or (0 <= right < keys - 1 and not (right == 0 and queries == 1))
-    if not (softcap or statistics or alibi is not None):
+    if not (softcap or statistics or alibi is not None or lengths is not None):
         if not bounded:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, enable_gqa=grouped)
             return out.transpose(1, 2), None
@@ -46,7 +48,7 @@ def attend(
                 q, k, v, dropout_p=dropout, scale=scale, is_causal=True, enable_gqa=grouped
             )
             return out.transpose(1, 2), None
-    seen, distance = _seen(queries, keys, left, right, q.device)
+    seen, distance = _seen(queries, keys if lengths is None else lengths, keys, left, right, q.device)
     if not (softcap or statistics):
         bias = torch.zeros_like(distance, dtype=q.dtype).masked_fill(~seen, -math.inf)
         if alibi is not None:
@@ -54,7 +56,7 @@ def attend(
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale, enable_gqa=grouped
         )
-        return torch.where(seen.any(-1)[:, None], out, 0).transpose(1, 2), None
+        return torch.where(seen.any(-1, keepdim=True), out, 0).transpose(1, 2), None
     if grouped:
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
     scores = (q @ k.transpose(-1, -2)).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -63,16 +65,24 @@ def attend(
     if alibi is not None:
         scores = scores + _slopes(alibi, distance)
     scores = scores.masked_fill(~seen, -math.inf)
-    shares = torch.where(seen.any(-1)[:, None], torch.softmax(scores, -1), 0)
+    shares = torch.where(seen.any(-1, keepdim=True), torch.softmax(scores, -1), 0)
     out = F.dropout(shares, dropout).to(v.dtype) @ v
     return out.transpose(1, 2), torch.logsumexp(scores, -1) if statistics else None
 
 
-def _seen(queries: int, keys: int, left: int, right: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which keys a query sees, ``[queries, keys]``, and how far they are from it."""
-    at = torch.arange(queries, device=device)[:, None] + (keys - queries)
-    distance = torch.arange(keys, device=device)[None, :] - at
-    seen = torch.ones_like(distance, dtype=torch.bool)
+def _seen(
+    queries: int, ends: int | Tensor, keys: int, left: int, right: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Which keys a query sees, and how far they are from it: ``[queries, keys]``, or ``[batch, 1, queries, keys]``.
+
+    ``ends``: of the keys, for all, or for each of the batch.
+    """
+    if isinstance(ends, torch.Tensor):
+        ends = ends[:, None, None, None]
+    at = torch.arange(queries, device=device)[:, None] + (ends - queries)
+    places = torch.arange(keys, device=device)
+    distance = places - at
+    seen = (places < ends).expand_as(distance)
     if left >= 0:
         seen = seen & (distance >= -left)
     if right >= 0:

@@ -7,12 +7,20 @@ from typing import Any
 import torch
 
 from .attention import Tensor, Window, attend
+from .caches import Places
 
 _NO_WINDOW = (-1, -1)
 
 
 def _given(out: Tensor, statistics: Tensor | None) -> Any:
     return out if statistics is None else (out, statistics, None)
+
+
+def _keys_of(keys: Tensor, begin: int, end: int, at: int, block_table: Tensor | None) -> Tensor:
+    """Of one sequence, ``[1, keys, heads, size]``."""
+    if block_table is None:
+        return keys[None, begin:end]
+    return Places(None, block_table, keys.shape[1]).read(keys, end - begin, at)
 
 
 def _slopes_of(alibi: Tensor | None, at: int) -> Tensor | None:
@@ -53,16 +61,17 @@ def flash_attn_varlen_func(
     """Attention of sequences that lie one after the other: ``q`` ``[all queries, heads, size]``.
 
     The sequences' ends are read on the host, and each sequence is a call of its own.
+
+    Args:
+        k, v: ``[all keys, heads, size]``; with a ``block_table`` ``[sequences, pages of each]``, the pages of a cache,
+            ``[pages, page, heads, size]``.
     """
-    if block_table is not None:
-        raise NotImplementedError("the stand-in for flash_attn_varlen_func has no block_table: give it keys and values")
     ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     found = [
         attend(
-            q[None, begin_q:end_q], k[None, begin_k:end_k], v[None, begin_k:end_k], dropout=dropout_p,
-            scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-            alibi=_slopes_of(alibi_slopes, at),
-            statistics=return_attn_probs,
+            q[None, begin_q:end_q], *(_keys_of(each, begin_k, end_k, at, block_table) for each in (k, v)),
+            dropout=dropout_p, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
+            alibi=_slopes_of(alibi_slopes, at), statistics=return_attn_probs,
         )
         for at, (begin_q, end_q, begin_k, end_k) in enumerate(
             zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:], strict=True)
@@ -95,28 +104,39 @@ def flash_attn_with_kvcache(
     rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention over a cache ``[batch, capacity, heads, size]``, to which ``k`` and ``v`` are added first, in place.
+    """Attention over a cache, to which ``k`` and ``v`` are added first, in place.
 
-    The lengths are read on the host, and each sequence is a call of its own.
+    The lengths are read on the host, and each sequence is a call of its own; while a CUDA graph is captured, which reads nothing,
+    all sequences are one call over all that their places hold, with a mask.
+
+    Args:
+        k_cache, v_cache: ``[batch, capacity, heads, size]``; with a ``block_table`` ``[batch, pages of each]``, pages,
+            ``[pages, page, heads, size]``.
     """
-    for name, value in (("rotary_cos", rotary_cos), ("cache_leftpad", cache_leftpad), ("block_table", block_table)):
+    for name, value in (("rotary_cos", rotary_cos), ("cache_leftpad", cache_leftpad)):
         if value is not None:
             raise NotImplementedError(f"the stand-in for flash_attn_with_kvcache has no {name}")
     count, fresh = q.shape[0], 0 if k is None else k.shape[1]
-    if isinstance(cache_seqlens, torch.Tensor):
-        lengths = cache_seqlens.tolist()
+    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    lengths = capacity - fresh if cache_seqlens is None else cache_seqlens
+    if not isinstance(lengths, torch.Tensor):
+        lengths = torch.full((count,), lengths, dtype=torch.int32, device=q.device)
+    places = Places(cache_batch_idx, block_table, k_cache.shape[1])
+    if k is not None and v is not None:
+        places.write(k_cache, k, lengths)
+        places.write(v_cache, v, lengths)
+    given: dict[str, Any] = {
+        "scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap,
+        "statistics": return_softmax_lse,
+    }  # fmt: skip
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        keys, values = (places.read(each, capacity) for each in (k_cache, v_cache))
+        found = [attend(q, keys, values, alibi=alibi_slopes, lengths=lengths + fresh, **given)]
     else:
-        lengths = [k_cache.shape[1] - fresh if cache_seqlens is None else cache_seqlens] * count
-    places = range(count) if cache_batch_idx is None else cache_batch_idx.tolist()
-    found = []
-    for at, (place, length) in enumerate(zip(places, lengths, strict=True)):
-        end = length + fresh
-        if k is not None and v is not None:
-            k_cache[place, length:end], v_cache[place, length:end] = k[at], v[at]
-        found.append(attend(
-            q[at, None], k_cache[place, None, :end], v_cache[place, None, :end], scale=softmax_scale, causal=causal,
-            window=window_size, softcap=softcap, alibi=_slopes_of(alibi_slopes, at), statistics=return_softmax_lse,
-        ))  # fmt: skip
+        found = []
+        for at, end in enumerate((lengths + fresh).tolist()):
+            keys, values = (places.read(each, end, at) for each in (k_cache, v_cache))
+            found.append(attend(q[at, None], keys, values, alibi=_slopes_of(alibi_slopes, at), **given))
     out = torch.cat([each for each, _ in found])
     statistics = [each for _, each in found if each is not None]
     return (out, torch.cat(statistics)) if statistics else out

@@ -66,8 +66,9 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
         device = kwargs.get("device")
         if device is None and torch._C._len_torch_function_stack():
             device = default_device()
+        pin = kwargs.pop("pin_memory", False)  # of what goes to a GPU, the memory that it comes from is
         if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
-            return stock(*args, **kwargs)
+            return pinned(stock(*args, **kwargs)) if pin else stock(*args, **kwargs)
         kwargs["device"] = "cpu"
         tensor = stock(*args, **kwargs)
         if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:

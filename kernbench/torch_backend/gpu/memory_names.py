@@ -26,8 +26,7 @@ def _mine(device: Any = None) -> ProcessMemory:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """``torch.cuda.mem_get_info``: bytes that nobody has reserved, and all; what CUDA and its libraries take is not free."""
-    memory = _mine(device)
-    return min(memory.free, memory.total), memory.total
+    return _mine(device).told
 
 
 def empty_cache() -> None:
