@@ -1,22 +1,27 @@
-"""Closed-form estimates per second: one call over many sizes, and one call each.
+"""Closed-form estimates: CPU seconds of one, in a call over many sizes and in a call each.
 
-``python -m benches.cost_speed`` prints a table; ``run(ctx)`` returns the figures. The goal of the models is 100 000 estimates a
-second over an array of sizes.
+    python -m benches.cost_speed
+
+The goal of the models is 100 000 estimates a second over an array of sizes: 10 us each.
 """
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+import click
 import numpy as np
 
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import CPU, Comparison, Outcome, Sampler, Side, seconds
 from kernbench.cost import collective_time, gemm_time, memory_bound_time
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.topology import load_device
 
+NAME = "cost_speed"
+GOAL = 10.0
+"""us."""
 POINTS = 20_000
 _SINGLE = 200
 
@@ -56,23 +61,33 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
 }
 
 
-def run(ctx: Any = None) -> dict[str, float]:
-    """Estimates per second of CPU time, by case."""
-    rates = {}
-    for name, (body, count) in CASES.items():
-        body(min(count, 2))  # read the descriptions
-        begin = time.process_time()
-        body(count)
-        rates[name] = count / max(time.process_time() - begin, 1e-9)
-    return rates
+def figures() -> list[Comparison]:
+    """One for each case; the models' goal holds where one call has many sizes."""
+    return [
+        Comparison(
+            name, "us", lambda body=body, count=count: {"kernbench": Side(_each(body, count))},  # type: ignore[misc]
+            limit=GOAL if "array" in name else None,
+        )
+        for name, (body, count) in CASES.items()
+    ]  # fmt: skip
 
 
-def main() -> int:
-    print(f"{'estimates':<36} {'per second':>14} {'each':>12}")
-    for name, rate in run().items():
-        print(f"{name:<36} {rate:>14,.0f} {1e6 / rate:>9.2f} us")
-    return 0
+def _each(body: Callable[[int], None], count: int) -> Sampler:
+    once = seconds(lambda: body(count), clock=CPU)
+    return lambda: once() / count
+
+
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """CPU seconds of one estimate, by case."""
+    return (speed or SpeedRun()).run(NAME, figures())
+
+
+@click.command(name=NAME, help=__doc__)
+@speed_options
+def command(speed: SpeedRun) -> None:
+    """Measure and print."""
+    run(speed=speed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

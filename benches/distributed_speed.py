@@ -1,36 +1,36 @@
 """How long torch.distributed programs take on the host: simulated ranks beside torch's own ways and gloo processes.
 
-    python -m benches.distributed_speed [--ranks 8,64,1024] [--only kernbench,gloo] [--json FILE]
+    python -m benches.distributed_speed [--ranks 8,64,1024] [--only "all_reduce"] [--json FILE]
 
-Wall-clock time of this machine, all sides in one run, because only their ratios mean something: kernbench's ranks as threads
-that take turns, and as processes; torch's
-threaded process group; ``LocalTensorMode``, where it can run the program; 8 processes with gloo. Beside them stand the goals.
+Wall-clock time of this machine, all sides in turns, because only their ratios mean something: kernbench's ranks as threads
+that take turns, as greenlets, and as processes; torch's threaded process group; ``LocalTensorMode``, where it can run the
+program; 8 processes with gloo.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import kernbench
 from benches.harness.distributed_sides import SIDES, Run, clock, simulated
 from benches.harness.scaling import sizes
-from kernbench.scheduler import RankScheduler
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import Comparison, Outcome, Side
 
+NAME = "distributed_speed"
 RANKS = 8
 SMALL, LARGE = 256, 16 << 20
 """Elements of fp32: 1 KiB and 64 MiB."""
+LASTING = ("kernbench", "threaded", "local tensors", "gloo, started before")
+"""Sides of what does not include their start."""
 
 
 # -- programs: run in every rank by every side ---------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def first_all_reduce(rank: int, world_size: int) -> None:
 
 
 def all_reduces(rank: int, world_size: int, size: int, repeats: int) -> list[float]:
-    """Median seconds of one all-reduce of ``size`` elements, in batches of ``repeats``."""
+    """Seconds of one all-reduce of ``size`` elements, mean of the quickest of five batches of ``repeats``."""
     tensor = torch.zeros(size)
     dist.all_reduce(tensor)
     times = []
@@ -51,7 +51,7 @@ def all_reduces(rank: int, world_size: int, size: int, repeats: int) -> list[flo
         for _ in range(repeats):
             dist.all_reduce(tensor)
         times.append((clock() - begin) / repeats)
-    return [statistics.median(times)]
+    return [min(times)]
 
 
 def training(rank: int, world_size: int, steps: int) -> list[float]:
@@ -96,146 +96,78 @@ def resident() -> int:
 # -- figures -------------------------------------------------------------------------------------------------------------
 
 
-class Figure(NamedTuple):
-    """One line of the table.
-
-    Attributes:
-        values: by side, in ``unit``; a text where the side could not run it.
-        goal: for kernbench, in ``unit``; or, with ``beside``, at most that many times the value of that side.
-    """
-
-    name: str
-    unit: str
-    values: dict[str, float | str]
-    goal: float | None = None
-    beside: str | None = None
-
-    @property
-    def ours(self) -> float | None:
-        value = self.values.get("kernbench")
-        return value if isinstance(value, float) else None
-
-    @property
-    def limit(self) -> float | None:
-        """The goal in ``unit``."""
-        if self.beside is None or self.goal is None:
-            return self.goal
-        other = self.values.get(self.beside)
-        return self.goal * other if isinstance(other, float) else None
-
-    @property
-    def verdict(self) -> str:
-        if self.limit is None or self.ours is None:
-            return ""
-        return "ok" if self.ours <= self.limit else f"x {self.ours / self.limit:.1f}"
-
-    def ratio(self, side: str) -> str:
-        """``value (its ratio to ours)`` of a side."""
-        value = self.values.get(side, "")
-        if isinstance(value, str) or not self.ours or side == "kernbench":
-            return value if isinstance(value, str) else f"{value:.3g}"
-        return f"{value:.3g} ({value / self.ours:.2g}x)"
+def _on(names: Sequence[str], pick: Callable[[Callable[..., Run]], float]) -> Callable[[], dict[str, Side]]:
+    """Sides by name, each sampled by ``pick(side)``."""
+    return lambda: {name: Side(lambda run=SIDES[name]: pick(run)) for name in names}  # type: ignore[misc]
 
 
-class Bench:
-    """Runs programs on the wanted sides."""
-
-    def __init__(self, sides: Sequence[str], steps: int) -> None:
-        self.sides = sides
-        self.steps = steps
-
-    def on_sides(self, pick: Callable[[Callable[..., Run]], float], *, sides: Sequence[str] = tuple(SIDES)) -> Any:
-        """``pick(side)`` for each side; what a side raises stands in its place."""
-        values: dict[str, float | str] = {}
-        for name in sides:
-            if name in self.sides:
-                try:
-                    values[name] = pick(SIDES[name])
-                except Exception as error:
-                    values[name] = f"cannot: {type(error).__name__}: {str(error).strip().splitlines()[0][:40]}"
-        return values
-
-    def start(self, ranks: int, goal: float | None) -> Figure:
-        def best(side: Callable[..., Run]) -> float:
-            repeats = 1 if side is SIDES["gloo"] else 25 if ranks <= RANKS else 7 if ranks <= 64 else 2
-            return min(side(ranks, first_all_reduce).seconds for _ in range(repeats)) * 1e3
-
-        names = ["kernbench"]
-        names += ["processes", "threaded"] if ranks <= 64 else []
-        names += ["gloo"] if ranks <= RANKS else []
-        return Figure(f"start to first all_reduce x {ranks}", "ms", self.on_sides(best, sides=names), goal)
-
-    def all_reduce(self, label: str, size: int, repeats: int, unit: str, scale: float, **goal: Any) -> Figure:
-        values = self.on_sides(lambda side: side(RANKS, all_reduces, size, repeats).result[0] * scale)
-        return Figure(f"all_reduce {label} x {RANKS}", unit, values, **goal)
-
-    def train(self) -> Iterator[Figure]:
-        whole: dict[str, float | str] = {}
-        steps = self.steps
-
-        def per_step(side: Callable[..., Run]) -> float:
-            run = side(RANKS, training, steps)
-            name = next(name for name, each in SIDES.items() if each is side)
-            whole[name] = run.seconds
-            return run.result[0] * 1e3
-
-        values = self.on_sides(per_step)
-        yield Figure(f"DTensor training step x {RANKS}", "ms", values, 1.0, "gloo")
-        yield Figure(f"  start to end, {steps} steps", "s", whole, 1 / 8, "gloo")
-
-    def figures(self, ranks: Sequence[int]) -> Iterator[Figure]:
-        """Measure, in the order of the table."""
-        simulated(2, first_all_reduce)  # imports
-        yield from self.train()
-        for count in ranks:
-            yield self.start(count, {8: 5.0, 64: 20.0, 1024: 500.0}.get(count))
-        yield Figure("switch from carrier to carrier", "us", {"kernbench": switch() * 1e6}, 6.0)
-        yield self.all_reduce("1 KiB", SMALL, 20, "us", 1e6, goal=150.0)
-        yield self.all_reduce("64 MiB", LARGE, 1, "ms", 1e3, goal=0.6, beside="gloo")
-        yield Figure("recording a torch operation", "us", {"kernbench": recording() * 1e6}, 5.0)
-        yield Figure("memory of 1024 ranks with a small model", "GiB", {"kernbench": memory() / 2**30}, 2.0)
+def _start(ranks: int) -> Callable[[], float]:
+    return lambda: simulated(ranks, first_all_reduce).seconds / ranks
 
 
-def switch(ranks: int = RANKS, turns: int = 500) -> float:
-    """Seconds of one hand-over between carriers; the process-wide state of ranks not included."""
+def starts(ranks: int) -> Comparison:
+    """From nothing to the end of the first all-reduce: up to 64 ranks beside threads, above per rank beside 8 ranks."""
+    if ranks > 64:
+        sides = {f"{ranks} ranks": Side(_start(ranks)), f"{RANKS} ranks": Side(_start(RANKS))}
+        return Comparison(
+            f"start to first all_reduce, per rank of {ranks}", "ms", lambda: sides, {f"{RANKS} ranks": 1.0}
+        )
+    names = ("kernbench", "threaded", "processes")
+    goal = {8: 0.6, 64: 0.25}.get(ranks)
+    goals = {} if goal is None else {"threaded": goal}
+    return Comparison(
+        f"start to first all_reduce x {ranks}",
+        "ms",
+        _on(names, lambda side: side(ranks, first_all_reduce).seconds),
+        goals,
+    )
 
-    def run() -> float:
-        scheduler = RankScheduler()
 
-        def body() -> None:
-            for _ in range(turns):
-                scheduler.pause()
-
-        scheduler.start([body] * ranks, isolation="carrier")
-        with scheduler.at_work():
-            begin = clock()
-            scheduler.run_ready()
-            return (clock() - begin) / (ranks * turns)
-
-    return statistics.median(run() for _ in range(5))
+def all_reduce(label: str, unit: str, size: int, repeats: int, goals: Mapping[str, float]) -> Comparison:
+    """One all-reduce, of many in a row."""
+    return Comparison(
+        f"all_reduce {label} x {RANKS}",
+        unit,
+        _on(LASTING, lambda side: side(RANKS, all_reduces, size, repeats).result[0]),
+        goals,
+    )
 
 
-def recording(calls: int = 2000) -> float:
-    """Seconds that recording adds to a torch operation of a rank."""
+class EmptyMode(TorchDispatchMode):
+    """What the least that sees every operation costs: torch's own mode, which does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation."""
+        return func(*args, **(kwargs or {}))
+
+
+def additions(rank: int = 0, world_size: int = 1, calls: int = 200) -> list[float]:
+    """Seconds of one addition of two small tensors: mean of the quickest of several loops."""
     x = torch.ones(64, 64)
-
-    def loop() -> float:
+    times = []
+    for _ in range(10):
         begin = clock()
         for _ in range(calls):
             torch.add(x, x)
-        return (clock() - begin) / calls
+        times.append((clock() - begin) / calls)
+    return [min(times)]
 
-    found: list[float] = []
 
-    def body(rank: int, world_size: int) -> list[float]:
-        loop()
-        return [loop()]
+def recording() -> Comparison:
+    """What recording adds to an operation, beside what an empty dispatch mode adds."""
 
-    for _ in range(5):
-        loop()
-        plain = loop()
-        found.append(simulated(1, body).result[0] - plain)
-    return statistics.median(found)
+    def in_mode() -> float:
+        with EmptyMode():
+            return additions()[0]
+
+    def plain() -> float:
+        return additions()[0]
+
+    def in_rank() -> float:
+        return simulated(1, additions).result[0]
+
+    sides = {"kernbench": Side(in_rank, plain), "empty mode": Side(in_mode, plain)}
+    return Comparison("added to a torch operation", "us", lambda: sides, {"empty mode": 1.2})
 
 
 def memory(ranks: int = 1024) -> float:
@@ -248,38 +180,40 @@ def memory(ranks: int = 1024) -> float:
     return float(done.stdout.split()[-1])
 
 
-def run(
-    ctx: Any = None, *, ranks: Sequence[int] = (8, 64), sides: Sequence[str] = tuple(SIDES), steps: int = 10
-) -> list[Figure]:
-    """Measure and print; returns the figures. ``ctx`` is not used: every measurement opens a simulation of its own."""
-    names = [name for name in SIDES if name in sides]
-    table = Table("figure", "unit", *names, "goal", "", title=f"kernbench {kernbench.__version__}: torch.distributed")
-    found = list(Bench(names, steps).figures(ranks))
-    for figure in found:
-        goal = "" if figure.goal is None else f"<= {figure.goal:g}" + (f" x {figure.beside}" if figure.beside else "")
-        table.add_row(figure.name, figure.unit, *(figure.ratio(name) for name in names), goal, figure.verdict)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-    return found
+def figures(ranks: Sequence[int] = (8, 64, 1024), steps: int = 10) -> list[Comparison]:
+    """In the order of the table."""
+    return [
+        *(starts(count) for count in ranks),
+        all_reduce("1 KiB", "us", SMALL, 20, {"local tensors": 0.8}),
+        all_reduce("64 MiB", "ms", LARGE, 1, {"gloo, started before": 0.6}),
+        recording(),
+        Comparison(
+            f"DTensor training step x {RANKS}", "ms", _on(LASTING, lambda side: side(RANKS, training, steps).result[0]),
+            {"gloo, started before": 0.8, "threaded": 1.0},
+        ),
+        Comparison(
+            f"{steps} such steps from start to end", "s",
+            _on(("kernbench", "gloo"), lambda side: side(RANKS, training, steps).seconds), {"gloo": 1 / 8},
+        ),
+        Comparison("memory of 1024 ranks with a small model", "GiB", lambda: {"kernbench": Side(memory)}, limit=2.0),
+    ]  # fmt: skip
 
 
-@click.command(help=__doc__)
+def run(ctx: Any = None, speed: SpeedRun | None = None, **options: Any) -> list[Outcome]:
+    """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
+    return (speed or SpeedRun()).run(NAME, figures(**options))
+
+
+@click.command(name=NAME, help=__doc__)
 @click.option(
     "--ranks", callback=sizes, default="8,64,1024", show_default=True, help="World sizes to start, separated by commas."
 )
-@click.option("--only", default=",".join(SIDES), show_default=True, help="The sides to run, separated by commas.")
-@click.option("--steps", default=10, show_default=True, help="Training steps.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write the figures to this file.")
-def main(ranks: tuple[int, ...], only: str, steps: int, json_file: str | None) -> None:
+@click.option("--steps", type=click.IntRange(min=2), default=10, show_default=True, help="Training steps.")
+@speed_options
+def command(speed: SpeedRun, ranks: tuple[int, ...], steps: int) -> None:
     """Measure and print."""
-    sides = [name.strip() for name in only.split(",")]
-    unknown = [name for name in sides if name not in SIDES]
-    if unknown:
-        raise click.UsageError(f"unknown side {unknown[0]!r}: expected some of {', '.join(SIDES)}")
-    found = run(ranks=ranks, sides=sides, steps=steps)
-    if json_file:
-        with open(json_file, "w") as file:
-            json.dump([figure._asdict() for figure in found], file, indent=2)
+    run(speed=speed, ranks=ranks, steps=steps)
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -3,13 +3,12 @@
     python -m benches.order_cost
     python -m benches.order_cost --steps 20 --width 512
 
-Each program trains a few layers on simulated ranks: DDP, FSDP2, and a tensor-parallel plan of DTensors. Both modes run in turn,
-step by step of the same sizes, in CPU seconds of the process; the best of each counts. The goal is at most 1.3 times.
+Each program trains a few layers on simulated ranks: DDP, FSDP2, and a tensor-parallel plan of DTensors. Both modes run in
+turns, in CPU seconds of the process. The goal is at most 1.3 times.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,9 +24,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import kernbench
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import CPU, Comparison, Outcome, Side
 
 NAME = "order_cost"
-_cpu_clock = time.process_time  # while ranks run, the time module shows virtual time
+GOAL = 1.3
 
 
 @dataclass(frozen=True)
@@ -39,28 +40,12 @@ class CostPlan:
         layers: pairs of linear layers.
         world: ranks.
         steps: that are timed.
-        rounds: simulations of each mode, in turn.
     """
 
     width: int = 256
     layers: int = 6
     world: int = 4
     steps: int = 6
-    rounds: int = 3
-
-
-@dataclass(frozen=True)
-class OrderCost:
-    """One row: seconds of CPU time per step, all ranks together, with the detector off and on."""
-
-    what: str
-    off: float
-    on: float
-
-    @property
-    def ratio(self) -> float:
-        """On, over off."""
-        return self.on / self.off
 
 
 def _layers(plan: CostPlan) -> nn.Sequential:
@@ -107,7 +92,7 @@ def _worker(rank: int, build: Callable[[CostPlan], nn.Module], plan: CostPlan, m
         dist.barrier()
         torch.cuda.synchronize()
         if rank == 0:
-            marks.append(_cpu_clock())
+            marks.append(CPU())
 
 
 def step_seconds(build: Callable[[CostPlan], nn.Module], plan: CostPlan, races: bool) -> float:
@@ -118,17 +103,25 @@ def step_seconds(build: Callable[[CostPlan], nn.Module], plan: CostPlan, races: 
     return min(after - before for before, after in pairwise(marks[1:]))
 
 
-def run(ctx: Any = None, plan: CostPlan | None = None) -> list[OrderCost]:
+def figures(plan: CostPlan | None = None) -> list[Comparison]:
+    """One for each program."""
+    chosen = plan or CostPlan()
+    return [
+        Comparison(
+            f"step of {what}, {chosen.world} ranks", "ms",
+            lambda build=build: {  # type: ignore[misc]
+                "races": Side(lambda: step_seconds(build, chosen, races=True)),
+                "off": Side(lambda: step_seconds(build, chosen, races=False)),
+            },
+            {"off": GOAL},
+        )
+        for what, build in PROGRAMS.items()
+    ]  # fmt: skip
+
+
+def run(ctx: Any = None, plan: CostPlan | None = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """Measure all programs. ``ctx`` is not used: the simulations are the bench's own."""
-    plan = plan or CostPlan()
-    rows = []
-    for what, build in PROGRAMS.items():
-        off, on = [], []
-        for _ in range(plan.rounds):
-            off.append(step_seconds(build, plan, races=False))
-            on.append(step_seconds(build, plan, races=True))
-        rows.append(OrderCost(what, min(off), min(on)))
-    return rows
+    return (speed or SpeedRun()).run(NAME, figures(plan))
 
 
 @click.command(name=NAME, context_settings={"help_option_names": ["-h", "--help"]})
@@ -138,15 +131,10 @@ def run(ctx: Any = None, plan: CostPlan | None = None) -> list[OrderCost]:
 )
 @click.option("--world", type=click.IntRange(min=2), default=CostPlan.world, show_default=True, help="Ranks.")
 @click.option("--steps", type=click.IntRange(min=1), default=CostPlan.steps, show_default=True, help="Steps timed.")
-@click.option(
-    "--rounds", type=click.IntRange(min=1), default=CostPlan.rounds, show_default=True, help="Runs of each mode."
-)
-def command(**sizes: int) -> None:
+@speed_options
+def command(speed: SpeedRun, **sizes: int) -> None:
     """CPU time of training steps with the race detector on and off."""
-    rows = run(plan=CostPlan(**sizes))
-    click.echo(f"# {'step of':<10}{'off ms':>10}{'on ms':>10}{'on / off':>10}")
-    for row in rows:
-        click.echo(f"  {row.what:<10}{row.off * 1e3:>10.2f}{row.on * 1e3:>10.2f}{row.ratio:>10.2f}")
+    run(plan=CostPlan(**sizes), speed=speed)
 
 
 if __name__ == "__main__":

@@ -1,80 +1,196 @@
-"""How fast the runtime itself is: switches, spawns, small and large collectives, large worlds.
+"""How fast the runtime itself is: switches, spawns, collectives, large worlds, each beside the least that could do the same.
 
-    python -m benches.runtime_speed [--json FILE] [--quick]
+    python -m benches.runtime_speed [--only "switch"] [--json FILE]
 
-Every figure stands beside its goal. What is compared with memory bandwidth is measured in the same run, in turns with
-it, so that a busy machine slows both. Medians; times are of the host (not virtual).
+The sides are measured in turns. Bare locks and bare greenlets hand over as ranks do, and do nothing else; they have the same
+effects on the process (:class:`kernbench.scheduler.HostEffects`). Times are of the host (not virtual).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import click
+import greenlet
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import kernbench
+from benches.distributed_speed import SMALL, all_reduces
+from benches.harness.distributed_sides import local_tensors
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import WALL, Comparison, Outcome, Side, seconds
 from kernbench.scheduler import RankScheduler
 
-
-class Figure(NamedTuple):
-    """One measured figure and what it should be at most."""
-
-    name: str
-    value: float
-    unit: str
-    goal: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        return "" if self.goal is None else "ok" if self.value <= self.goal else f"x {self.value / self.goal:.1f}"
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """Wall seconds of one call."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
-def median(work: Callable[[], Any], repeats: int) -> float:
-    """Median wall seconds of a call, after one that does not count."""
-    work()
-    return statistics.median(seconds(work) for _ in range(repeats))
+NAME = "runtime_speed"
+RANKS = 8
 
 
 def idle(rank: int) -> None:
     """A rank that does nothing."""
 
 
-def switches(isolation: str, ranks: int = 8, turns: int = 1000) -> float:
+# -- switches ------------------------------------------------------------------------------------------------------------
+
+
+def switches(isolation: str, turns: int = 200) -> float:
     """Seconds of one switch from a rank to the next; greenlets pass main on the way."""
+    scheduler = RankScheduler()
 
-    def run() -> None:
-        scheduler = RankScheduler()
+    def body() -> None:
+        for _ in range(turns):
+            scheduler.pause()
 
-        def body() -> None:
-            for _ in range(turns):
-                scheduler.pause()
-
-        scheduler.start([body] * ranks, isolation=isolation)
-        with scheduler.at_work():
-            scheduler.run_ready()
-
-    return median(run, 5) / (ranks * turns)
+    scheduler.start([body] * RANKS, isolation=isolation)
+    with scheduler.at_work():
+        begin = WALL()
+        scheduler.run_ready()
+        return (WALL() - begin) / (RANKS * turns)
 
 
-def spawns(isolation: str, ranks: int, repeats: int) -> float:
-    """Seconds of a spawn of ranks that do nothing."""
+def bare_locks(turns: int = 200) -> float:
+    """Seconds in which a thread opens the next one's lock and waits at its own."""
+    locks = [threading.Lock() for _ in range(RANKS)]
+    for lock in locks:
+        lock.acquire()
+
+    def body(rank: int) -> None:
+        mine, after = locks[rank], locks[(rank + 1) % RANKS]
+        for _ in range(turns):
+            mine.acquire()
+            after.release()
+
+    with RankScheduler().at_work():
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(RANKS)]
+        for thread in threads:
+            thread.start()
+        begin = WALL()
+        locks[0].release()
+        for thread in threads:
+            thread.join()
+        return (WALL() - begin) / (RANKS * turns)
+
+
+def bare_greenlets(turns: int = 200) -> float:
+    """Seconds of a switch from a greenlet to the next."""
+    ring: list[greenlet.greenlet] = []
+
+    def body(rank: int) -> None:
+        after = ring[(rank + 1) % RANKS]
+        for _ in range(turns):
+            after.switch(*() if after else ((rank + 1) % RANKS,))
+
+    ring.extend(greenlet.greenlet(body) for _ in range(RANKS))
+    begin = WALL()
+    ring[0].switch(0)
+    return (WALL() - begin) / (RANKS * turns)
+
+
+def bare_greenlets_by_main(turns: int = 200) -> float:
+    """Seconds of two switches: from a greenlet to main, and from there to the next."""
+    main = greenlet.getcurrent()
+
+    def body() -> None:
+        for _ in range(turns):
+            main.switch()
+
+    ring = [greenlet.greenlet(body) for _ in range(RANKS)]
+    begin = WALL()
+    for _ in range(turns):
+        for each in ring:
+            each.switch()
+    return (WALL() - begin) / (RANKS * turns)
+
+
+# -- spawns --------------------------------------------------------------------------------------------------------------
+
+
+def spawns(isolation: str, ranks: int) -> float:
+    """Seconds of a spawn of ranks that do nothing, in a simulation that has had one before."""
     with kernbench.simulate(nodes=-(-ranks // 8)) as ctx:
-        return median(lambda: ctx.multiprocessing.spawn(idle, nprocs=ranks, isolation=isolation), repeats)
+        once = seconds(lambda: ctx.multiprocessing.spawn(idle, nprocs=ranks, isolation=isolation))
+        once()
+        return min(once() for _ in range(3))
+
+
+def bare_threads(ranks: int) -> None:
+    """Start threads that do nothing, and wait for them."""
+    threads = [threading.Thread(target=idle, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def bare_starts(ranks: int) -> None:
+    """Run greenlets that do nothing."""
+    for rank in range(ranks):
+        greenlet.greenlet(idle).switch(rank)
+
+
+# -- collectives and large worlds ----------------------------------------------------------------------------------------
+
+
+def small_all_reduce(isolation: str, calls: int = 50) -> float:
+    """Seconds of one all-reduce of 1 KiB over 8 ranks, by ``ctx.distributed``."""
+    tensors = [torch.zeros(SMALL) for _ in range(RANKS)]
+    with kernbench.simulate() as ctx:
+
+        def worker(rank: int) -> None:
+            for _ in range(calls):
+                ctx.distributed.all_reduce(tensors[rank])
+
+        return min(
+            seconds(lambda: ctx.multiprocessing.spawn(worker, nprocs=RANKS, isolation=isolation))() for _ in range(3)
+        ) / calls  # fmt: skip
+
+
+def by_local_tensors() -> float:
+    """The same in ``LocalTensorMode``."""
+    return local_tensors(RANKS, all_reduces, SMALL, 20).result[0]
+
+
+def large_all_reduce() -> dict[str, Side]:
+    """An all-reduce of 64 MiB of fp32 over 8 ranks, and reading all inputs and writing all outputs once."""
+    tensors = [torch.zeros(16 << 20) for _ in range(RANKS)]
+    total = torch.empty(256 << 10)
+
+    def touch() -> None:
+        for begin in range(0, 16 << 20, len(total)):
+            part = slice(begin, begin + len(total))
+            for tensor in tensors:
+                total.copy_(tensor[part])
+            for tensor in tensors:
+                tensor[part].copy_(total)
+
+    def reduce() -> float:
+        with kernbench.simulate() as ctx:
+
+            def worker(rank: int) -> None:
+                ctx.distributed.all_reduce(tensors[rank])
+
+            return seconds(lambda: ctx.multiprocessing.spawn(worker, nprocs=RANKS, isolation="greenlet"))()
+
+    return {"kernbench": Side(reduce), "memory": Side(seconds(touch))}
+
+
+def time_only(ranks: int) -> float:
+    """Seconds of a first ring all-reduce of 4 MiB without data; it includes building the schedule."""
+    with kernbench.simulate(nodes=-(-ranks // 8), enable_data=False) as ctx:
+
+        def worker(rank: int) -> None:
+            ctx.distributed.all_reduce(ctx.empty(1 << 20))
+
+        return seconds(lambda: ctx.multiprocessing.spawn(worker, nprocs=ranks, isolation="greenlet"))()
+
+
+def per_step(ranks: int) -> Side:
+    """The same by step of the ring and rank."""
+    return Side(lambda: time_only(ranks) / (2 * ranks * (ranks - 1)))
 
 
 def resident() -> int:
@@ -84,7 +200,7 @@ def resident() -> int:
 
 
 def bytes_per_idle_rank(ranks: int) -> float:
-    """Resident memory of a rank that sleeps, stack and all, bytes."""
+    """Resident memory of a rank that sleeps, stack and all, bytes; in a process that has had none."""
     with kernbench.simulate(nodes=-(-ranks // 8), enable_data=False) as ctx:
         held: list[int] = []
 
@@ -99,90 +215,58 @@ def bytes_per_idle_rank(ranks: int) -> float:
         return (held[-1] - before) / ranks
 
 
-def small_all_reduce(isolation: str, calls: int = 50) -> float:
-    """Seconds of one all-reduce of 1 KiB over 8 ranks."""
-    tensors = [torch.zeros(256) for _ in range(8)]
-    with kernbench.simulate() as ctx:
-
-        def worker(rank: int) -> None:
-            for _ in range(calls):
-                ctx.distributed.all_reduce(tensors[rank])
-
-        return median(lambda: ctx.multiprocessing.spawn(worker, nprocs=8, isolation=isolation), 5) / calls
+def in_a_process(expression: str) -> float:
+    """What an expression over this module gives in a process of its own."""
+    program = f"from benches import runtime_speed\nprint(runtime_speed.{expression})"
+    return float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
 
 
-def large_all_reduce(repeats: int) -> tuple[float, float]:
-    """Seconds of an all-reduce of 64 MiB of fp32 over 8 ranks, and of reading all inputs and writing all outputs once."""
-    tensors = [torch.zeros(16 << 20) for _ in range(8)]
-    total = torch.empty(256 << 10)
-
-    def touch() -> None:
-        for begin in range(0, 16 << 20, len(total)):
-            rows = slice(begin, begin + len(total))
-            for tensor in tensors:
-                total.copy_(tensor[rows])
-            for tensor in tensors:
-                tensor[rows].copy_(total)
-
-    with kernbench.simulate() as ctx:
-
-        def reduce() -> None:
-            ctx.multiprocessing.spawn(
-                lambda rank: ctx.distributed.all_reduce(tensors[rank]), nprocs=8, isolation="greenlet"
-            )
-
-        pairs = [(seconds(reduce), seconds(touch)) for _ in range(repeats + 1)][1:]
-    return statistics.median(ours for ours, _ in pairs), statistics.median(theirs for _, theirs in pairs)
+def _both(isolation: str, ranks: int, bare: Callable[[int], None]) -> Callable[[], dict[str, Side]]:
+    return lambda: {"kernbench": Side(lambda: spawns(isolation, ranks)), "bare": Side(seconds(lambda: bare(ranks)))}
 
 
-def time_only(ranks: int) -> float:
-    """Seconds of a first ring all-reduce of 4 MiB without data; it includes building the schedule."""
-    with kernbench.simulate(nodes=-(-ranks // 8), enable_data=False) as ctx:
+def figures() -> list[Comparison]:
+    """In the order of the table."""
+    greenlets = {
+        "kernbench": Side(lambda: switches("greenlet")), "bare greenlets": Side(bare_greenlets),
+        "bare, by way of main": Side(bare_greenlets_by_main),
+    }  # fmt: skip
+    carriers = {"kernbench": Side(lambda: switches("carrier")), "bare locks": Side(bare_locks)}
+    small = {
+        isolation: {"kernbench": Side(lambda i=isolation: small_all_reduce(i)), "local tensors": Side(by_local_tensors)}  # type: ignore[misc]
+        for isolation in ("greenlet", "carrier")
+    }
+    return [
+        Comparison("switch of greenlets", "us", lambda: greenlets, {"bare greenlets": 2.0}),
+        Comparison("switch of carriers", "us", lambda: carriers, {"bare locks": 1.5}),
+        Comparison("spawn 8 greenlets", "ms", _both("greenlet", 8, bare_starts)),
+        Comparison("spawn 1024 greenlets", "ms", _both("greenlet", 1024, bare_starts)),
+        Comparison("spawn 8 carriers", "ms", _both("carrier", 8, bare_threads)),
+        Comparison("all_reduce 1 KiB x 8, greenlets", "us", lambda: small["greenlet"], {"local tensors": 0.6}),
+        Comparison("all_reduce 1 KiB x 8, carriers", "us", lambda: small["carrier"], {"local tensors": 0.8}),
+        Comparison("all_reduce 64 MiB x 8, greenlets", "ms", large_all_reduce, {"memory": 1.5}),
+        Comparison(
+            "time-only ring all_reduce, per step of 1024 ranks", "us",
+            lambda: {"1024 ranks": per_step(1024), "64 ranks": per_step(64)}, {"64 ranks": 1.0},
+        ),
+        Comparison(
+            "memory per idle rank, 4096 ranks", "KiB",
+            lambda: {"kernbench": Side(lambda: in_a_process("bytes_per_idle_rank(4096)"))}, limit=16.0,
+        ),
+    ]  # fmt: skip
 
-        def worker(rank: int) -> None:
-            ctx.distributed.all_reduce(ctx.empty(1 << 20))
 
-        return seconds(lambda: ctx.multiprocessing.spawn(worker, nprocs=ranks, isolation="greenlet"))
-
-
-def figures(quick: bool) -> Iterator[Figure]:
-    """Measure, in the order of the table."""
-    yield Figure("switch rank -> main -> rank, greenlet", switches("greenlet") * 1e6, "us", 1.0)
-    yield Figure("switch from rank to rank, carrier", switches("carrier") * 1e6, "us", 6.0)
-    yield Figure("spawn 8 ranks, greenlet", spawns("greenlet", 8, 21) * 1e3, "ms", 0.3)
-    yield Figure("spawn 1024 ranks, greenlet", spawns("greenlet", 1024, 5) * 1e3, "ms", 60.0)
-    yield Figure("spawn 8 ranks, carrier", spawns("carrier", 8, 11) * 1e3, "ms")
-    yield Figure("memory per idle rank, 4096 ranks", bytes_per_idle_rank(4096) / 1024, "KiB", 16.0)
-    yield Figure("all_reduce 1 KiB x 8, greenlet", small_all_reduce("greenlet") * 1e6, "us", 150.0)
-    yield Figure("all_reduce 1 KiB x 8, carrier", small_all_reduce("carrier") * 1e6, "us")
-    ours, memory = large_all_reduce(3 if quick else 7)
-    yield Figure("all_reduce 64 MiB x 8", ours * 1e3, "ms")
-    yield Figure("  read all inputs, write all outputs once", memory * 1e3, "ms")
-    yield Figure("  ratio", ours / memory, "x", 1.5)
-    per_step = {}
-    for ranks in (64, 256, 1024):
-        wall = time_only(ranks)
-        per_step[ranks] = wall / (2 * ranks * (ranks - 1))
-        yield Figure(f"time-only ring all_reduce, {ranks} ranks", wall, "s", 2.0 if ranks == 1024 else None)
-    yield Figure("  cost per step, 1024 ranks / 64 ranks", per_step[1024] / per_step[64], "x", 1.0)
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
+    return (speed or SpeedRun()).run(NAME, figures())
 
 
-@click.command(help=__doc__)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write the figures to this file.")
-@click.option("--quick", is_flag=True, help="Fewer repeats.")
-def main(json_file: str | None, quick: bool) -> None:
+@click.command(name=NAME, help=__doc__)
+@speed_options
+def command(speed: SpeedRun) -> None:
     """Measure and print."""
-    table = Table("figure", "measured", "goal", "", title=f"kernbench {kernbench.__version__}: speed of the runtime")
-    found = []
-    for figure in figures(quick):
-        found.append(figure)
-        goal = "" if figure.goal is None else f"<= {figure.goal:g} {figure.unit}"
-        table.add_row(figure.name, f"{figure.value:.3g} {figure.unit}", goal, figure.verdict)
-    Console().print(table)
-    if json_file:
-        with open(json_file, "w") as file:
-            json.dump([figure._asdict() for figure in found], file, indent=2)
+    run(speed=speed)
 
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -1,24 +1,27 @@
 """16-bit products on this CPU: its own against those computed in 32 bits and rounded once.
 
-``python -m benches.wide_products`` prints a table: rates of both, by turns, and the error of each against double precision.
+``python -m benches.wide_products`` measures both in turns, with one thread, and the error of each against double precision.
 ``ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`` in the environment shows what a CPU without 16-bit engines does.
 """
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import Any
 
+import click
 import torch
 
+from benches.harness.distributed_sides import one_intra_op_thread
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import Comparison, Outcome, Side, seconds
+
+NAME = "wide_products"
 SHAPES = {
     "512 x 1024 x 1024": ((512, 1024), (1024, 1024)),
     "8 x 1024 x 1024": ((8, 1024), (1024, 1024)),
     "64 x 64 x 64": ((64, 64), (64, 64)),
     "16 of 256 x 64 x 256": ((16, 256, 64), (16, 64, 256)),
 }
-_TURNS = 7
 
 
 def _own(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -29,44 +32,48 @@ def _wide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left.float() @ right.float()).to(left.dtype)
 
 
-def run(ctx: Any = None) -> dict[str, dict[str, float]]:
-    """For each format and shape: ``own`` and ``wide``, GFLOP/s of one thread; ``ratio``; ``own_error`` and ``wide_error``, the
-    largest error over the largest value."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return {
-            f"{str(dtype).removeprefix('torch.')} {name}": _measure(*(torch.randn(shape).to(dtype) for shape in shapes))
-            for dtype in (torch.bfloat16, torch.float16)
-            for name, shapes in SHAPES.items()
-        }
-    finally:
-        torch.set_num_threads(threads)
+def figures() -> list[Comparison]:
+    """One for each format and shape."""
+    return [
+        Comparison(f"{str(dtype).removeprefix('torch.')} {name}", "us", lambda d=dtype, s=shapes: _sides(d, s))  # type: ignore[misc]
+        for dtype in (torch.bfloat16, torch.float16)
+        for name, shapes in SHAPES.items()
+    ]
 
 
-def _measure(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
-    exact = left.double() @ right.double()
-    figures = {"own": float("inf"), "wide": float("inf")}
-    for turn in range(_TURNS):
-        for name, product in (("own", _own), ("wide", _wide)):
-            begin = time.perf_counter()
-            result = product(left, right)
-            took = time.perf_counter() - begin
-            figures[f"{name}_error"] = float((result.double() - exact).abs().max() / exact.abs().max())
-            if turn:  # the first warms caches
-                figures[name] = min(figures[name], took)
-    operations = 2 * left.numel() * right.shape[-1]
-    rates = {name: operations / figures[name] / 1e9 for name in ("own", "wide")}
-    return {**figures, **rates, "ratio": figures["own"] / figures["wide"]}
+def _sides(dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]) -> dict[str, Side]:
+    left, right = (torch.randn(shape).to(dtype) for shape in shapes)
+    return {"in 32 bits": Side(seconds(lambda: _wide(left, right))), "own": Side(seconds(lambda: _own(left, right)))}
 
 
-def main() -> int:
-    print(f"{'product':<36} {'own':>10} {'in 32 bits':>14} {'ratio':>7} {'errors':>18}")
-    for name, row in run().items():
-        errors = f"{row['own_error']:.1e} {row['wide_error']:.1e}"
-        print(f"{name:<36} {row['own']:>7.1f} GF {row['wide']:>11.1f} GF {row['ratio']:>7.2f} {errors:>18}")
-    return 0
+def errors() -> dict[str, dict[str, float]]:
+    """For each format and shape: of both, the largest error over the largest value, against double precision."""
+    found = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        for name, shapes in SHAPES.items():
+            left, right = (torch.randn(shape).to(dtype) for shape in shapes)
+            exact = left.double() @ right.double()
+            found[f"{str(dtype).removeprefix('torch.')} {name}"] = {
+                side: float((product(left, right).double() - exact).abs().max() / exact.abs().max())
+                for side, product in (("own", _own), ("in 32 bits", _wide))
+            }
+    return found
+
+
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """Measure and print, with one thread."""
+    with one_intra_op_thread():
+        return (speed or SpeedRun()).run(NAME, figures())
+
+
+@click.command(name=NAME, help=__doc__)
+@speed_options
+def command(speed: SpeedRun) -> None:
+    """Measure and print."""
+    run(speed=speed)
+    for name, row in errors().items():
+        click.echo(f"# error of {name:<36} own {row['own']:.1e}, in 32 bits {row['in 32 bits']:.1e}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -10,6 +10,7 @@ without them makes the side raise ImportError.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
 import torch
@@ -167,11 +169,91 @@ def one_intra_op_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class GlooProcesses:
+    """Processes with gloo that stay, one thread each: a body runs in them without their start. A context manager."""
+
+    def __init__(self, world_size: int) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self._pipes, port = [], free_port()
+        self._processes = []
+        for rank in range(world_size):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_stay, args=(rank, world_size, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+        self._replies()
+
+    def __enter__(self) -> GlooProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, body: Body, *args: Any) -> Run:
+        """Call ``body(rank, world_size, *args)`` in each; it must be importable. RuntimeError if one raises."""
+        begin = clock()
+        for pipe in self._pipes:
+            pipe.send((body, args))
+        return Run(clock() - begin, self._replies()[0])
+
+    def _replies(self) -> list[list[float]]:
+        """What each rank returned; if one failed, the others may wait for it for ever, and all end."""
+        found: dict[int, list[float]] = {}
+        while len(found) < len(self._pipes):
+            waiting = {self._pipes[rank]: rank for rank in range(len(self._pipes)) if rank not in found}
+            for pipe in connection.wait(list(waiting)):
+                rank = waiting[pipe]  # type: ignore[index]
+                try:
+                    trouble, found[rank] = self._pipes[rank].recv()
+                except EOFError:
+                    trouble = "its process has ended"
+                if trouble:
+                    self.close()
+                    raise RuntimeError(f"gloo rank {rank}: {trouble}")
+        return [found[rank] for rank in range(len(self._pipes))]
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def _stay(rank: int, world_size: int, port: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    pipe.send(("", []))
+    while True:
+        try:
+            body, args = pipe.recv()
+        except EOFError:  # who started us has ended
+            return
+        try:
+            reply: tuple[str, list[float]] = ("", list(body(rank, world_size, *args) or []))
+        except Exception as error:
+            reply = (f"{type(error).__name__}: {error}", [])
+        pipe.send(reply)
+
+
+@functools.cache
+def lasting_gloo(world_size: int) -> GlooProcesses:
+    """Processes that stay until this one ends."""
+    return GlooProcesses(world_size)
+
+
+def in_lasting_gloo(world_size: int, body: Body, *args: Any) -> Run:
+    """As :func:`gloo`, without the start of the processes."""
+    return lasting_gloo(world_size).run(body, *args)
+
+
 SIDES: dict[str, Callable[..., Run]] = {
     "kernbench": simulated,
     "processes": forked,
     "threaded": threaded,
     "local tensors": local_tensors,
     "gloo": gloo,
+    "gloo, started before": in_lasting_gloo,
 }
-"""By the names of the table's columns."""
+"""By the names that tables give them."""

@@ -1,4 +1,4 @@
-"""The speed bench of torch.distributed: all sides run the same program, and verdicts are what they say."""
+"""The speed bench of torch.distributed: all sides run the same program."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benches.distributed_speed import Figure, all_reduces
-from benches.harness.distributed_sides import SIDES
+from benches.distributed_speed import EmptyMode, all_reduces
+from benches.harness.distributed_sides import SIDES, GlooProcesses
 
 
 def total(rank: int, world_size: int, value: float) -> list[float]:
@@ -39,11 +39,29 @@ def test_a_side_raises_what_a_rank_raised():
         SIDES["threaded"](2, broken)
 
 
-def test_goals_are_numbers_or_ratios():
-    assert Figure("x", "us", {"kernbench": 5.0}, 6.0).verdict == "ok"
-    assert Figure("x", "us", {"kernbench": 12.0}, 6.0).verdict == "x 2.0"
-    beside = Figure("x", "ms", {"kernbench": 5.0, "gloo": 10.0}, 0.6, "gloo")
-    assert beside.limit == 6.0
-    assert beside.verdict == "ok"
-    assert beside.ratio("gloo") == "10 (2x)"
-    assert Figure("x", "ms", {"kernbench": 5.0, "gloo": "cannot: no gloo"}, 0.6, "gloo").verdict == ""
+@pytest.mark.long  # processes that import torch
+def test_gloo_processes_that_stay_run_one_program_after_the_other():
+    with GlooProcesses(2) as gloo:
+        assert gloo.run(total, 0.5).result == [4.0]
+        assert gloo.run(total, 1.5).result == [12.0]
+        with pytest.raises(RuntimeError, match="on purpose"):
+            gloo.run(broken)
+
+
+def broken(rank: int, world_size: int) -> None:
+    """Fails in one of the ranks."""
+    if rank == 1:
+        raise ValueError("on purpose")
+
+
+def test_an_empty_mode_is_passed_by_every_operation():
+    seen = []
+
+    class Counting(EmptyMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    with Counting():
+        assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
+    assert seen

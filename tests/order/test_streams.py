@@ -51,7 +51,7 @@ def test_a_race_is_found_where_it_is_and_only_there(program: Program, data: bool
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_training_steps_of_torch_have_no_race(what: str) -> None:
     """Buckets, prefetched gathers, memory that is freed and resized, futures, functional collectives: all is ordered."""
-    plan = CostPlan(width=64, layers=3, world=2, steps=1, rounds=1)
+    plan = CostPlan(width=64, layers=3, world=2, steps=1)
     assert step_seconds(PROGRAMS[what], plan, races=True) > 0
 
 
