@@ -44,7 +44,7 @@ LIBRARY = BundledLibrary(
 )  # fmt: skip
 """Unchanged, as its makers publish it; a test computes the sum."""
 
-SCRIPTS = ("data.js", "words.js", "bitmap.js", "timeline.js", "details.js", "charts.js", "main.js")
+SCRIPTS = ("data.js", "words.js", "bitmap.js", "timeline.js", "details.js", "charts.js", "failures.js", "main.js")
 """The page's own scripts, in the order in which they run."""
 
 MARK = '<script id="kernbench-data" type="text/plain">'
@@ -99,6 +99,7 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
         "facts": source.facts,
         "notes": source.notes,
         "failures": source.failures,
+        "findings": source.findings,
         "seconds": figures.length,
         "path_shares": figures.path_shares,
         "rank_times": [_fields(each) for each in figures.ranks],
