@@ -2,7 +2,7 @@
 
     python docs/tools/report_images.py [NAME ...]
 
-A training step on four GPUs, a step of 512, and runs that fail.
+A training step on four GPUs, a step of 512, links between two nodes, and runs that fail.
 """
 
 from __future__ import annotations
@@ -100,6 +100,13 @@ _CHOOSE = """
   timeline.go(span);
 """
 
+_MOMENT = """
+  const moment = document.getElementById("link-moment");
+  moment.value = 100;
+  moment.dispatchEvent(new Event("input"));
+  for (const part of document.querySelectorAll("main > section:not(#links)")) part.hidden = true;
+"""
+
 _STEP_OPTIONS = ("--nproc-per-node", "4", "--system", "dgx_h100", "--no-data")
 PICTURES = {
     "step": Picture(_STEP, _STEP_OPTIONS, 1280, 800, _CHOOSE),
@@ -107,6 +114,10 @@ PICTURES = {
     "512_ranks": Picture(
         _MANY, ("--nproc-per-node", "8", "--nnodes", "64", "--system", "dgx_h100", "--no-data", "--ranks", "all",
                 "--jitter", "0.04"), 1280, 1000, "timeline.show(document.getElementById('view').value = 'lines');",
+    ),
+    "links": Picture(
+        _STEP, ("--nproc-per-node", "8", "--nnodes", "2", "--system", "dgx_h100", "--no-data", "--ranks", "all"), 1280, 1000,
+        _MOMENT,
     ),
     "deadlock": Picture(_DEADLOCK, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),
     "mismatch": Picture(_MISMATCH, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),

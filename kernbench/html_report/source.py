@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.errors import KernbenchError
 from kernbench.html_report.findings import findings_of
+from kernbench.html_report.links import ShownLinks, links_of
 from kernbench.html_report.memory import memory_of
 from kernbench.memory.limits import format_size
 from kernbench.scheduler import user_traceback
@@ -47,6 +48,7 @@ class ReportSource:
         findings: pictures of what went wrong (:mod:`kernbench.html_report.findings`).
         steps: of a training program, a row each.
         memory: of ranks, over time and at their peaks.
+        links: what links carried, and bandwidths beside their limits; None: nothing is known.
         peaks: the device's matrix FLOP/s by format and its memory's bytes/s, as far as they are known.
     """
 
@@ -61,6 +63,7 @@ class ReportSource:
     steps: Sequence[dict[str, Any]] = ()
     memory: Sequence[dict[str, Any]] = ()
     peaks: Mapping[str, Any] = field(default_factory=dict)
+    links: ShownLinks | None = None
 
 
 def source_of_run(
@@ -84,6 +87,7 @@ def source_of_run(
         findings=findings_of(run.simulation, errors or {}),
         steps=[step.model_dump() for step in result.steps],
         memory=memory_of(run.simulation),
+        links=links_of(run.engine, figures.length),
         peaks={
             "matrix": {name: device.matrix_rate(name) for name in formats if name in device.matrix.known()},
             "memory": device.hbm_copy_bandwidth,

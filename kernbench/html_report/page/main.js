@@ -76,8 +76,9 @@ async function open() {
   showFlame(run);
   showRoofline(run);
   showMemory(run);
+  showLinks(run);
   showComparison(run);
-  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["compare", "compare"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
+  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["links", "links"], ["compare", "compare"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
   at("theme").addEventListener("click", () => {
     document.documentElement.dataset.chosen = wantsDark() ? "light" : "dark";
     setTheme(timeline);
