@@ -43,7 +43,30 @@ class DeadlockError(KernbenchError):
 
 class CollectiveMismatchError(KernbenchError):
     """Ranks of one group issued collectives that do not match (operation, shape, dtype, order or root). Raised before
-    any data moves, in every rank concerned."""
+    any data moves, in every rank concerned.
+
+    Attributes:
+        group: where they were called; empty: nobody says.
+        sequence: the collective's number in the group, -1 for a message.
+        sides: what the ranks that have come called: of each the operation and its arguments by name, and the line (``"at"``).
+    """
+
+    group: str = ""
+    sequence: int = -1
+    sides: Mapping[int, Mapping[str, str]] = {}
+
+    @classmethod
+    def between(
+        cls, text: str, group: str, sequence: int, sides: Mapping[int, Mapping[str, str]]
+    ) -> CollectiveMismatchError:
+        """One that says who called what, besides in its ``text``."""
+        error = cls(text)
+        error.group, error.sequence, error.sides = group, sequence, sides
+        return error
+
+    def again(self) -> CollectiveMismatchError:
+        """The same for another rank, with a traceback of its own."""
+        return self.between(str(self), self.group, self.sequence, self.sides)
 
 
 class MemoryAccessError(KernbenchError):

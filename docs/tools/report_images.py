@@ -2,7 +2,7 @@
 
     python docs/tools/report_images.py [NAME ...]
 
-A training step on four GPUs, a step of 512, and a deadlock.
+A training step on four GPUs, a step of 512, links between two nodes, and runs that fail.
 """
 
 from __future__ import annotations
@@ -60,10 +60,51 @@ dist.recv(x, (rank - 1) % world)
 dist.send(x, (rank + 1) % world)
 """
 
+_MISMATCH = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+loss, weights = torch.ones(1, device="cuda"), torch.ones(1024, 1024, device="cuda")
+dist.broadcast(weights, src=0)
+if dist.get_rank() == 0:
+    dist.all_reduce(loss)
+dist.all_reduce(weights)
+"""
+
+_RACE = """
+import torch
+x = torch.ones(1024, 1024, device="cuda")
+weights = x @ x
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+gradient = weights @ x
+with torch.cuda.stream(side):
+    norm = weights.norm()
+    scaled = gradient / norm
+"""
+
+_TOO_LARGE = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384) for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in (65536, 262144):
+    model(torch.randn(batch, 16384, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 _CHOOSE = """
   const span = [...run.type.keys()].find((i) => run.call[i] && run.types[run.type[i]][0] === "all_reduce");
   timeline.look(run.length * 0.4, run.length * 0.72);
   timeline.go(span);
+"""
+
+_MOMENT = """
+  const moment = document.getElementById("link-moment");
+  moment.value = 100;
+  moment.dispatchEvent(new Event("input"));
+  for (const part of document.querySelectorAll("main > section:not(#links)")) part.hidden = true;
 """
 
 _STEP_OPTIONS = ("--nproc-per-node", "4", "--system", "dgx_h100", "--no-data")
@@ -74,7 +115,14 @@ PICTURES = {
         _MANY, ("--nproc-per-node", "8", "--nnodes", "64", "--system", "dgx_h100", "--no-data", "--ranks", "all",
                 "--jitter", "0.04"), 1280, 1000, "timeline.show(document.getElementById('view').value = 'lines');",
     ),
-    "deadlock": Picture(_DEADLOCK, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 600),
+    "links": Picture(
+        _STEP, ("--nproc-per-node", "8", "--nnodes", "2", "--system", "dgx_h100", "--no-data", "--ranks", "all"), 1280, 1000,
+        _MOMENT,
+    ),
+    "deadlock": Picture(_DEADLOCK, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),
+    "mismatch": Picture(_MISMATCH, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),
+    "race": Picture(_RACE, ("--system", "dgx_h100", "--races", "warn"), 1280, 720),
+    "out_of_memory": Picture(_TOO_LARGE, ("--system", "dgx_h100", "--no-data"), 1280, 900),
 }  # fmt: skip
 
 

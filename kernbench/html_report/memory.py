@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernbench.memory.ledger import CATEGORIES, Ledger, category_of
+from kernbench.memory.ledger import CATEGORIES, Composition, Ledger, category_of
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 
@@ -14,6 +14,7 @@ MOST_RANKS = 16
 MOST_MOMENTS = 1500
 """Moments of a rank that are kept: of those that lie close together, the one with the most in use."""
 _MOST_LINES = 24
+"""Lines and modules that are told apart."""
 
 
 def memory_of(simulation: Simulation) -> list[dict[str, Any]]:
@@ -36,13 +37,18 @@ def _shown(memory: RankMemory, ledger: Ledger, capacity: int) -> dict[str, Any]:
         "peak_time": memory.time, "peak_step": memory.step, "peak_place": str(memory.place or "not known"),
         "moments": moments, "categories": categories,
         "at_peak": {
-            "category": _most(composition.categories), "module": _most(composition.owners),
-            "line": _most({str(place or "too small to look for"): size for place, size in composition.places.items()}),
+            "category": _largest(composition.categories), **owners_of(composition),
         },
     }  # fmt: skip
 
 
-def _most(sizes: Mapping[Any, int]) -> list[tuple[str, int]]:
+def owners_of(composition: Composition) -> dict[str, list[tuple[str, int]]]:
+    """Bytes by module, and by line of the program, largest first."""
+    places = {str(place or "too small to look for"): size for place, size in composition.places.items()}
+    return {"module": _largest(composition.owners), "line": _largest(places)}
+
+
+def _largest(sizes: Mapping[Any, int]) -> list[tuple[str, int]]:
     rows = sorted(((str(name), size) for name, size in sizes.items()), key=lambda row: -row[1])
     rest = sum(size for _, size in rows[_MOST_LINES:])
     return [*rows[:_MOST_LINES], *([(f"{len(rows) - _MOST_LINES} others", rest)] if rest else [])]

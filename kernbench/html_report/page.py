@@ -44,7 +44,17 @@ LIBRARY = BundledLibrary(
 )  # fmt: skip
 """Unchanged, as its makers publish it; a test computes the sum."""
 
-SCRIPTS = ("data.js", "words.js", "bitmap.js", "timeline.js", "details.js", "charts.js", "main.js")
+SCRIPTS = (
+    "data.js",
+    "words.js",
+    "bitmap.js",
+    "timeline.js",
+    "details.js",
+    "charts.js",
+    "failures.js",
+    "links.js",
+    "main.js",
+)
 """The page's own scripts, in the order in which they run."""
 
 MARK = '<script id="kernbench-data" type="text/plain">'
@@ -91,6 +101,8 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
     columns, types = Columns(), TypeTable()
     add_spans(columns, rows, types)
     add_path(columns, figures.path, rows)
+    if source.links is not None:
+        columns.add("link_bytes", source.links.nbytes.reshape(-1))
     header = {
         "format": "kernbench.report",
         "version": 1,
@@ -99,6 +111,7 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
         "facts": source.facts,
         "notes": source.notes,
         "failures": source.failures,
+        "findings": source.findings,
         "seconds": figures.length,
         "path_shares": figures.path_shares,
         "rank_times": [_fields(each) for each in figures.ranks],
@@ -106,6 +119,7 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
         "collectives": [_fields(each) for each in figures.collectives],
         "steps": source.steps,
         "memory": source.memory,
+        "traffic": None if source.links is None else source.links.header,
         "peaks": source.peaks,
         "flame": flame_of(source.spans),
         "rows": [(row.rank, row.name, len(row.spans)) for row in rows],

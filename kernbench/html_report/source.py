@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kernbench.cost.op_estimates import OpCosts
-from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.errors import KernbenchError
+from kernbench.html_report.findings import findings_of
+from kernbench.html_report.links import ShownLinks, links_of
 from kernbench.html_report.memory import memory_of
 from kernbench.memory.limits import format_size
-from kernbench.scheduler import find_cycle, user_traceback
+from kernbench.scheduler import user_traceback
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.simulation.simulation import Simulation
 from kernbench.topology.units import DURATION
@@ -43,8 +45,10 @@ class ReportSource:
         facts: what the run came to: label, value, and a word more, possibly empty.
         notes: what must be said beside the figures, in sentences.
         failures: of ranks that failed: rank, first line, and the whole text.
+        findings: pictures of what went wrong (:mod:`kernbench.html_report.findings`).
         steps: of a training program, a row each.
         memory: of ranks, over time and at their peaks.
+        links: what links carried, and bandwidths beside their limits; None: nothing is known.
         peaks: the device's matrix FLOP/s by format and its memory's bytes/s, as far as they are known.
     """
 
@@ -55,9 +59,11 @@ class ReportSource:
     facts: Sequence[tuple[str, str, str]]
     notes: Sequence[str] = ()
     failures: Sequence[dict[str, Any]] = ()
+    findings: Sequence[dict[str, Any]] = ()
     steps: Sequence[dict[str, Any]] = ()
     memory: Sequence[dict[str, Any]] = ()
     peaks: Mapping[str, Any] = field(default_factory=dict)
+    links: ShownLinks | None = None
 
 
 def source_of_run(
@@ -75,11 +81,13 @@ def source_of_run(
         subtitle=f"{nodes}{topology.system.name}, {device.description or device.name}; kernbench {result.kernbench}",
         spans=timeline.spans,
         figures=figures,
-        facts=[*_facts(result, figures)],
+        facts=[*_facts(result, figures), *_races(run.simulation)],
         notes=result.notes,
         failures=[_failure(rank, error) for rank, error in sorted((errors or {}).items())],
+        findings=findings_of(run.simulation, errors or {}),
         steps=[step.model_dump() for step in result.steps],
         memory=memory_of(run.simulation),
+        links=links_of(run.engine, figures.length),
         peaks={
             "matrix": {name: device.matrix_rate(name) for name in formats if name in device.matrix.known()},
             "memory": device.hbm_copy_bandwidth,
@@ -98,15 +106,12 @@ def source_of_trace(trace: TraceFile, name: str) -> ReportSource:
 
 
 def _failure(rank: int, error: BaseException) -> dict[str, Any]:
-    """What a rank failed with; of a deadlock, who waits for whom besides."""
+    """What a rank failed with, in words."""
     traceback = "\n".join((user_traceback(error).rstrip(), *notes_that_python_hides([error])))
     report = f"{type(error).__name__}: {error}"
     failure: dict[str, Any] = {"rank": rank, "report": report, "text": traceback}
     if isinstance(error, KernbenchError):  # says itself where and why
         failure |= {"text": report, "traceback": traceback}
-    if isinstance(error, DeadlockError) and error.waits_for:
-        cycle = find_cycle(error.waits_for)
-        failure |= {"waits_for": list(error.waits_for.items()), "doing": list(error.doing.items()), "cycle": cycle}
     return failure
 
 
@@ -139,6 +144,11 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
             ("peak memory", format_size(peak.peak_bytes), f"rank {peak.rank}, of {format_size(peak.capacity_bytes)}")
         )
     return facts
+
+
+def _races(simulation: Simulation) -> list[tuple[str, str, str]]:
+    found = [] if simulation.order is None else simulation.order.races.found
+    return [("races", str(len(found)), "accesses that nothing orders, by their lines")] if found else []
 
 
 def _times(figures: TraceReport) -> list[tuple[str, str, str]]:

@@ -25,6 +25,7 @@ from kernbench.order.findings import MemoryAccess as MemoryAccess
 from kernbench.order.findings import Place as Place
 from kernbench.order.findings import Race as Race
 from kernbench.order.findings import Races as Races
+from kernbench.order.findings import RaceSide as RaceSide
 from kernbench.order.findings import mode_of as mode_of
 from kernbench.order.findings_file import check_findings_path as check_findings_path
 from kernbench.order.findings_file import write_findings as write_findings

@@ -99,6 +99,19 @@ class FoundReport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RaceSide:
+    """What one of the two strands of a race had done, and knew of the other, when the race was found.
+
+    Attributes:
+        accesses: its last ones, in order, the one that meets among them.
+        knew: the last access of the other strand that it had waited for; None: of none, or of none that is remembered.
+    """
+
+    accesses: tuple[MemoryAccess, ...]
+    knew: MemoryAccess | None
+
+
+@dataclass(frozen=True, slots=True)
 class Race:
     """Two accesses to the same bytes that nothing orders, of which at least one writes.
 
@@ -106,10 +119,11 @@ class Race:
         kind: ``"write after read"``, ``"read after write"`` or ``"write after write"``, in the order in which they were issued.
         what: the memory, and which part of it.
         first, second: the accesses; :attr:`first_does` and :attr:`second_does`: what they do.
-        known: the last that each side knew of the other.
+        known: the last that the second knew of the first, in words.
         remedy: what would order them.
         made: where the memory was first used; empty if that is not known.
         excuse: the reason that a comment beside one of them gives; None: there is none.
+        sides: of the first and the second access, for pictures.
     """
 
     kind: str
@@ -122,6 +136,7 @@ class Race:
     remedy: str
     made: str
     excuse: str | None = None
+    sides: tuple[RaceSide, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from kernbench.order.findings import MemoryAccess, Place, Race, Races, excuse_of
+from kernbench.order.findings import MemoryAccess, Place, Race, Races, RaceSide, excuse_of
 from kernbench.order.regions import ByteRegion
 from kernbench.order.shadow import Cell, Shadow
 from kernbench.order.strands import Moment, Strand
@@ -201,6 +201,7 @@ class RankOrder:
             Race(
                 kind, _memory(shadow, region), old, access, *does, tuple(_knowledge(old, access)), _remedy(old, access),
                 "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
+                (_side(old, access), _side(access, old)),
             )
         )  # fmt: skip
 
@@ -239,11 +240,27 @@ def _memory(shadow: Shadow, region: ByteRegion) -> str:
     return f"{part} of {title}, {shadow.nbytes} bytes"
 
 
+_BEFORE, _BEHIND = 3, 2
+"""Accesses of a strand that are kept beside the one that meets."""
+
+
+def _side(access: MemoryAccess, other: MemoryAccess) -> RaceSide:
+    recent: list[MemoryAccess] = [each for each in access.strand.recent if each.n != access.n]
+    before, behind = ([each for each in recent if (each.n < access.n) is early] for early in (True, False))
+    _, knew = _known(access.strand, other.strand)
+    return RaceSide((*before[-_BEFORE:], access, *behind[:_BEHIND]), knew)
+
+
+def _known(who: Strand, whom: Strand) -> tuple[int, MemoryAccess | None]:
+    """How far a strand knows another, and the last access that it knows of it, if that is remembered."""
+    known = who.seen if whom is who.host else who.clock.get(whom, 0)
+    return known, next((each for each in reversed(whom.recent) if each.n <= known), None)
+
+
 def _knowledge(first: MemoryAccess, second: MemoryAccess) -> Iterable[str]:
     """The last that the second side knew of the first."""
     who, whom = second.strand, first.strand
-    known = who.seen if whom is who.host else who.clock.get(whom, 0)
-    told = next((each for each in reversed(whom.recent) if each.n <= known), None)
+    known, told = _known(who, whom)
     if told is not None:
         yield f"the last of {whom} that {who.called} has waited for is {told}."
     else:

@@ -61,6 +61,8 @@ class PlanRun:
         self.member_start = [0.0] * plan.members
         self.last_start = 0.0
         """When the last member joined."""
+        self.last_end = 0.0
+        """When the last member ended, of those that have."""
         self._times: PlanTimes | None = None
         self._engine = engine
         self._on_members_end = on_members_end
@@ -124,6 +126,7 @@ class PlanRun:
         for member in members:
             self._ended[member] = True
         self._running -= len(members)
+        self.last_end = at
         self._on_members_end(members, at)
         if self._running == 0:
             self._engine.plan_finished(self)

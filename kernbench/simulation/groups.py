@@ -37,6 +37,12 @@ class Signature(NamedTuple):
         parts.append(f"algorithm {self.algorithm}")
         return f"{self.op}({', '.join(parts)})"
 
+    def as_words(self, location: Location) -> dict[str, str]:
+        """Operation, arguments and line of a call, by name."""
+        given = {"shape": self.shape, "dtype": self.dtype, "reduction": self.reduction, "root": self.root}
+        words = {name: str(value).removeprefix("torch.") for name, value in given.items() if value is not None}
+        return {"operation": self.op, **words, "algorithm": self.algorithm, "at": str(location)}
+
     def differences(self, other: Signature) -> list[str]:
         """What differs, in words."""
         return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
@@ -170,7 +176,7 @@ class Communicator:
         if collective.error is None and arrival.signature != collective.signature:
             collective.error = _mismatch(collective, arrival)
         if collective.error is not None:
-            return collective, CollectiveMismatchError(str(collective.error))
+            return collective, collective.error.again()
         arrivals = collective.arrivals
         arrivals[rank] = arrival
         if len(arrivals) == self.expected:
@@ -220,11 +226,15 @@ class Communicators:
 def _mismatch(collective: Collective, arrival: Arrival) -> CollectiveMismatchError:
     first = next(iter(collective.arrivals.values()))
     differing = ", ".join(arrival.signature.differences(first.signature))
-    return CollectiveMismatchError(
+    arrived = {rank: each.signature.as_words(each.location) for rank, each in collective.arrivals.items()}
+    return CollectiveMismatchError.between(
         f"collective #{collective.sequence} on {collective.group.name} does not match between ranks "
         f"{first.rank} and {arrival.rank} ({differing} differ):\n"
         f"  rank {first.rank}: {first.signature} at {first.location}\n"
         f"  rank {arrival.rank}: {arrival.signature} at {arrival.location}\n"
         "No data has moved. Every member must call the same collectives, in the same order, with the same shape, dtype, "
-        "reduction and root."
+        "reduction and root.",
+        collective.group.name,
+        collective.sequence,
+        {**arrived, arrival.rank: arrival.signature.as_words(arrival.location)},
     )

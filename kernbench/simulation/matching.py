@@ -145,7 +145,7 @@ class Matcher:
             self._forget(collective)
             for other in collective.arrivals.values():
                 if other.op.error is None:
-                    other.op.fail(CollectiveMismatchError(str(error)), me.clock)
+                    other.op.fail(error.again(), me.clock)
                     self.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
@@ -272,7 +272,7 @@ class Matcher:
             splits = _splits(collective, arrivals)
         except CollectiveMismatchError as error:
             for arrival in arrivals:
-                arrival.op.fail(CollectiveMismatchError(str(error)), self.engine.now)
+                arrival.op.fail(error.again(), self.engine.now)
             collective.error = error
             self._forget(collective)
             return
@@ -313,12 +313,20 @@ def _splits(collective: Collective, arrivals: Sequence[Arrival]) -> Splits | Non
         for sender, tensor in enumerate(() if collective.group.players else arrival.outputs):
             if tensor.numel() != sent[sender][receiver]:
                 other = arrivals[sender]
-                raise CollectiveMismatchError(
+                expected = [each.numel() for each in arrival.outputs]
+                called = {"operation": collective.signature.op}
+                raise CollectiveMismatchError.between(
                     f"{collective}: rank {other.rank} sends {sent[sender][receiver]} elements to rank {arrival.rank}, "
                     f"which expects {tensor.numel()}:\n"
                     f"  rank {other.rank}: sends {sent[sender]} at {other.location}\n"
-                    f"  rank {arrival.rank}: expects {[t.numel() for t in arrival.outputs]} at {arrival.location}\n"
-                    "No data has moved. Element j of one rank's input splits is element i of rank j's output splits."
+                    f"  rank {arrival.rank}: expects {expected} at {arrival.location}\n"
+                    "No data has moved. Element j of one rank's input splits is element i of rank j's output splits.",
+                    collective.group.name,
+                    collective.sequence,
+                    {
+                        other.rank: {**called, "sends": str(sent[sender]), "at": str(other.location)},
+                        arrival.rank: {**called, "expects": str(expected), "at": str(arrival.location)},
+                    },
                 )
     if all(size == sent[0][0] for row in sent for size in row):
         return None

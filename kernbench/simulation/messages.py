@@ -176,8 +176,11 @@ class Mailbox:
                 f"  rank {receive.rank}: {receive.signature} at {receive.location}\n"
                 "No data has moved. Both sides must have the same dtype and number of elements."
             )
+            where = f"messages from rank {send.rank} to rank {receive.rank} (tag {send.tag}), {send.group.name}"
+            sides = {each.rank: each.signature.as_words(each.location) for each in (send, receive)}
             for side in (send, receive):
-                side.op.fail(CollectiveMismatchError(text), self._hosts.current().clock)
+                error = CollectiveMismatchError.between(text, where, -1, sides)
+                side.op.fail(error, self._hosts.current().clock)
             return
         pair = self._pair_of(send.group, send.rank, receive.rank)
         signature = send.signature

@@ -37,29 +37,6 @@ function legend(box, entries) {
   box.replaceChildren(...entries.map(([style, label]) => element("span", {}, element("i", { style }), label)));
 }
 
-// Who waits for whom, of a deadlock: ranks in a circle, the cycle in the colour of an alert.
-function showCycle(run) {
-  const found = run.failures.find((failure) => failure.waits_for);
-  at("cycle-part").hidden = !found;
-  if (!found) return;
-  const most = 64, { waits_for: waits, cycle } = found, doing = new Map(found.doing), waiting = new Map(waits);
-  const order = [...cycle, ...[...new Set([...doing.keys(), ...waiting.keys()])].filter((rank) => !cycle.includes(rank)).sort((a, b) => a - b)].slice(0, most);
-  const known = new Set(order), next = new Map(cycle.map((rank, i) => [rank, cycle[(i + 1) % cycle.length]]));
-  const links = waits.flatMap(([rank, others]) => (known.has(rank) ? others.filter((other) => known.has(other)).map((other) => ({ source: `${rank}`, target: `${other}`, inCycle: next.get(rank) === other })) : []));
-  const shown = links.length > 600 ? links.filter((link) => link.inCycle) : links, small = order.length > 24;
-  const encode = echarts.format.encodeHTML;
-  chartIn(at("cycle"), 330, () => ({
-    tooltip: { confine: true, extraCssText: "white-space: normal; max-width: 420px", formatter: ({ dataType, data }) => (dataType === "edge" ? `rank ${data.source} waits for rank ${data.target}` : `rank ${data.id}: ${encode(doing.get(+data.id) ?? "")}`) },
-    series: [{
-      type: "graph", layout: "circular", circular: { rotateLabel: false }, left: 60, right: 60, top: 36, bottom: 36, silent: false, edgeSymbol: ["none", "arrow"], edgeSymbolSize: 9,
-      data: order.map((rank) => ({ id: `${rank}`, name: `${rank}`, symbolSize: small ? 16 : 34, itemStyle: { color: next.has(rank) ? colour("alert") : waiting.has(rank) ? colour("dma") : colour("launch") }, label: { show: true, formatter: `${rank}`, color: "#fff", fontSize: small ? 9 : 13, fontWeight: 600 } })),
-      links: shown.map((link) => ({ ...link, lineStyle: { color: link.inCycle ? colour("alert") : colour("soft"), width: link.inCycle ? 2.5 : 1, opacity: link.inCycle ? 1 : 0.5, curveness: 0.12 } })),
-    }],
-  }));
-  for (const rank of order.slice(0, 16)) at("cycle-words").append(element("dt", {}, `rank ${rank}`), element("dd", {}, shortPlaces(doing.get(rank) ?? "")));
-  at("cycle-part").after(element("p", { class: "hint" }, cycle.length ? "An arrow leads from a rank to the one it waits for; red: the cycle, which nobody can leave." : "An arrow leads from a rank to the one it waits for. There is no cycle: somebody has ended, or never calls."));
-}
-
 function showTimes(run) {
   const box = at("rank-times"), lines = element("div", { class: "shares" }), most = 16, key = element("div", { class: "legend" });
   legend(key, [["background:var(--gemm)", "compute"], ["background:repeating-linear-gradient(135deg,var(--gemm) 0 4px,var(--collective) 4px 8px)", "compute that hides communication"], ["background:var(--collective)", "exposed communication"], ["background:var(--dma)", "copies"], ["background:var(--launch)", "host"], ["background:var(--wait)", "idle"]]);
@@ -177,6 +154,12 @@ function showRoofline(run) {
   }));
 }
 
+// Bytes by what they are of, largest first.
+function sizesTable(box, title, rows, whole) {
+  const most = rows[0][1] || 1;
+  table(box, [title, "bytes", "share"], rows.map(([name, value]) => [element("td", { title: name }, shortPlace(name), element("i", { class: "bar", style: `width:${(100 * value) / most}%` })), size(value), share(value, whole)]), 10);
+}
+
 const USES = { parameters: "gemm", buffers: "launch", gradients: "math", "optimizer state": "dma", "unsharded parameters": "attention", "communication buffers": "collective", activations: "path", temporaries: "other" };
 
 function showMemory(run) {
@@ -204,9 +187,8 @@ function showMemory(run) {
     const memory = run.memory[choice.value], stated = Object.entries(memory.stated).map(([name, value]) => `${name} ${size(value)}`).join(", ");
     at("memory-words").textContent = `At most ${size(memory.peak)} in use, ${size(memory.reserved)} reserved, of ${size(memory.capacity)}; reached at ${seconds(memory.peak_time)} in step ${memory.peak_step}, ${shortPlace(memory.peak_place)}.${stated ? ` Besides, stated: ${stated}.` : ""}`;
     at("at-peak").replaceChildren(...Object.entries(memory.at_peak).filter(([, rows]) => rows.length).map(([title, rows]) => {
-      const box = element("div"), most = rows[0][1] || 1;
-      const part = element("div", {}, element("h3", {}, `In use at the peak, by ${title}`), box);
-      table(box, [title, "bytes", "share"], rows.map(([name, value]) => [element("td", { title: name }, shortPlace(name), element("i", { class: "bar", style: `width:${(100 * value) / most}%` })), size(value), share(value, memory.peak)]), 10);
+      const box = element("div"), part = element("div", {}, element("h3", {}, `In use at the peak, by ${title}`), box);
+      sizesTable(box, title, rows, memory.peak);
       return part;
     }));
   };

@@ -45,6 +45,7 @@ class Run {
       row: this.column("path_row", Uint32Array), begin: this.unfolded("path_begin", Float64Array),
       length: this.column("path_length", Float64Array),
     };
+    this.linkBytes = this.columns.link_bytes ? this.column("link_bytes", Float64Array) : new Float64Array(0);
     this.lanes = [];
     let first = 0;
     for (const [rank, name, count] of header.rows) {

@@ -16,10 +16,9 @@ function setTheme(timeline) {
 
 function showSummary(run) {
   at("subtitle").textContent = run.subtitle;
-  at("facts").replaceChildren(...run.facts.map(([label, value, more]) => element("div", { class: label === "status" && !/^(ended|stopped)/.test(value) ? "fact bad" : "fact" }, element("span", {}, label), element("b", {}, value), element("span", {}, more))));
+  at("facts").replaceChildren(...run.facts.map(([label, value, more]) => element("div", { class: label === "races" || (label === "status" && !/^(ended|stopped)/.test(value)) ? "fact bad" : "fact" }, element("span", {}, label), element("b", {}, value), element("span", {}, more))));
   at("note-list").replaceChildren(...run.notes.map((note) => element("li", {}, note)));
   at("notes").hidden = !run.notes.length;
-  at("failures").hidden = !run.failures.length;
   const reports = new Map();
   for (const { rank, report, text, traceback } of run.failures) {
     const known = reports.get(report) ?? { ranks: [], text, traceback };
@@ -72,13 +71,14 @@ async function open() {
   registerShapes();
   showSummary(run);
   const timeline = showTimeline(run);
-  showCycle(run);
+  showFindings(run);
   showTimes(run);
   showFlame(run);
   showRoofline(run);
   showMemory(run);
+  showLinks(run);
   showComparison(run);
-  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["compare", "compare"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
+  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["links", "links"], ["compare", "compare"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
   at("theme").addEventListener("click", () => {
     document.documentElement.dataset.chosen = wantsDark() ? "light" : "dark";
     setTheme(timeline);
