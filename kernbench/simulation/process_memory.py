@@ -244,7 +244,9 @@ class ProcessMemory:
         free = min(self.free, self.total)
         if self._most is None:
             return free, self.total
-        return max(0, min(free, self._most - self.allocator.reserved)), min(self.total, self._most + self.overhead.total)
+        return max(0, min(free, self._most - self.allocator.reserved)), min(
+            self.total, self._most + self.overhead.total
+        )
 
     def set_fraction(self, fraction: float) -> None:
         """Allow the process a share of the SIP's memory."""

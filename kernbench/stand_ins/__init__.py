@@ -36,8 +36,8 @@ def stand_in_for(error: BaseException) -> str | None:
 
 @contextmanager
 def standing_in(names: Iterable[str]) -> Iterator[None]:
-    """For the length of a block, these packages can be imported, and are found by who looks for their releases; also by processes
-    that are started within it and join a simulation.
+    """For the length of a block, these packages can be imported, and are found by who looks for their releases; also by
+    processes that are started within it and join a simulation.
 
     Raises:
         ConfigError: there is no such stand-in, or the package is installed.

@@ -98,8 +98,32 @@ def test_a_cache_grows_in_place(flash_attn):
     )
     torch.testing.assert_close(found, flash_attn.flash_attn_func(q, k, v, causal=True))
     assert torch.equal(k_cache[:, 6], k[:, 6])
-    with pytest.raises(NotImplementedError, match="block_table"):
-        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, block_table=torch.zeros(1))
+    with pytest.raises(NotImplementedError, match="rotary_cos"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, rotary_cos=torch.zeros(1))
+
+
+def test_a_cache_of_pages_is_one_of_rows(flash_attn):
+    q, k, v = _operands(1, 7)
+    lengths, pages = (
+        torch.tensor([6, 3]),
+        torch.tensor([[4, 1, 0], [2, 3, -1]]),
+    )  # -1: behind the end, and not looked at
+    rows, paged = ([torch.zeros(2, 12, 2, 8) for _ in range(2)], [torch.full((5, 4, 2, 8), 7.0) for _ in range(2)])
+    for row, page, fresh in zip(rows, paged, (k, v), strict=True):
+        for at, length in enumerate(lengths.tolist()):
+            row[at, :length] = fresh[at, :length]
+            for token in range(length):
+                page[pages[at, token // 4], token % 4] = fresh[at, token]
+    fresh = (k[:, 6:], v[:, 6:])
+    found = flash_attn.flash_attn_with_kvcache(q, *paged, *fresh, cache_seqlens=lengths, block_table=pages, causal=True)
+    expected = flash_attn.flash_attn_with_kvcache(q, *rows, *fresh, cache_seqlens=lengths, causal=True)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(paged[0][1, 2], k[0, 6])
+    assert torch.equal(paged[0][2, 3], k[1, 6])
+
+    ends = torch.tensor([0, 1, 2]), torch.tensor([0, 7, 11])
+    found = flash_attn.flash_attn_varlen_func(q.flatten(0, 1), *paged, *ends, 1, 7, causal=True, block_table=pages)
+    torch.testing.assert_close(found, expected.flatten(0, 1))
 
 
 def test_padding_goes_and_comes_back(flash_attn):

@@ -15,8 +15,8 @@ class Places:
 
     Args:
         rows: of the cache, one a sequence, ``[batch]``; None: the first ones.
-        pages: of the cache, ``[batch, pages of each]``, those behind a sequence's end may be any number; None: a sequence lies in
-            one row.
+        pages: of the cache, ``[batch, pages of each]``, those behind a sequence's end may be any number; None: a sequence lies
+            in one row.
         length: of a row, or of a page.
     """
 

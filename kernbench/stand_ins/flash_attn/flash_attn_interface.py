@@ -106,8 +106,8 @@ def flash_attn_with_kvcache(
 ) -> Any:  # fmt: skip
     """Attention over a cache, to which ``k`` and ``v`` are added first, in place.
 
-    The lengths are read on the host, and each sequence is a call of its own; while a CUDA graph is captured, which reads nothing,
-    all sequences are one call over all that their places hold, with a mask.
+    The lengths are read on the host, and each sequence is a call of its own; while a CUDA graph is captured, which reads
+    nothing, all sequences are one call over all that their places hold, with a mask.
 
     Args:
         k_cache, v_cache: ``[batch, capacity, heads, size]``; with a ``block_table`` ``[batch, pages of each]``, pages,
