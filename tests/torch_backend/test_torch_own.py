@@ -47,11 +47,15 @@ def recorded() -> list[str]:
 
 
 class Server:
-    """A fresh process that forks one of its own for each test: the neighbours of this one may have trained."""
+    """A fresh process that forks one of its own for each test: the neighbours of this one may have trained.
 
-    def __init__(self) -> None:
+    Args:
+        isolation: what ranks are.
+    """
+
+    def __init__(self, isolation: str = "carrier") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torch_backend.torch_own", "--serve"],
+            [sys.executable, "-m", "tests.torch_backend.torch_own", "--serve", "--isolation", isolation],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -84,6 +88,23 @@ def test_passes_as_on_gloo(server: Server, name: str) -> None:
     if name in CANNOT:
         pytest.skip(CANNOT[name])
     assert server.outcome(name) == PASSED
+
+
+@pytest.fixture(scope="module")
+def server_of_processes() -> Iterator[Server]:
+    server = Server("process")
+    yield server
+    server.process.communicate()
+
+
+IN_PROCESSES = ("test_get_rank", *ALWAYS)
+"""``python -m tests.torch_backend.torch_own --isolation process NAME ...`` runs others, a few seconds each."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_passes_in_processes(server_of_processes: Server, name: str) -> None:
+    assert server_of_processes.outcome(name) == PASSED
 
 
 def test_the_record_is_of_this_torch(server: Server) -> None:
