@@ -50,7 +50,7 @@ def collective_spread(nodes: int, nbytes: int) -> tuple[float, float]:
 
 # -- whole steps (ADR 0125) ------------------------------------------------------------------------------------------------
 
-COMMON = 0.04
+COMMON = 0.02
 """Share by which all that a device computes is off together, 80 % of steps: its clock, its power, its library's version."""
 
 _COMPUTED = frozenset({"product", "attention", "memory", "kernel"})
