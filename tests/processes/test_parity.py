@@ -217,6 +217,25 @@ def test_known_and_assumed_values_are_told_apart_without_data(capsys):
     both(worker, capsys, enable_data=False)
 
 
+def test_what_dynamo_runs(capsys):
+    """Collectives that the reducer of a compiled model calls: Dynamo looks at each frame beneath, and none is its business."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)).cuda()
+        compiled = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="eager")
+        for _ in range(3):
+            loss = compiled(torch.randn(4, 8, device="cuda")).square().mean()
+            loss.backward()
+        print(loss.item(), model[0].weight.grad.sum().item())
+        models.append(model)
+
+    models: list[Any] = []  # whose gradients are known by what they are in the end
+    both(worker, capsys)
+
+
 def test_monitored_barriers(capsys):
     def worker(rank: int) -> None:
         dist.init_process_group("gloo")

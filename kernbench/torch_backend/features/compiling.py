@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pkgutil import iter_modules
 from typing import Any
 
+import kernbench
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -20,11 +22,8 @@ from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch._dynamo"
 
-_NOT_TRACED = (
-    "callable_module", "ccl", "cost", "plugins", "runtime_api", "scheduler", "sim_engine", "topology", "torch_backend",
-    "trace", "triton_engine",
-)  # fmt: skip
-"""Parts of kernbench that run below a rank's calls."""
+_TRACED = frozenset({"programs", "stand_ins", "testing", "tp"})
+"""Parts of kernbench that are programs of ranks, or called by them as other packages are. All others run below them."""
 
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 """How often Dynamo compiles one function: the ranks of a process share the functions of what they import."""
@@ -54,6 +53,10 @@ RELIES_ON = (
         "torch._functorch.config._config", "AOTAutograd's settings have defaults",
         holds=lambda config: all(isinstance(config[name].default, bool) for name in _OF_AOTAUTOGRAD),
     ),
+    Reliance(
+        "torch._dynamo.types.ConvertFrameReturn", "by itself it says that a frame runs as it is",
+        holds=lambda made: made().guarded_code is None,
+    ),
     Reliance("torch._dynamo.convert_frame.input_codes", "what was compiled is in it", has=("seen",)),
     Reliance("torch._dynamo.reset", "what was compiled is forgotten"),
 )  # fmt: skip
@@ -62,9 +65,9 @@ RELIES_ON = (
 def install(patches: Patches, module: Any) -> None:
     """Let Dynamo step over kernbench, and know the names of torch as they are in the simulation."""
     rules = sys.modules["torch._dynamo.trace_rules"]
-    for part in _NOT_TRACED:
-        name = f"kernbench.{part}"
-        if name not in _told:
+    for part in iter_modules(kernbench.__path__):
+        name = f"kernbench.{part.name}"
+        if part.name not in _TRACED and name not in _told:
             rules.add(name)
             _told.add(name)
     config: Any = sys.modules["torch._dynamo.config"]
@@ -87,19 +90,30 @@ def _compile_aside(patches: Patches) -> None:
     """Let compilation take no virtual time, also that of a backward pass, which happens with its forward's."""
     callback: Any = sys.modules["torch._dynamo.convert_frame"].CatchErrorsWrapper
     stock = callback.__call__
+    skipped: Any = sys.modules["torch._dynamo.types"].ConvertFrameReturn
     turn = _Turn()
 
-    def compile_frame(self: Any, *args: Any) -> Any:
+    def compile_frame(self: Any, frame: Any, *args: Any) -> Any:
+        if _is_generated(frame):
+            return skipped()
         device = current_device()
         if device is None:
-            return stock(self, *args)
+            return stock(self, frame, *args)
         with device.host.aside(), turn.taken(device):
-            return stock(self, *args)
+            return stock(self, frame, *args)
 
     patches.set(callback, "__call__", compile_frame)
     functorch: Any = sys.modules["torch._functorch.config"]
     for name, value in _OF_AOTAUTOGRAD.items():
         patches.set(functorch._config[name], "default", value)
+
+
+def _is_generated(frame: Any) -> bool:
+    """Whether a frame is of a function that was made for a class of ours (a dataclass), which has no file to be known by."""
+    if frame.f_code.co_filename != "<string>":
+        return False
+    package, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
+    return package == kernbench.__name__ and rest.partition(".")[0] not in _TRACED
 
 
 class _Turn:
