@@ -61,10 +61,15 @@ class Wire:
             return 0
         return _LENGTH.size + int(_LENGTH.unpack_from(buffer)[0]) - len(buffer)
 
+    @property
+    def has_come(self) -> bool:
+        """Whether an object has been read whole, which nobody has taken."""
+        return len(self._buffer) >= _LENGTH.size and self._missing() <= 0
+
     def taken(self) -> bytes | None:
         """The body of the first object that has come whole, None if none has."""
         buffer = self._buffer
-        if len(buffer) < _LENGTH.size or self._missing() > 0:
+        if not self.has_come:
             return None
         end = _LENGTH.size + int(_LENGTH.unpack_from(buffer)[0])
         body = bytes(buffer[_LENGTH.size : end])

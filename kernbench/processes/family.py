@@ -160,6 +160,23 @@ class Family(RankProcesses):
         finally:
             poll.unregister(descriptor)
 
+    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+        """See :class:`RankProcesses`."""
+        poll = self._poll
+        for each in descriptors:
+            poll.register(each, select.POLLIN)
+        try:
+            while True:
+                ready = [number for number, _ in poll.poll()]
+                if back := [number for number in descriptors if number in ready]:
+                    return back
+                died = [self._ended(number) for number in ready]
+                if any(died):
+                    return descriptors
+        finally:
+            for each in descriptors:
+                poll.unregister(each)
+
     def _patience(self) -> int | None:
         """Milliseconds to wait for a process; None: any number."""
         if not self._aborting():

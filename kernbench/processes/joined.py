@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter  # the machine's own clock
 
 from kernbench.processes.channel import Wire
@@ -81,21 +81,25 @@ class Company(RankProcesses):
 
     def await_input(self, member: RankProcess) -> bool:
         """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
+        return bool(self.await_one([member.wire.socket.fileno()]))
+
+    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+        """See :class:`RankProcesses`."""
         poll = select.poll()
-        poll.register(member.wire.socket.fileno(), select.POLLIN)
-        poll.register(self._launcher, select.POLLIN)
+        for each in (*descriptors, self._launcher):
+            poll.register(each, select.POLLIN)
         deadline = None
         while True:
             left = None if deadline is None else max(0, round(1000 * (deadline - perf_counter())))
             ready = [number for number, _ in poll.poll(left)]
-            if member.wire.socket.fileno() in ready:
-                return True
+            if back := [number for number in descriptors if number in ready]:
+                return back
             if deadline is None:
                 poll.unregister(self._launcher)
                 deadline = perf_counter() + PARTING
             else:
-                for each in self._company.values():
-                    each.kill()
+                for member in self._company.values():
+                    member.kill()
 
     def part(self) -> None:
         """One has failed, or could not go on: the others are given time to be ended by who has started them, then told to."""

@@ -16,6 +16,7 @@ from multiprocessing.util import Finalize, _exit_function  # type: ignore[attr-d
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError
+from kernbench.processes import outside
 from kernbench.processes.channel import portable
 from kernbench.processes.family import Child
 from kernbench.processes.legacy import Legacy
@@ -146,6 +147,7 @@ def _be_rank(
     be_alone()
     side = RankSide(simulation, place.rank, place.wire, place.shared)
     side.install()
+    outside.watch(side)
     os.register_at_fork(after_in_child=side.part)
     os.register_at_fork(after_in_child=tell_nothing)
     stores.forward = side.store

@@ -6,12 +6,13 @@ import contextlib
 import faulthandler
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from kernbench.errors import KernbenchError
 from kernbench.processes import shared_memory
 from kernbench.processes.channel import Wire
+from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
 
 
@@ -75,6 +76,7 @@ class RankProcesses(ABC):
     Attributes:
         by_rank: the processes.
         died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
+        away: those whose ranks wait for what the simulation does not see, by what ends that.
         unwound: whether ranks that are to end are told so, and their programs unwind.
     """
 
@@ -83,10 +85,26 @@ class RankProcesses(ABC):
     def __init__(self, by_rank: Mapping[int, RankProcess]) -> None:
         self.by_rank = by_rank
         self.died: list[int] = []
+        self.away: dict[Condition, RankProcess] = {}
 
     @abstractmethod
     def await_input(self, member: RankProcess) -> bool:
         """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
+
+    def await_absent(self) -> bool:
+        """Nobody can go on before one comes back who is away: wait for that; False if nobody is."""
+        if not self.away:
+            return False
+        back = {each.wire.socket.fileno(): condition for condition, each in self.away.items()}
+        come = [each.wire.socket.fileno() for each in self.away.values() if each.wire.has_come]
+        for number in come or self.await_one(list(back)):
+            back[number].fulfil()
+        return True
+
+    @abstractmethod
+    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+        """Wait until there is something to read from one of ``descriptors``, sockets to members: those of which there is. All,
+        if a process has died."""
 
     @abstractmethod
     def close(self) -> None:

@@ -62,11 +62,12 @@ class Relay:
         self._asked: tuple[str, Any] | None = None
         self._promised: float | None = None
         self._last = ""
+        self._away = ""
         self._handlers: dict[str, Callable[..., Any]] = {
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
             "post": self._post, "message": self._message, "limit": self._limit, "monitor": self._monitor,
             "released": self._release, "step": self._step, "stopped": self._stopped, "store": self._store_given,
-            "call": self._call, "write": self._write, "memory": self._memory,
+            "call": self._call, "write": self._write, "memory": self._memory, "leave": self._leave,
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
@@ -75,7 +76,7 @@ class Relay:
             "block_on": self._block_on, "give_way": self._give_way, "times": self._times, "sleep": waits.sleep,
             "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
             "move": simulation.disks.move,
-            "pause": simulation.scheduler.pause, "store": self._store,
+            "pause": simulation.scheduler.pause, "store": self._store, "come_back": self._come_back,
         }  # fmt: skip
 
     def serve(self) -> None:
@@ -96,7 +97,9 @@ class Relay:
                 wire.read(MSG_DONTWAIT)
             except BlockingIOError:
                 try:
-                    if not family.await_input(self._child):
+                    if self._away and not family.died and not self._simulation.scheduler.aborting:
+                        self._stay_away()
+                    elif not family.await_input(self._child):
                         self._let_the_dead_go_first()
                 except SystemExit as error:  # ranks are being unwound: this one is told when it asks next
                     if not family.unwound:
@@ -105,6 +108,24 @@ class Relay:
             except (EOFError, ConnectionResetError):
                 self._died()
         return pickle.loads(body)
+
+    def _leave(self, awaits: str, clock: float) -> None:
+        self._away, self._me.clock = awaits, clock
+        self._stay_away()  # also if it has come back already: how soon it does is the machine's
+
+    def _stay_away(self) -> None:
+        """The rank waits for what is not seen here. The others have their turns, until they cannot go on without it."""
+        back = Condition(f"{self._away} that multiprocessing is to bring", self._rank)
+        self._family.away[back] = self._child
+        try:
+            self._simulation.waits.block_on(back)
+        finally:
+            del self._family.away[back]
+
+    def _come_back(self) -> None:
+        """It was away until now, if the others have gone on."""
+        self._away = ""
+        self._me.clock = max(self._me.clock, self._simulation.engine.now)
 
     def _let_the_dead_go_first(self) -> None:
         """Another rank's process has died: that rank fails now, whatever this one is computing."""

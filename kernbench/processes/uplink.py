@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from kernbench.errors import KernbenchError
@@ -92,6 +93,18 @@ class Uplink:
         self._kept = []
         self._wire.close()
         self.host.unrecorded = True
+
+    @contextmanager
+    def away(self, awaits: str) -> Iterator[None]:
+        """The block waits for what the simulation does not see. The others go on, until they cannot without this rank."""
+        self.compute()
+        self.cast("leave", awaits, self.host.clock)
+        self.send()
+        try:
+            with self.host.aside():
+                yield
+        finally:
+            self.call("come_back")
 
     def _require_rank(self, name: str) -> None:
         if name in _AMONG_RANKS:

@@ -42,6 +42,7 @@ class Drain:
     Attributes:
         release: lets those go on that others were to go before (:class:`~kernbench.simulation.giving_way.GivingWay`); false if
             there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: nobody gives way.
+        await_absent: waits for those that wait for what the simulation does not see; false if nobody does. None: nobody can.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Drain:
 
     def __post_init__(self) -> None:
         self.release: Release | None = None
+        self.await_absent: Callable[[], bool] | None = None
         self.waits.drive_until = self.until
         self.polls.drain = self.pending
         self.polls.report_deadlock = self.tell_deadlock
@@ -95,6 +97,8 @@ class Drain:
         if self.release is not None and self.release(idle=False):
             return True
         if self.engine.advance() or (self.release is not None and self.release(idle=True)):
+            return True
+        if self.await_absent is not None and self.await_absent():
             return True
         return self.deadlines.expire_asked_for()
 

@@ -198,7 +198,7 @@ class KernelLauncher:
         graph.steps.append(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
         if self.engine.enable_data:
             keep(host, [arg for arg in launch.args if isinstance(arg, torch.Tensor)])
-            with suppress(DeadlockError):  # it waits for another rank, which has to capture yet
+            with suppress(DeadlockError), host.as_one():  # it waits for another rank, which has to capture yet
                 run_alone(launch, self.memory)
 
     def activity(self) -> tuple[int, int]:

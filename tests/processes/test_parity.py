@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import importlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
 from kernbench.simulation.current import current_simulation
 from tests.parity import gpu_programs, programs
@@ -280,6 +283,24 @@ def test_streams_events_and_the_clock(capsys):
         time.sleep(0.25 * rank)
         dist.barrier()
         print(time.perf_counter())
+
+    both(worker, capsys)
+
+
+@triton.jit
+def gathered(row, x, y):
+    tl.store(y, tl.load(x + tl.load(row)))
+
+
+def test_a_number_that_a_kernel_reads_is_no_look_of_the_program(capsys):
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        if rank == 0:  # one: a kernel's time depends on how many ranks launch it together
+            x, y = torch.arange(8.0, device="cuda"), torch.zeros(1, device="cuda")
+            gathered[(1,)](torch.full((1,), 5, device="cuda"), x, y)
+            print(y.item(), time.perf_counter())
+        dist.barrier()
 
     both(worker, capsys)
 

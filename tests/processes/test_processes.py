@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import kernbench
+from tests.processes.outcomes import assert_equal, outcome
 
 WORLD = 4
 
@@ -78,6 +80,35 @@ def test_threads_of_a_rank_call_collectives(capsys):
 
     spawn(worker)
     assert capsys.readouterr().out == "[4.0, 4.0]\n" * WORLD
+
+
+def test_a_server_whose_worker_waits_for_requests_outside_of_the_simulation(capsys):
+    context = multiprocessing.get_context("fork")
+    requests, answers, begin, (theirs, ours) = context.Queue(), context.SimpleQueue(), context.Event(), context.Pipe()
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        if rank == 0:
+            begin.wait()
+            while (number := requests.get()) is not None:
+                x = torch.full((64,), float(number), device="cuda")
+                dist.all_reduce(x)
+                answers.put(x[0].item())
+            theirs.send("ended")
+        else:
+            torch.ones(4096, device="cuda").sum().item()  # takes turns, while the other one waits
+            begin.set()
+            for number in (1, 2):
+                requests.put(number)
+                dist.all_reduce(torch.full((64,), float(number), device="cuda"))
+                print(answers.get(), time.perf_counter())
+            requests.put(None)
+            assert ours.recv() == "ended"
+
+    first, second = (outcome(worker, "process", 2, lambda: capsys.readouterr().out) for _ in range(2))
+    assert [float(line.split()[0]) for line in first.printed.splitlines()] == [2.0, 4.0]
+    assert_equal(first, second)
 
 
 def test_errors_come_back_with_the_ranks_own_traceback(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from kernbench.errors import ConfigError
-from kernbench.stand_ins import standing_in
+from kernbench.runtime_api.joining import variables_of
+from kernbench.stand_ins import TOLD, standing_in
 
 
 @pytest.fixture
@@ -98,32 +100,57 @@ def test_a_cache_grows_in_place(flash_attn):
     )
     torch.testing.assert_close(found, flash_attn.flash_attn_func(q, k, v, causal=True))
     assert torch.equal(k_cache[:, 6], k[:, 6])
-    with pytest.raises(NotImplementedError, match="rotary_cos"):
-        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, rotary_cos=torch.zeros(1))
+    with pytest.raises(NotImplementedError, match="cache_leftpad"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_leftpad=torch.zeros(1))
 
 
-def test_a_cache_of_pages_is_one_of_rows(flash_attn):
-    q, k, v = _operands(1, 7)
-    lengths, pages = (
-        torch.tensor([6, 3]),
-        torch.tensor([[4, 1, 0], [2, 3, -1]]),
-    )  # -1: behind the end, and not looked at
-    rows, paged = ([torch.zeros(2, 12, 2, 8) for _ in range(2)], [torch.full((5, 4, 2, 8), 7.0) for _ in range(2)])
-    for row, page, fresh in zip(rows, paged, (k, v), strict=True):
-        for at, length in enumerate(lengths.tolist()):
-            row[at, :length] = fresh[at, :length]
-            for token in range(length):
-                page[pages[at, token // 4], token % 4] = fresh[at, token]
-    fresh = (k[:, 6:], v[:, 6:])
-    found = flash_attn.flash_attn_with_kvcache(q, *paged, *fresh, cache_seqlens=lengths, block_table=pages, causal=True)
-    expected = flash_attn.flash_attn_with_kvcache(q, *rows, *fresh, cache_seqlens=lengths, causal=True)
-    torch.testing.assert_close(found, expected)
-    assert torch.equal(paged[0][1, 2], k[0, 6])
-    assert torch.equal(paged[0][2, 3], k[1, 6])
+PAGES = torch.tensor([[3, 0, -1], [1, 4, 2]], dtype=torch.int32)
+"""Of two sequences in a cache of five pages of four keys each."""
 
-    ends = torch.tensor([0, 1, 2]), torch.tensor([0, 7, 11])
-    found = flash_attn.flash_attn_varlen_func(q.flatten(0, 1), *paged, *ends, 1, 7, causal=True, block_table=pages)
-    torch.testing.assert_close(found, expected.flatten(0, 1))
+
+def paged(keys: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    """A cache that has the first of ``keys`` in their pages, and elsewhere what nobody may see."""
+    cache = torch.full((5, 4, *keys.shape[2:]), 1e4)
+    for sequence, length in enumerate(lengths):
+        for at in range(length):
+            cache[PAGES[sequence, at // 4], at % 4] = keys[sequence, at]
+    return cache
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["", "captured"])
+@pytest.mark.parametrize(
+    "given", [{}, {"causal": True}, {"softcap": 2.0, "causal": True}, {"window_size": (3, 0)}], ids=str
+)
+def test_a_cache_in_pages(flash_attn, given, captured, monkeypatch):
+    if captured:  # what a captured graph would do: nothing is read, and all sequences are one call
+        monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(torch.Tensor, "tolist", None)
+    q, k, v = _operands(2, 12)
+    k_cache, v_cache = paged(k, (5, 9)), paged(v, (5, 9))
+    found = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k[:, 10:], v[:, 10:], cache_seqlens=torch.tensor([5, 9], dtype=torch.int32),
+        block_table=PAGES, **given,
+    )  # fmt: skip
+    monkeypatch.undo()
+    for sequence, length in enumerate((5, 9)):
+        keys, values = (torch.cat((each[:, :length], each[:, 10:]), dim=1)[sequence, None] for each in (k, v))
+        wanted = flash_attn.flash_attn_func(q[sequence, None], keys, values, **given)
+        torch.testing.assert_close(found[sequence, None], wanted)
+        assert torch.equal(k_cache[PAGES[sequence, length // 4], length % 4], k[sequence, 10])
+
+
+def test_sequences_in_pages_one_after_the_other(flash_attn):
+    q, k, v = _operands(3, 12)
+    found = flash_attn.flash_attn_varlen_func(
+        q.flatten(0, 1)[:5], paged(k, (5, 9)), paged(v, (5, 9)), torch.tensor([0, 3, 5]), torch.tensor([0, 5, 14]), 3, 9,
+        causal=True, block_table=PAGES,
+    )  # fmt: skip
+    wanted = [
+        flash_attn.flash_attn_func(q[at, None, :queries], k[at, None, :length], v[at, None, :length], causal=True)[0]
+        for at, (queries, length) in enumerate(((3, 5), (2, 9)))
+    ]
+    torch.testing.assert_close(found, torch.cat(wanted))
 
 
 def test_padding_goes_and_comes_back(flash_attn):
@@ -148,6 +175,15 @@ def test_it_is_found_as_a_release_and_gone_afterwards():
         pass
     with pytest.raises(ConfigError, match="it is installed"), standing_in(["flash_attn"]), standing_in(["flash_attn"]):
         pass
+
+
+def test_processes_of_a_command_find_it():
+    with standing_in(["flash_attn"]):
+        environ = {**os.environ, **variables_of("nobody", 8, os.environ)}
+        look = "from importlib import metadata, util; print(util.find_spec('flash_attn').name, metadata.version('flash-attn'))"
+        found = subprocess.run([sys.executable, "-c", look], env=environ, capture_output=True, text=True, check=True)
+    assert found.stdout == "flash_attn 2.8.3\n"
+    assert TOLD not in os.environ
 
 
 def test_a_program_is_told_of_it_and_runs_with_it(tmp_path):

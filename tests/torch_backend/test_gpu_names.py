@@ -44,6 +44,9 @@ def _pinned_memory() -> None:
     assert not torch.randn(4).is_pinned()
     moved = x.to("cuda", non_blocking=True)
     back = torch.empty(4, pin_memory=True)
+    assert torch.tensor([1, 2], pin_memory=True).is_pinned()
+    with torch.device("cuda"):  # from pinned memory
+        assert torch.tensor([1, 2], pin_memory=True).device == torch.device("cuda", torch.cuda.current_device())
     back.copy_(moved, non_blocking=True)
     torch.cuda.synchronize()
     assert torch.equal(back, x)
