@@ -4,8 +4,8 @@
 
 The operations are those of a training step, again and again: products and elementwise kernels beside all-reduces, launched by
 the ranks' hosts. *jittered* ones all take different times, which is what a page can least make small; *equal* ones repeat. The
-browser has no window and no GPU: it draws with the processor. The best tenth of the frames is what a page does when the machine
-leaves it alone. Times are of the host (not virtual).
+browser has no window and no GPU: it draws with the processor. Both reports are written and opened in turns; a figure is the
+least over the rounds, of the frames' median or best tenth. Times are of the host (not virtual).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -24,6 +23,8 @@ from typing import Any
 
 import click
 
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import GROUPS, WALL, Comparison, Outcome, Samples, seconds
 from kernbench.html_report import source_of_trace, write_report
 from kernbench.trace.reading import TraceFile
 from kernbench.trace.timeline import HOST, Span
@@ -35,6 +36,7 @@ _LAYER = (
 _PER_LAYER = 2 * len(_LAYER) + 2
 """Operations of a rank in a layer: kernels, what launches them, and an all-reduce with its launch."""
 
+NAME = "report_speed"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 _MEASURE = """<script>
@@ -52,14 +54,14 @@ _MEASURE = """<script>
       took.push(performance.now() - first);
     }
     took.sort((a, b) => a - b);
-    told[`${name}, median`] = 1000 / took[30];
-    told[`${name}, best tenth`] = 1000 / took[6];
+    told[`${name}, median frame`] = 1000 / took[30];
+    told[`${name}, best tenth of frames`] = 1000 / took[6];
   };
   for (const [view] of timeline.views().views) {
     timeline.show(view);
-    await frames(`${view}: pan half of it, frames/s`, 0, 0.5, 0.008);
-    await frames(`${view}: pan 1/50 of it, frames/s`, 0, 0.02, 0.1);
-    await frames(`${view}: pan 1/5000 of it, frames/s`, run.length / 3, 0.0002, 0.1);
+    await frames(`${view}: pan half of it`, 0, 0.5, 0.008);
+    await frames(`${view}: pan 1/50 of it`, 0, 0.02, 0.1);
+    await frames(`${view}: pan 1/5000 of it`, run.length / 3, 0.0002, 0.1);
   }
   await fetch("/told", { method: "POST", body: JSON.stringify(told) });
 })();
@@ -73,8 +75,8 @@ def spans_of(operations: int, ranks: int, jitter: float) -> Iterator[Span]:
     for layer in range(max(operations // (ranks * _PER_LAYER), 1)):
         for rank in range(ranks):
             at = free[rank]
-            for name, kind, seconds in _LAYER:
-                took = seconds * (1 + jitter * draw.random())
+            for name, kind, length in _LAYER:
+                took = length * (1 + jitter * draw.random())
                 yield Span(rank, rank, HOST, f"launch {name}", "launch", at, at + 4e-6)
                 yield Span(
                     rank,
@@ -136,31 +138,56 @@ def measured(page: Path, browser: str) -> dict[str, float]:
     return told
 
 
-@click.command()
+def once(name: str, jitter: float, operations: int, ranks: int, browser: str | None) -> dict[str, float]:
+    """Write a report and open it: seconds and bytes, by the name of the figure."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        source = source_of_trace(TraceFile(name, tuple(spans_of(operations, ranks, jitter)), {}), name)
+        found = {"written": seconds(lambda: write_report(page, source))(), "size": float(page.stat().st_size)}
+        told = {} if browser is None else measured(page, browser)
+    told.pop("spans", None)
+    for label, value in told.items():
+        found[label.removesuffix("_ms")] = value / 1e3 if label.endswith("_ms") else 1 / value
+    return {f"{name}: {label}": value for label, value in found.items()}
+
+
+def comparison(name: str) -> Comparison:
+    """A figure's unit, and what it should be at most: 3 s to open, 30 frames a second."""
+    if name.endswith("size"):
+        return Comparison(name, "MiB", dict)
+    if name.endswith(("written", "opened")):
+        return Comparison(name, "s", dict, limit=3.0 if name.endswith("opened") else None)
+    return Comparison(name, "ms", dict, limit=1e3 / 30 if name.endswith("median frame") else None)
+
+
+def in_turns(speed: SpeedRun, operations: int, ranks: int, browser: str | None) -> list[Outcome]:
+    """Write and open both reports in turns, four times and on until the budget's seconds are over; print."""
+    samples: dict[str, Samples] = {}
+    end, rounds = WALL() + speed.budget.seconds, 0
+    while rounds < GROUPS or (WALL() < end and rounds < speed.budget.rounds):
+        for name, jitter in (("equal", 0.0), ("jittered", 0.3)):
+            for figure, value in once(name, jitter, operations, ranks, browser).items():
+                samples.setdefault(figure, Samples()).values.append(value)
+        rounds += 1
+    found = [
+        Outcome(comparison(figure), ("kernbench",), {"kernbench": each})
+        for figure, each in samples.items()
+        if not speed.only or any(part in figure for part in speed.only)
+    ]
+    speed.tell(NAME, found)
+    return found
+
+
+@click.command(name=NAME, help=__doc__)
 @click.option("--operations", type=click.IntRange(1), default=1_000_000, show_default=True)
 @click.option("--ranks", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--json", "path", help="Write the figures here.")
-def main(operations: int, ranks: int, path: str | None) -> None:
+@speed_options
+def main(speed: SpeedRun, operations: int, ranks: int) -> None:
     """Write reports of a million operations, and open them."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        click.echo("no browser on this machine: sizes only")
-    figures: dict[str, dict[str, float]] = {}
-    for name, jitter in (("equal", 0.0), ("jittered", 0.3)):
-        with tempfile.TemporaryDirectory() as folder:
-            page = Path(folder) / "report.html"
-            spans = tuple(spans_of(operations, ranks, jitter))
-            begin = time.perf_counter()
-            write_report(page, source_of_trace(TraceFile(name, spans, {}), name))
-            found = {"written_s": time.perf_counter() - begin, "megabytes": page.stat().st_size / 1e6}
-            if browser is not None:
-                found |= measured(page, browser)
-            figures[name] = found
-        click.echo(f"{name}: {len(spans):,} operations of {ranks} ranks")
-        for label, value in found.items():
-            click.echo(f"  {label:<40} {value:12,.1f}")
-    if path is not None:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+        click.echo("# no browser on this machine: writing only")
+    in_turns(speed, operations, ranks, browser)
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ def bare_starts(ranks: int) -> None:
 # -- collectives and large worlds ----------------------------------------------------------------------------------------
 
 
-def small_all_reduce(isolation: str, calls: int = 50) -> float:
-    """Seconds of one all-reduce of 1 KiB over 8 ranks, by ``ctx.distributed``."""
+def small_all_reduce(calls: int = 50) -> float:
+    """Seconds of one all-reduce of 1 KiB over 8 ranks that are greenlets, by ``ctx.distributed``."""
     tensors = [torch.zeros(SMALL) for _ in range(RANKS)]
     with kernbench.simulate() as ctx:
 
@@ -145,7 +145,7 @@ def small_all_reduce(isolation: str, calls: int = 50) -> float:
                 ctx.distributed.all_reduce(tensors[rank])
 
         return min(
-            seconds(lambda: ctx.multiprocessing.spawn(worker, nprocs=RANKS, isolation=isolation))() for _ in range(3)
+            seconds(lambda: ctx.multiprocessing.spawn(worker, nprocs=RANKS, isolation="greenlet"))() for _ in range(3)
         ) / calls  # fmt: skip
 
 
@@ -232,18 +232,14 @@ def figures() -> list[Comparison]:
         "bare, by way of main": Side(bare_greenlets_by_main),
     }  # fmt: skip
     carriers = {"kernbench": Side(lambda: switches("carrier")), "bare locks": Side(bare_locks)}
-    small = {
-        isolation: {"kernbench": Side(lambda i=isolation: small_all_reduce(i)), "local tensors": Side(by_local_tensors)}  # type: ignore[misc]
-        for isolation in ("greenlet", "carrier")
-    }
+    small = {"kernbench": Side(small_all_reduce), "local tensors": Side(by_local_tensors)}
     return [
         Comparison("switch of greenlets", "us", lambda: greenlets, {"bare greenlets": 2.0}),
         Comparison("switch of carriers", "us", lambda: carriers, {"bare locks": 1.5}),
         Comparison("spawn 8 greenlets", "ms", _both("greenlet", 8, bare_starts)),
         Comparison("spawn 1024 greenlets", "ms", _both("greenlet", 1024, bare_starts)),
         Comparison("spawn 8 carriers", "ms", _both("carrier", 8, bare_threads)),
-        Comparison("all_reduce 1 KiB x 8, greenlets", "us", lambda: small["greenlet"], {"local tensors": 0.6}),
-        Comparison("all_reduce 1 KiB x 8, carriers", "us", lambda: small["carrier"], {"local tensors": 0.8}),
+        Comparison("all_reduce 1 KiB x 8, greenlets", "us", lambda: small, {"local tensors": 0.6}),
         Comparison("all_reduce 64 MiB x 8, greenlets", "ms", large_all_reduce, {"memory": 1.5}),
         Comparison(
             "time-only ring all_reduce, per step of 1024 ranks", "us",

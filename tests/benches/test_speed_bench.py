@@ -11,11 +11,21 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benches import compare, cost_speed, distributed_speed, order_cost, runtime_speed, tp_speed, wide_products
+from benches import (
+    compare,
+    cost_speed,
+    distributed_speed,
+    order_cost,
+    report_speed,
+    runtime_speed,
+    speed_table,
+    tp_speed,
+    wide_products,
+)
 from benches.harness import history
 from benches.harness.speed_command import SpeedRun, speed_options
 from benches.harness.turn_worker import TurnWorker
-from benches.harness.turns import Budget, Comparison, Side
+from benches.harness.turns import Budget, Comparison, Side, measure
 from kernbench.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +158,31 @@ def test_a_tree_that_is_not_there_is_an_error(trees: Path) -> None:
 def test_a_worker_that_ends_is_an_error(trees: Path) -> None:
     with TurnWorker("missing", trees) as worker, pytest.raises(RuntimeError, match="its process has ended"):
         worker.figures()
+
+
+def test_reports_of_two_kinds_are_written_in_turns() -> None:
+    speed = SpeedRun(Budget(seconds=0.0), keep=False)
+    found = report_speed.in_turns(speed, operations=100, ranks=2, browser=None)
+    assert [outcome.comparison.name for outcome in found] == [
+        "equal: written", "equal: size", "jittered: written", "jittered: size",
+    ]  # fmt: skip
+    sizes = [outcome.samples["kernbench"] for outcome in found if outcome.comparison.unit == "MiB"]
+    assert [len(samples.values) for samples in sizes] == [4, 4]
+    assert all(samples.spread == 0 for samples in sizes)
+    assert report_speed.comparison("equal: opened").limit == 3.0
+
+
+def test_the_published_table_has_a_row_per_goal() -> None:
+    sides = {"ours": Side(lambda: 3e-6), "torch": Side(lambda: 2e-6), "other": Side(lambda: 1.0)}
+    lonely = Comparison("launch", "us", lambda: {"ours": Side(lambda: 3e-6)}, limit=40.0)
+    outcomes = [
+        measure(Comparison("add", "us", lambda: sides, {"torch": 1.2}), Budget(turn=0)),
+        measure(lonely, Budget(turn=0)),
+    ]
+    assert speed_table.markdown(outcomes).splitlines()[2:] == [
+        "| add | 3 us | torch, 2 us | 1.5 | 1.5 to 1.5 | 1.2 | missed |",
+        "| launch | 3 us |  |  | 3 to 3 | 40 us | reached |",
+    ]
 
 
 @pytest.mark.parametrize("bench", [cost_speed, distributed_speed, order_cost, runtime_speed, tp_speed, wide_products])

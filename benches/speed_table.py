@@ -1,0 +1,74 @@
+"""The figures of docs/speed.md: what has a goal beside torch's own ways, measured in one run.
+
+    python -m benches.speed_table [--markdown FILE] [--json FILE]
+
+A choice from the other speed benches, and nothing of its own. Take the machine for oneself if possible; a busy one leaves more
+undecided.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benches import distributed_speed, runtime_speed, triton_speed
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import UNITS, Comparison, Outcome
+from kernbench.benching import OUTPUT
+
+NAME = "speed_table"
+CHOSEN = (
+    "start to first all_reduce", "all_reduce 1 KiB", "added to a torch operation", "DTensor training step", "switch of",
+    "gemm fp16 512, tiles", "in one batch", "softmax", "layer norm", "dropout", "grouped gemm", "persistent gemm",
+    "warm launch",
+)  # fmt: skip
+"""What the names of the figures begin with, or have in them."""
+
+
+def figures() -> list[Comparison]:
+    """In the order of the table."""
+    every = [*distributed_speed.figures(), *runtime_speed.figures(), *triton_speed.figures()]
+    return [each for each in every if any(part in each.name for part in CHOSEN)]
+
+
+def markdown(outcomes: list[Outcome]) -> str:
+    """A table with a row per goal."""
+    lines = [
+        "| figure | ours | beside | ratio | interval | goal | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        unit = outcome.comparison.unit
+        for other, said in outcome.verdicts().items():
+            estimate, samples = outcome.estimate(other), outcome.samples
+            if estimate is None:
+                continue
+            value = f"{samples[outcome.ours].minimum() / UNITS[unit]:.3g} {unit}"
+            beside = f"{other}, {samples[other].minimum() / UNITS[unit]:.3g} {unit}" if other else ""
+            ratio = f"{estimate.value:.3g}" if other else ""
+            lines.append(
+                f"| {outcome.comparison.name} | {value} | {beside} | {ratio} | {estimate.low:.3g} to {estimate.high:.3g} "
+                f"| {outcome.goals()[other]:.3g}{'' if other else ' ' + unit} | {said} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
+    return (speed or SpeedRun()).run(NAME, figures())
+
+
+@click.command(name=NAME, help=__doc__)
+@click.option("--markdown", "page", type=OUTPUT, metavar="FILE", help="Also write a Markdown table.")
+@speed_options
+def command(speed: SpeedRun, page: Path | None) -> None:
+    """Measure and print."""
+    found = run(speed=speed)
+    if page is not None:
+        page.write_text(markdown(found))
+
+
+if __name__ == "__main__":
+    command()
