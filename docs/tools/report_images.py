@@ -130,7 +130,7 @@ PICTURES = {
     "what_if": Picture(
         _SETTINGS, ("--set", "width=4096,8192", "--set", "batch=8,32", "--system", "dgx_h100,dgx_b200", "--gpus", "8"),
         1280, 900,
-        "document.getElementById('charts').scrollIntoView();", command="what-if",
+        command="what-if",
         behind=("--", "--width", "{width}", "--batch", "{batch}"),
     ),
     "deadlock": Picture(_DEADLOCK, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),

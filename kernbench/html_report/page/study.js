@@ -72,17 +72,18 @@ function drawBars(study, chart, box) {
   const rows = study.rows.filter((row) => study.value(row, y) !== null).slice(0, 60), inside = element("div", { class: "chart" }), names = by.filter((name) => new Set(rows.map((row) => study.value(row, name))).size > 1);
   box.append(inside);
   chartIn(inside, rows.length * 26 + 64, () => ({
-    grid: { left: "32%", right: 24, top: 8, bottom: 44 },
+    grid: { left: "32%", right: 80, top: 8, bottom: 44 },
     xAxis: axis(y, { type: "value", min: 0, axisLabel: { formatter: (value) => study.written(y, value) }, nameLocation: "middle", nameGap: 28 }),
     yAxis: { type: "category", inverse: true, data: rows.map((row) => study.named(row, names.length ? names : by)), axisLabel: { color: colour("soft"), fontSize: 11, width: Math.max(inside.clientWidth * 0.3, 90), overflow: "truncate" }, axisTick: { show: false } },
     tooltip: { confine: true, formatter: ({ dataIndex }) => echarts.format.encodeHTML(study.named(rows[dataIndex], [...by, y, ...[low, high].filter(Boolean)])) },
     series: [
-      { type: "bar", barMaxWidth: 15, data: rows.map((row) => ({ value: study.value(row, y), itemStyle: { color: study.tint(row, chart), opacity: 0.85 } })), label: { show: true, position: "insideLeft", color: "#fff", fontSize: 11, formatter: ({ value }) => study.written(y, value) } },
+      { type: "bar", barMaxWidth: 15, data: rows.map((row) => ({ value: study.value(row, y), itemStyle: { color: study.tint(row, chart), opacity: 0.85 } })), label: { show: !(low && high), position: "right", color: colour("soft"), fontSize: 11, formatter: ({ value }) => study.written(y, value) } },
       ...(low && high ? [{
         type: "custom", silent: true, z: 3, data: rows.map((row, i) => [study.value(row, low), i, study.value(row, high)]).filter(([from, , to]) => from !== null && to !== null), encode: { x: [0, 2], y: 1 },
         renderItem: (params, api) => {
           const [left, middle] = api.coord([api.value(0), api.value(1)]), [right] = api.coord([api.value(2), api.value(1)]), line = (x1, y1, x2, y2) => ({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke: colour("text"), lineWidth: 1.3 } });
-          return { type: "group", children: [line(left, middle, right, middle), line(left, middle - 4, left, middle + 4), line(right, middle - 4, right, middle + 4)] };
+          const text = study.written(y, study.value(rows[api.value(1)], y));
+          return { type: "group", children: [{ type: "text", x: right + 7, y: middle, style: { text, fill: colour("soft"), fontSize: 11, verticalAlign: "middle" } }, line(left, middle, right, middle), line(left, middle - 4, left, middle + 4), line(right, middle - 4, right, middle + 4)] };
         },
       }] : []),
     ],
