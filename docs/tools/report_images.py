@@ -128,7 +128,7 @@ PICTURES = {
         _MOMENT,
     ),
     "what_if": Picture(
-        _SETTINGS, ("--set", "width=4096,8192", "--set", "batch=8,32", "--system", "dgx_h100,dgx_b200", "--gpus", "8"),
+        _SETTINGS, ("--set", "width=4096,8192", "--set", "batch=8,32", "--system", "dgx_h100", "--gpus", "8"),
         1280, 900,
         command="what-if",
         behind=("--", "--width", "{width}", "--batch", "{batch}"),
