@@ -2,7 +2,7 @@
 
     python docs/tools/report_images.py [NAME ...]
 
-A training step on four GPUs, a step of 512, links between two nodes, and runs that fail.
+A training step on four GPUs, a step of 512, links between two nodes, a question of what-if, and runs that fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ IMAGES = Path(__file__).parents[1] / "images"
 
 
 class Picture(NamedTuple):
-    """A report, and what of it is seen: ``does`` runs in the page before; phones are narrower than a browser's window."""
+    """A report, and what of it is seen: ``does`` runs in the page before; phones are narrower than a browser's window.
+
+    ``behind``: what stands behind the program."""
 
     program: str
     options: tuple[str, ...]
@@ -25,10 +27,16 @@ class Picture(NamedTuple):
     height: int
     does: str = ""
     theme: str = "light"
+    command: str = "run"
+    behind: tuple[str, ...] = ()
 
 
 _STEP = (
     Path(__file__).parents[1].joinpath("report.md").read_text().partition("file=train_step.py\n")[2].partition("```")[0]
+)
+
+_SETTINGS = (
+    Path(__file__).parents[1].joinpath("what_if.md").read_text().partition("file=train.py\n")[2].partition("```")[0]
 )
 
 _MANY = """
@@ -119,6 +127,12 @@ PICTURES = {
         _STEP, ("--nproc-per-node", "8", "--nnodes", "2", "--system", "dgx_h100", "--no-data", "--ranks", "all"), 1280, 1000,
         _MOMENT,
     ),
+    "what_if": Picture(
+        _SETTINGS, ("--set", "width=4096,8192", "--set", "batch=8,32", "--system", "dgx_h100", "--gpus", "8"),
+        1280, 900,
+        command="what-if",
+        behind=("--", "--width", "{width}", "--batch", "{batch}"),
+    ),
     "deadlock": Picture(_DEADLOCK, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),
     "mismatch": Picture(_MISMATCH, ("--nproc-per-node", "8", "--system", "dgx_h100"), 1280, 640),
     "race": Picture(_RACE, ("--system", "dgx_h100", "--races", "warn"), 1280, 720),
@@ -131,11 +145,12 @@ def draw(name: str, picture: Picture) -> None:
     with tempfile.TemporaryDirectory() as folder:
         program, page, shown = Path(folder, "train.py"), Path(folder, "report.html"), Path(folder, "shown.html")
         program.write_text(picture.program)
-        command = [sys.executable, "-m", "kernbench", "run", *picture.options, "--report", page.name, program.name]
+        command = [sys.executable, "-m", "kernbench", picture.command, *picture.options, "--report", page.name, program.name,
+                   *picture.behind]  # fmt: skip
         subprocess.run(command, cwd=folder, capture_output=True, check=False)
         script = f"""<script>(async () => {{
           while (document.documentElement.dataset.open !== "yes") await new Promise((done) => setTimeout(done, 10));
-          const {{ run, timeline }} = window.report;{picture.does}
+          const {{ run, timeline }} = window.report ?? {{}};{picture.does}
         }})();</script>"""
         text = page.read_text(encoding="utf-8").replace("</body>", script + "</body>")
         text = text.replace('<html lang="en">', f'<html lang="en" data-chosen="{picture.theme}">')

@@ -22,6 +22,9 @@ from kernbench.commands import run as one_run
 from kernbench.commands.torchrun_options import TorchrunCommand
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import FoundTrouble, Trial, Watch, explored, searched, shrunk, ulps
+from kernbench.explore.study import RunLog, study_of
+from kernbench.html_report import check_report_path
+from kernbench.html_report.study import write_study
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager, using
 from kernbench.runtime_api import launcher as launcher  # imported before the forks, not in each
@@ -29,7 +32,7 @@ from kernbench.runtime_api.context import simulate
 
 _GIVEN: dict[str, Any] = {
     "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
-    "prefix": True, "summary": False, "progress": False,
+    "prefix": True, "summary": False, "progress": False, "report_file": None,
 }  # fmt: skip
 """Options of ``kernbench run`` that each run has, whatever the user says."""
 
@@ -190,47 +193,70 @@ def _params() -> list[click.Parameter]:
 @click.option("--differences/--no-differences", default=True, help="Values and output that differ from those of the default "
               "schedule are something that is found, too.")  # fmt: skip
 @click.option("--shrink/--no-shrink", default=True, help="Look for the fewest choices that find the same.")
-def command(runs: int, how: str, jobs: int, differences: bool, shrink: bool, **values: Any) -> None:
+@click.option(
+    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
+)
+def command(
+    runs: int, how: str, jobs: int, differences: bool, shrink: bool, report_file: str | None, **values: Any
+) -> None:
     """Run PROGRAM, as kernbench run does, under one schedule after the other until something is found.
 
     That is a race, a deadlock, a mismatch, an exception, or values that are not always the same. The exit code is 1 then. The
     schedule is printed: kernbench run --schedule replays it.
     """
+    if report_file is not None:
+        check_report_path(report_file)
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigError("kernbench explore needs a system on which processes can fork")
     manager = default_manager()
     asked = _Asked(values, tuple(manager.references), dict(manager.given))
     _warm(values["system"])
-    run = _Forks(jobs)
+    run, log = _Forks(jobs), RunLog()
     if how.startswith("exhaustive"):
-        orders = searched(partial(run, replace(asked, follow=True)), how, runs, differences=differences)
-        found, count, told_of = orders.found, orders.runs, f"\n{orders}"
+        orders = searched(log.noting(partial(run, replace(asked, follow=True))), how, runs, differences=differences)
+        found, count, told_of = orders.found, orders.runs, str(orders)
     else:
-        found, count = explored(partial(run, asked), how, runs, differences=differences)
+        found, count = explored(log.noting(partial(run, asked)), how, runs, differences=differences)
         told_of = ""
-    if found is None:
-        click.echo(
-            f"nothing found in {count} runs ({how}): no race, no failure, and the same values in all of them{told_of}"
-        )
-        return
+    words: list[tuple[str, str]] = []
+    if found is not None:
+        words = _tell(found, asked, run, log, shrink=shrink)
+    else:
+        click.echo(f"nothing found in {count} runs ({how}): no race, no failure, and the same values in all of them")
+        if told_of:
+            click.echo(told_of)
+    if report_file is not None:
+        write_study(report_file, study_of(log, values["program"], how, found, words, told_of))
+    if found is not None:
+        sys.exit(1)
+
+
+def _tell(found: FoundTrouble, asked: _Asked, run: _Forks, log: RunLog, *, shrink: bool) -> list[tuple[str, str]]:
+    """Print what was found, and what it takes to find it again; gives the latter for the page, heading and text."""
     where = "its default schedule" if found.runs == 1 else f"schedule {found.trial.schedule}"
     click.echo(f"found in run {found.runs}, under {where}: {found.trouble.kind}")
     click.echo(found.trouble.text)
+    words = []
     if found.trouble.item is not None:
-        click.echo(_apart(found, found.trouble.item, asked, run))
+        apart = _apart(found, found.trouble.item, asked, run)
+        click.echo(apart)
+        words.append(("how far apart", apart))
     if found.runs == 1:
-        sys.exit(1)
+        return words
     choices = found.trial.taken
     if shrink:
-        choices, more = shrunk(partial(run, asked), found)
+        log.part = "shrink"
+        choices, more = shrunk(log.noting(partial(run, asked)), found)
+        needed = [f"{choice}: {told(choice, place)}" for choice, place in choices]
         click.echo(
             f"of {len(found.trial.taken)} choices other than the default ones, {len(choices)} are needed ({more} runs):"
         )
-        for choice, place in choices:
-            click.echo(f"  {choice}: {told(choice, place)}")
+        for line in needed:
+            click.echo(f"  {line}")
+        words.append((f"of {len(found.trial.taken)} choices these are needed", "\n".join(needed)))
     replay = schedule_of(choice for choice, _ in choices) if shrink else found.trial.schedule
     click.echo(f"replay: kernbench run --schedule {replay} ... (the same options and program)")
-    sys.exit(1)
+    return [*words, ("replay", f"kernbench run --schedule {replay} ... (the same options and program)")]
 
 
 def _apart(

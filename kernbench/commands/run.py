@@ -17,6 +17,7 @@ from kernbench.commands.steps_options import StepsOptions, steps_options
 from kernbench.commands.torchrun_options import DASHES, Nodes, RanksPerNode, TorchrunCommand, torchrun_options
 from kernbench.errors import ConfigError
 from kernbench.order import check_findings_path, write_findings
+from kernbench.output_files import require_place
 from kernbench.simulation.folding import FOLDED_ABOVE
 from kernbench.stand_ins import standing_in
 from kernbench.topology.loader import DEFAULT_SYSTEM
@@ -145,7 +146,7 @@ def command(
         check_findings_path(races_output)
         races = "warn" if races == "off" else races
     if asked.json is not None:
-        _require_folder("--json", asked.json)
+        require_place(asked.json, option="--json")
     report = None
     if autotune_report is not None and isolation == "process":
         raise ConfigError(
@@ -154,7 +155,7 @@ def command(
     if autotune_report is not None:
         from kernbench.autotune.report import AutotuneReport
 
-        _require_folder("--autotune-report", autotune_report)
+        require_place(autotune_report, option="--autotune-report")
         report = AutotuneReport(autotune_report)
     given: dict[str, Any] = {
         "seed": seed, "enable_data": data, "unknown": unknown, "memory_limit": memory_limit, "exact_dtype": exact_dtype,
@@ -295,15 +296,6 @@ def _first_of_each_node(topology: Topology, nnodes: int, per_node: int | str | N
     if nnodes == 1 or not isinstance(per_node, int) or per_node >= topology.sips_per_node:
         return "all"
     return [node * topology.sips_per_node + local for node in range(nnodes) for local in range(per_node)]
-
-
-def _require_folder(option: str, path: str) -> None:
-    """A file that is written in the end must have a place now, not when the program has run."""
-    target = Path(path)
-    if target.is_dir():
-        raise ConfigError(f"{option} {path}: is a folder; expected a file")
-    if not target.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {path}: there is no folder {target.absolute().parent}")
 
 
 def _write_autotune_report(report: AutotuneReport) -> None:

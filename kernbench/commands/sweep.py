@@ -9,9 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernbench.grid import label
+from kernbench.html_report import check_report_path
+from kernbench.html_report.study import write_study
 from kernbench.sweep import Outcome, read_sweep
 from kernbench.sweep import sweep as run_sweep
 from kernbench.sweep.spec import plugin_beside, tasks_of
+from kernbench.sweep.study import study_of
 
 
 @click.command(name="sweep")
@@ -25,12 +28,17 @@ from kernbench.sweep.spec import plugin_beside, tasks_of
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin that takes part in every point, "
               "besides those of SPEC: a module, module:object or .py file; repeatable.")  # fmt: skip
+@click.option(
+    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
+)
 @click.option("--list", "list_only", is_flag=True, help="Print the points and run nothing.")
 def command(
     spec: Path, scheduler: str | None, jobs: int | None, output: Path | None, fresh: bool, retry_failed: bool,
-    plugins: tuple[str, ...], list_only: bool,
+    plugins: tuple[str, ...], report_file: str | None, list_only: bool,
 ) -> None:  # fmt: skip
     """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended."""
+    if report_file is not None:
+        check_report_path(report_file)
     described = read_sweep(spec)
     beside = [plugin_beside(reference, Path.cwd()) for reference in plugins]
     described = described.model_copy(update={"plugins": [*described.plugins, *beside]})
@@ -54,4 +62,8 @@ def command(
         if row["error"]:
             point = {name: row[name] for name in described.axes}
             click.echo(f"failed: {label(point)}: {row['error']}", err=True)
-    click.echo("written: " + ", ".join(str(path) for path in result.files))
+    files = [str(path) for path in result.files]
+    if report_file is not None:
+        write_study(report_file, study_of(described, result))
+        files.append(report_file)
+    click.echo("written: " + ", ".join(files))

@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernbench.errors import ConfigError
+from kernbench.html_report import check_report_path
+from kernbench.html_report.study import write_study
 from kernbench.sweep import Outcome
 from kernbench.trace.steps_report import duration, scaled
 from kernbench.what_if import Answer, Question, ask
 from kernbench.what_if.point import tasks_of
 from kernbench.what_if.question import GPUS, SYSTEM
+from kernbench.what_if.study import study_of
 
 GIB = 2**30
 _MOST_OF_ERROR = 100
@@ -92,11 +95,14 @@ _MOST_OF_ERROR = 100
 )
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call has done.")
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
+@click.option(
+    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
+)
 @click.option("--list", "list_only", is_flag=True, help="Print the runs and start none.")
 def command(
     program: str, arguments: tuple[str, ...], settings: tuple[str, ...], systems: str, gpus: str, overrides: tuple[str, ...],
     environment: tuple[str, ...], steps: int, jobs: int | None, scheduler: str | None, timeout: float | None,
-    output: Path | None, fresh: bool, retry_failed: bool, list_only: bool, **others: Any,
+    output: Path | None, fresh: bool, retry_failed: bool, report_file: str | None, list_only: bool, **others: Any,
 ) -> None:  # fmt: skip
     """Run PROGRAM with ARGUMENTS at every combination of settings, systems and numbers of GPUs.
 
@@ -105,6 +111,8 @@ def command(
 
     kernbench what-if train.py --set tp=1,2 --set batch=1,4 --gpus 8,16 --where "tp <= batch * 2" -- --tp {tp} --batch {batch}
     """
+    if report_file is not None:
+        check_report_path(report_file)
     question = Question(
         program, dict(_named("--set", text) for text in settings), _values("--system", systems, as_text=True),
         _values("--gpus", gpus), arguments=(*arguments, *overrides), environment=dict(map(_variable, environment)),
@@ -132,7 +140,11 @@ def command(
         )  # fmt: skip
     for text in table(answer, [SYSTEM, GPUS, *question.settings]):
         click.echo(text)
-    click.echo("written: " + ", ".join(str(path) for path in answer.files))
+    files = [str(path) for path in answer.files]
+    if report_file is not None:
+        write_study(report_file, study_of(question, answer))
+        files.append(report_file)
+    click.echo("written: " + ", ".join(files))
     sys.exit(1 if len(answer.failed) == len(answer.rows) else 0)
 
 

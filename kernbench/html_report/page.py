@@ -23,6 +23,7 @@ from kernbench.html_report.columns import Columns, unpacked
 from kernbench.html_report.flame import flame_of
 from kernbench.html_report.source import ReportSource
 from kernbench.html_report.tracks import TypeTable, add_path, add_spans, groups_of, rows_of
+from kernbench.output_files import require_place
 from kernbench.version import __version__
 
 
@@ -45,16 +46,9 @@ LIBRARY = BundledLibrary(
 """Unchanged, as its makers publish it; a test computes the sum."""
 
 SCRIPTS = (
-    "data.js",
-    "words.js",
-    "bitmap.js",
-    "timeline.js",
-    "details.js",
-    "charts.js",
-    "failures.js",
-    "links.js",
+    "data.js", "words.js", "bitmap.js", "timeline.js", "details.js", "charts.js", "frame.js", "failures.js", "links.js",
     "main.js",
-)
+)  # fmt: skip
 """The page's own scripts, in the order in which they run."""
 
 MARK = '<script id="kernbench-data" type="text/plain">'
@@ -63,34 +57,43 @@ MARK = '<script id="kernbench-data" type="text/plain">'
 
 def write_report(path: str | Path, source: ReportSource) -> None:
     """Write the report of ``source`` to ``path``; a reader never sees half of one."""
+    write_page(path, page_of(source))
+
+
+def write_page(path: str | Path, page: str) -> None:
+    """Write a page's HTML to ``path``, in the same way."""
     target = Path(path)
     part = target.with_name(f".{target.name}.part")
-    part.write_text(page_of(source), encoding="utf-8")
+    part.write_text(page, encoding="utf-8")
     part.replace(target)
 
 
 def check_report_path(path: str | Path) -> None:
     """Raises ConfigError if no report can be written to ``path``."""
-    target = Path(path)
-    if target.suffix not in (".html", ".htm"):
-        raise ConfigError(f"{target}: a report is a page: expected a name that ends in .html")
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise ConfigError(f"{target}: expected a file in a folder that is there")
+    require_place(path, ".html", ".htm")
 
 
 def page_of(source: ReportSource) -> str:
     """The page's HTML."""
     header, columns = document_of(source)
-    return Template(_text("index.html")).substitute(
-        title=html.escape(source.title),
+    return filled(
+        "index.html", SCRIPTS, source.title, columns.packed(header),
+        failure="\n".join(f"<pre>{html.escape(each['text'])}</pre>" for each in source.failures),
+    )  # fmt: skip
+
+
+def filled(template: str, scripts: Sequence[str], title: str, data: str, **more: str) -> str:
+    """A page of ``template`` with style, library and scripts; ``data``: what :meth:`Columns.packed` gave; ``more``: HTML."""
+    return Template(_text(template)).substitute(
+        title=html.escape(title),
         style=_text("style.css"),
         library=_deflated_library(),
         library_name=f"{LIBRARY.name} {LIBRARY.version}",
         licences=html.escape(_licences()),
         version=__version__,
-        data=columns.packed(header),
-        scripts="\n".join(f"<script>\n{_text(name)}</script>" for name in SCRIPTS),
-        failure="\n".join(f"<pre>{html.escape(each['text'])}</pre>" for each in source.failures),
+        data=data,
+        scripts="\n".join(f"<script>\n{_text(name)}</script>" for name in scripts),
+        **more,
     )
 
 

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kernbench.errors import ConfigError
 from kernbench.order.findings import FoundReport, Races
+from kernbench.output_files import require_place
 from kernbench.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -17,10 +17,7 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def check_findings_path(path: str) -> None:
     """Raises :class:`ConfigError` for a file that cannot be written, or is neither ``.json`` nor ``.sarif``."""
-    if not path.endswith((".json", ".sarif")):
-        raise ConfigError(f"--races-output {path}: expected a name that ends in .sarif or .json")
-    if not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--races-output {path}: there is no folder {Path(path).absolute().parent}")
+    require_place(path, ".sarif", ".json", option="--races-output")
 
 
 def write_findings(path: str, races: Races) -> None:

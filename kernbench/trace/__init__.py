@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernbench.errors import ConfigError
+from kernbench.output_files import require_place
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.chrome import write_chrome_trace
 from kernbench.trace.picture import plot_timeline
@@ -38,15 +38,9 @@ _WRITERS: dict[str, Callable[[Any, Path], None]] = {
 def check_trace_path(path: str | Path) -> str:
     """The suffix that says in which form :func:`write_trace` writes ``path``.
 
-    Raises :class:`ConfigError` if it is none that there is, or there is no such folder.
+    Raises :class:`ConfigError` if it is none that there is, or it cannot be written there.
     """
-    target = Path(path)
-    for suffix in _WRITERS:
-        if target.name.endswith(suffix):
-            if not target.absolute().parent.is_dir():
-                raise ConfigError(f"{target}: there is no folder {target.absolute().parent}")
-            return suffix
-    raise ConfigError(f"{target}: the suffix says what a trace is written as: expected {', '.join(_WRITERS)}")
+    return require_place(path, *_WRITERS)
 
 
 def write_trace(source: HasEngine | GraphEngine, path: str | Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernbench.cost.uncertainty import step_interval
 from kernbench.errors import ConfigError
 from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, OK, Outcome
@@ -113,15 +114,21 @@ def metrics_of(result: RunResult) -> dict[str, Any]:
     """The figures of a run that rows have. Seconds, bytes, FLOP/s; shares of one.
 
     ``over_bytes``: by how much a device's memory would have to be larger, 0 if the program fits. ``at_least``: whether the
-    program was stopped where it ran out of memory, so that it may need more than that.
+    program was stopped where it ran out of memory, so that it may need more than that. ``seconds_low``, ``seconds_high``: the
+    80 % interval of ``seconds_per_step``, where the log has what it is made of.
     """
     reached = result.throughput
     steps = [] if reached is None else result.steps[reached.steps[0] - 1 : reached.steps[1]]
     fullest = max(result.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
     short = max((failure.short_bytes or 0 for failure in result.failures), default=0)
     over = max(short, fullest.peak_bytes - fullest.capacity_bytes, 0)
+    interval: tuple[float | None, float | None] = (None, None)
+    if reached and reached.parts:
+        interval = step_interval((part.kind, part.seconds, part.low, part.high) for part in reached.parts)
     figures: dict[str, Any] = {
         "seconds_per_step": reached.seconds_per_step if reached else None,
+        "seconds_low": interval[0],
+        "seconds_high": interval[1],
         "tokens_per_second": reached.tokens_per_second if reached else None,
         "samples_per_second": reached.samples_per_second if reached else None,
         "steps_per_second": 1 / reached.seconds_per_step if reached and reached.seconds_per_step else None,

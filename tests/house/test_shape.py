@@ -15,7 +15,7 @@ from tests.house.source import Package
 
 LAYERS = (
     ("errors", "programs", "reporting", "version"),
-    ("callable_module", "collective_kinds", "grid", "plugins", "scheduler", "stand_ins"),
+    ("callable_module", "collective_kinds", "grid", "output_files", "plugins", "scheduler", "stand_ins"),
     ("memory", "order", "topology"),
     ("cost", "sim_engine", "spec_files"),
     ("ccl", "triton_engine"),

@@ -170,7 +170,7 @@ def test_equal_runs_give_equal_pages(reported: RuntimeContext, page: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("report.pdf", "ends in .html"), ("no/where.html", "a folder that is there")]
+    ("name", "message"), [("report.pdf", "ends in .html"), ("no/where.html", "there is no folder")]
 )
 def test_a_report_has_a_place_before_the_program_runs(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kernbench.html_report import read_page
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +69,22 @@ def test_results_do_not_depend_on_how_many_run_at_a_time(how: str, tmp_path: Pat
     ]  # fmt: skip
     assert said[0] == said[1]
     assert re.match(r"found in run \d+, under schedule .*: mismatch", said[0])
+
+
+def test_what_was_run_is_a_page(tmp_path: Path) -> None:
+    (tmp_path / "leader.py").write_text(LEADER)
+    said = subprocess.run(
+        command("--how", "random", "--runs", "40", "--report", "found.html", "leader.py"), cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == 1
+    header, _ = read_page(tmp_path / "found.html")
+    runs = int(re.findall(r"found in run (\d+)", said.stdout)[0])
+    searched = [row for row in header["rows"] if row[1] == "search"]
+    assert len(searched) == runs
+    assert [row[-1] for row in searched] == [""] * (runs - 1) + ["mismatch"]
+    assert header["facts"][0][:2] == ["found", "mismatch"]
+    assert "replay" in dict(header["findings"])
 
 
 def test_an_interrupt_ends_all_runs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from kernbench.cli import app
 from kernbench.errors import ConfigError
+from kernbench.html_report import read_page
 from kernbench.sweep.outcome import FAILED
 from kernbench.trace.run_result import RunResult, read_result
 from kernbench.what_if import Answer, Question, ask
@@ -74,6 +75,25 @@ def test_it_resumes(answer: tuple[Answer, Path]) -> None:
     assert (output / "plot.svg").read_bytes() == picture
     retried = ask(question(systems=["dgx_b200"], arguments=asked.arguments), output=output, jobs=0, retry_failed=True)
     assert retried.ran == 1
+
+
+def test_a_page_of_it(answer: tuple[Answer, Path], tmp_path: Path) -> None:
+    """The same command again runs nothing, and writes the page."""
+    found, output = answer
+    shown = CliRunner().invoke(
+        app,
+        ["what-if", "--set", "width=32,64", "--set", "batch=2", "--system", "dgx_h100,dgx_b200", "--gpus", "2", "--steps", "2",
+         "--tokens-per-step", "{batch * 8 * gpus}", "-o", str(output), "--report", str(tmp_path / "page.html"), str(PROGRAM),
+         "--", "--width={width}", "--fail-at", "64", "--batch={batch}"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert "4 points (0 run now)" in shown.output
+    assert shown.output.rstrip().endswith("page.html")
+    header, _ = read_page(tmp_path / "page.html")
+    names = [column["name"] for column in header["heads"]]
+    assert [dict(zip(names, row, strict=True)) for row in header["rows"]] == found.rows
+    for row in found.rows[:2]:
+        assert row["seconds_low"] < row["seconds_per_step"] < row["seconds_high"]
 
 
 def test_a_point_is_what_kernbench_run_says(answer: tuple[Answer, Path], tmp_path: Path) -> None:

@@ -1,24 +1,8 @@
 "use strict";
 // Puts the page together.
 
-function wantsDark() {
-  const chosen = document.documentElement.dataset.chosen;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function setTheme(timeline) {
-  document.documentElement.dataset.theme = wantsDark() ? "dark" : "light";
-  colours.clear();
-  at("theme").textContent = wantsDark() ? "light" : "dark";
-  timeline?.paint();
-  for (const { paint } of charts) paint();
-}
-
 function showSummary(run) {
-  at("subtitle").textContent = run.subtitle;
-  at("facts").replaceChildren(...run.facts.map(([label, value, more]) => element("div", { class: label === "races" || (label === "status" && !/^(ended|stopped)/.test(value)) ? "fact bad" : "fact" }, element("span", {}, label), element("b", {}, value), element("span", {}, more))));
-  at("note-list").replaceChildren(...run.notes.map((note) => element("li", {}, note)));
-  at("notes").hidden = !run.notes.length;
+  showFacts(run);
   const reports = new Map();
   for (const { rank, report, text, traceback } of run.failures) {
     const known = reports.get(report) ?? { ranks: [], text, traceback };
@@ -29,7 +13,7 @@ function showSummary(run) {
     element("h3", {}, `rank${ranks.length > 1 ? "s" : ""} ${ranges(ranks)}`), element("pre", { tabindex: 0 }, text),
     traceback && element("details", {}, element("summary", {}, "traceback"), element("pre", { tabindex: 0 }, traceback)),
   ].filter(Boolean)));
-  for (const id of ["summary", "time"]) at(id).hidden = false;
+  at("time").hidden = false;
 }
 
 function showTimeline(run) {
@@ -66,7 +50,7 @@ function showTimeline(run) {
 }
 
 async function open() {
-  setTheme(null);
+  setTheme();
   const [run] = await Promise.all([Run.open(taken("kernbench-data")), openLibrary()]);
   registerShapes();
   showSummary(run);
@@ -78,19 +62,11 @@ async function open() {
   showMemory(run);
   showLinks(run);
   showComparison(run);
-  at("contents").replaceChildren(...[["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["links", "links"], ["compare", "compare"], ["notes", "notes"]].filter(([id]) => !at(id).hidden).map(([id, label]) => element("a", { href: `#${id}` }, label)));
-  at("theme").addEventListener("click", () => {
-    document.documentElement.dataset.chosen = wantsDark() ? "light" : "dark";
-    setTheme(timeline);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(timeline));
+  showContents([["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["links", "links"], ["compare", "compare"], ["notes", "notes"]]);
+  followTheme(timeline);
   at("wait").remove();
   window.report = { run, timeline };
   document.documentElement.dataset.open = "yes";
 }
 
-open().catch((error) => {
-  at("wait").textContent = `This report cannot be shown: ${error.message}`;
-  at("wait").className = "alert";
-  throw error;
-});
+open().catch(cannotOpen);
