@@ -77,17 +77,18 @@ def test_kernels_and_streams_of_a_capture(run: Callable[..., list[Any]]) -> None
     tl = triton.language
 
     @triton.jit
-    def add_one(x, n: tl.constexpr):
+    def add(x, number, n: tl.constexpr):
         at = tl.arange(0, n)
-        tl.store(x + at, tl.load(x + at) + 1)
+        tl.store(x + at, tl.load(x + at) + tl.load(number))  # which the program does not look at
 
     globals()["tl"] = tl
 
     def body() -> Any:
         x, y = torch.zeros(16, device="cuda"), torch.zeros(16, device="cuda")
+        one = torch.ones(1, dtype=torch.int32, device="cuda")
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            add_one[(1,)](x, 16)
+            add[(1,)](x, one, 16)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 y.copy_(x * 10)
