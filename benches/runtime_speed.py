@@ -2,8 +2,9 @@
 
     python -m benches.runtime_speed [--only "switch"] [--json FILE]
 
-The sides are measured in turns. Bare locks and bare greenlets hand over as ranks do, and do nothing else; they have the same
-effects on the process (:class:`kernbench.scheduler.HostEffects`). Times are of the host (not virtual).
+The sides are measured in turns. Bare locks and bare greenlets hand over as ranks do, and do nothing else; the locks have the
+same effects on the process (:class:`kernbench.scheduler.HostEffects`). Times are of the host (not virtual), of
+switches CPU seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import kernbench
 from benches.distributed_speed import SMALL, all_reduces
 from benches.harness.distributed_sides import local_tensors
 from benches.harness.speed_command import SpeedRun, speed_options
-from benches.harness.turns import WALL, Comparison, Outcome, Side, seconds
+from benches.harness.turns import CPU, Comparison, Outcome, Side, seconds
 from kernbench.scheduler import RankScheduler
 
 NAME = "runtime_speed"
@@ -35,6 +36,7 @@ def idle(rank: int) -> None:
 
 
 # -- switches ------------------------------------------------------------------------------------------------------------
+# In CPU seconds: one of them runs at a time, on one core, which others may want, too.
 
 
 def switches(isolation: str, turns: int = 200) -> float:
@@ -47,9 +49,9 @@ def switches(isolation: str, turns: int = 200) -> float:
 
     scheduler.start([body] * RANKS, isolation=isolation)
     with scheduler.at_work():
-        begin = WALL()
+        begin = CPU()
         scheduler.run_ready()
-        return (WALL() - begin) / (RANKS * turns)
+        return (CPU() - begin) / (RANKS * turns)
 
 
 def bare_locks(turns: int = 200) -> float:
@@ -68,11 +70,11 @@ def bare_locks(turns: int = 200) -> float:
         threads = [threading.Thread(target=body, args=(rank,)) for rank in range(RANKS)]
         for thread in threads:
             thread.start()
-        begin = WALL()
+        begin = CPU()
         locks[0].release()
         for thread in threads:
             thread.join()
-        return (WALL() - begin) / (RANKS * turns)
+        return (CPU() - begin) / (RANKS * turns)
 
 
 def bare_greenlets(turns: int = 200) -> float:
@@ -85,9 +87,9 @@ def bare_greenlets(turns: int = 200) -> float:
             after.switch(*() if after else ((rank + 1) % RANKS,))
 
     ring.extend(greenlet.greenlet(body) for _ in range(RANKS))
-    begin = WALL()
+    begin = CPU()
     ring[0].switch(0)
-    return (WALL() - begin) / (RANKS * turns)
+    return (CPU() - begin) / (RANKS * turns)
 
 
 def bare_greenlets_by_main(turns: int = 200) -> float:
@@ -99,11 +101,11 @@ def bare_greenlets_by_main(turns: int = 200) -> float:
             main.switch()
 
     ring = [greenlet.greenlet(body) for _ in range(RANKS)]
-    begin = WALL()
+    begin = CPU()
     for _ in range(turns):
         for each in ring:
             each.switch()
-    return (WALL() - begin) / (RANKS * turns)
+    return (CPU() - begin) / (RANKS * turns)
 
 
 # -- spawns --------------------------------------------------------------------------------------------------------------

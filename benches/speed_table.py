@@ -45,14 +45,20 @@ def markdown(outcomes: list[Outcome]) -> str:
             estimate, samples = outcome.estimate(other), outcome.samples
             if estimate is None:
                 continue
-            value = f"{samples[outcome.ours].minimum() / UNITS[unit]:.3g} {unit}"
-            beside = f"{other}, {samples[other].minimum() / UNITS[unit]:.3g} {unit}" if other else ""
-            ratio = f"{estimate.value:.3g}" if other else ""
+            value = f"{_short(samples[outcome.ours].minimum() / UNITS[unit])} {unit}"
+            beside = f"{other}, {_short(samples[other].minimum() / UNITS[unit])} {unit}" if other else ""
+            ratio = _short(estimate.value) if other else ""
+            interval = f"{_short(estimate.low)} to {_short(estimate.high)}"
             lines.append(
-                f"| {outcome.comparison.name} | {value} | {beside} | {ratio} | {estimate.low:.3g} to {estimate.high:.3g} "
+                f"| {outcome.comparison.name} | {value} | {beside} | {ratio} | {interval} "
                 f"| {outcome.goals()[other]:.3g}{'' if other else ' ' + unit} | {said} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _short(value: float) -> str:
+    """Three digits, without an exponent up to a million."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
