@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-import kernbench
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -21,6 +21,8 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch._dynamo"
+
+_PACKAGE, _FOLDER = __name__.partition(".")[0], Path(__file__).parents[2]
 
 _TRACED = frozenset({"programs", "stand_ins", "testing", "tp"})
 """Parts of kernbench that are programs of ranks, or called by them as other packages are. All others run below them."""
@@ -65,8 +67,8 @@ RELIES_ON = (
 def install(patches: Patches, module: Any) -> None:
     """Let Dynamo step over kernbench, and know the names of torch as they are in the simulation."""
     rules = sys.modules["torch._dynamo.trace_rules"]
-    for part in iter_modules(kernbench.__path__):
-        name = f"kernbench.{part.name}"
+    for part in iter_modules([str(_FOLDER)]):
+        name = f"{_PACKAGE}.{part.name}"
         if part.name not in _TRACED and name not in _told:
             rules.add(name)
             _told.add(name)
@@ -113,7 +115,7 @@ def _is_generated(frame: Any) -> bool:
     if frame.f_code.co_filename != "<string>":
         return False
     package, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
-    return package == kernbench.__name__ and rest.partition(".")[0] not in _TRACED
+    return package == _PACKAGE and rest.partition(".")[0] not in _TRACED
 
 
 class _Turn:
