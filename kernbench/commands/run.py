@@ -203,6 +203,8 @@ def command(
                 code, errors = starter.run(ctx, handle.path, failures)
             elif compiled is None or nproc_per_node is None:
                 assert compiled is not None
+                if isolation == "process":
+                    ctx.simulation.remarks.setdefault(_NO_RANK)
                 beside = _beside(ctx, handle.path, nnodes, summary, given) if isolation == "carrier" else None
                 with nullcontext() if beside is None else closing(beside):
                     launcher.run_once(
@@ -221,6 +223,8 @@ def command(
         except Exception as error:
             if compiled is None or nproc_per_node is not None or not failures.script(error, compiled.file):
                 raise
+            if isolation == "process":
+                click.echo(_NO_RANK, err=True)
             errors = {0: error}
         finally:
             ctx.simulation.scheduler.on_first_failure = None
@@ -243,6 +247,12 @@ def command(
             asked.write_report(ctx, report_file, program, args, errors)
         asked.write_json(ctx, program, args, errors)
     sys.exit(code if starter is not None else 1 if errors or races_found else 0)
+
+
+_NO_RANK = (
+    "the script itself had no simulated GPU: with --isolation process it is no rank, only what it spawns is. "
+    "--nproc-per-node 1 makes it one"
+)
 
 
 def _beside(
