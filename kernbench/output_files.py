@@ -17,7 +17,10 @@ def require_place(path: str | Path, *endings: str, option: str = "") -> str:
     name = f"{option} {target}".strip()
     ending = next((each for each in endings if target.name.endswith(each)), "")
     if endings and not ending:
-        raise ConfigError(f"{name}: expected a name that ends in {' or '.join(endings)}")
+        *others, last = endings
+        raise ConfigError(
+            f"{name}: expected a name that ends in {' or '.join([*filter(None, [', '.join(others)]), last])}"
+        )
     if target.is_dir():
         raise ConfigError(f"{name}: is a folder; expected a file")
     if not target.absolute().parent.is_dir():

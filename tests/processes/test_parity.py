@@ -87,11 +87,13 @@ def test_programs_on_gpus(program, capsys):
 _QUICK = ("fsdp2", "expert_parallel", "pipeline_and_data")
 
 
-@pytest.mark.parametrize("width", [16, 512])
 @pytest.mark.parametrize(
-    "program",
-    [each if each.__name__ in _QUICK else pytest.param(each, marks=pytest.mark.long) for each in ON_GPUS],
-    ids=lambda program: program.__name__,
+    ("program", "width"),
+    [
+        pytest.param(each, width, id=f"{each.__name__}-{width}", marks=() if quick and width > 16 else pytest.mark.long)
+        for each in ON_GPUS
+        for width in ((16, 512) if (quick := each.__name__ in _QUICK) else (512,))
+    ],
 )
 def test_programs_without_data(program, width, capsys):
     """Of few bytes, which are computed, and of more, which are not; what is assumed is the same."""
