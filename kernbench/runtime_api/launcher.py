@@ -22,6 +22,7 @@ from typing import Any
 from kernbench.errors import ConfigError
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.adoption import Adoption
+from kernbench.runtime_api.at_exit import AtExit
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
@@ -166,9 +167,11 @@ def run_ranks(
         if program.package:
             importlib.import_module(program.package)
         # code of its own: torch.compile keeps what it has compiled with the code, for the globals that it saw
-        exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
+        with nullcontext() if at_exit is None else at_exit.program():
+            exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
 
     patches = Patches()
+    at_exit = _at_exit(ctx, patches) if isolation == "carrier" else None
     started_processes.install(patches, ctx.simulation.remarks.setdefault, ctx.multiprocessing.spawn)
     ctx.multiprocessing.configure = configure
     try:
@@ -200,6 +203,7 @@ def run_once(
     patches = Patches()
     main = program.fresh_main()
     adoption = Adoption(ctx.simulation, ctx.multiprocessing) if isolation == "carrier" else None
+    at_exit = None if adoption is None else _at_exit(ctx, patches)
 
     def who() -> int | None:
         return None if adoption is not None and adoption.holds else ctx.simulation.scheduler.current_rank()
@@ -216,13 +220,20 @@ def run_once(
         ):
             sys.modules["__main__"] = main
             try:
-                with adoption or nullcontext():
+                with adoption or nullcontext(), nullcontext() if at_exit is None else at_exit.program():
                     exec(program.code, vars(main))
             finally:
                 if at_end is not None:
                     at_end()
     finally:
         patches.undo()
+
+
+def _at_exit(ctx: RuntimeContext, patches: Patches) -> AtExit:
+    """For ranks that share this process: one that is a process ends as one."""
+    found = AtExit(lambda: ctx.simulation.scheduler.aborting)
+    found.install(patches)
+    return found
 
 
 @contextmanager

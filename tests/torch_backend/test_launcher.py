@@ -429,3 +429,52 @@ def test_a_script_that_is_no_rank_is_told_that_it_had_no_gpu(run: Run, source: s
     result = run(source, "--isolation", "process")
     assert result.exit_code == code
     assert "the script itself had no simulated GPU" in result.output
+
+
+AT_THE_END = """
+import atexit, sys, weakref
+import torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+
+@atexit.register
+def last():
+    print("destroyed", dist.is_initialized())
+
+atexit.register(dist.destroy_process_group)
+atexit.register(print, "not this")
+atexit.unregister(print)
+
+@atexit.register
+def broken():
+    raise ValueError("shown, and the others go on")
+
+@atexit.register
+def first(scale=2):
+    x = torch.full((2,), float(scale), device="cuda")
+    dist.all_reduce(x)
+    print("sum", x[0].item())
+
+print("end")
+"""
+
+
+@pytest.mark.parametrize(("options", "total", "ranks"), [((), 2.0, 1), (("--nproc-per-node", "2"), 4.0, 2)])
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"])
+def test_what_a_program_leaves_to_its_end_is_done_while_it_is_a_rank(
+    run: Run, options: tuple[str, ...], total: float, ranks: int, end: str
+) -> None:
+    result = run(AT_THE_END + end, "--no-prefix", "--no-summary", "--system", "dgx_h100", *options)
+    assert result.exit_code == 0, result.output
+    said = [line for line in result.output.splitlines() if line.startswith(("end", "sum", "destroyed", "not"))]
+    assert said.count("end") == said.count(f"sum {total}") == said.count("destroyed False") == ranks
+    assert len(said) == 3 * ranks
+    assert said.index("end") < said.index(f"sum {total}") < said.index("destroyed False")
+    assert result.output.count("ValueError: shown, and the others go on") == ranks
+
+
+def test_a_program_that_fails_leaves_nothing_to_its_end(run: Run) -> None:
+    result = run(AT_THE_END + "raise KeyError('broken')", "--no-prefix", "--nproc-per-node", "2")
+    assert result.exit_code == 1
+    assert "sum" not in result.output
+    assert "KeyError: 'broken'" in result.output
