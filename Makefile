@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types suite docs house site test-long test-pythons test-triton-matrix test-torch-matrix clean
+.PHONY: help install bytecode bench test lint types suite docs house site test-long test-pythons test-triton-matrix test-torch-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,16 +31,21 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# The suite starts hundreds of processes. Python compiles the package anew in each where it is told to write no byte code
+# (PYTHONDONTWRITEBYTECODE): half of the time that importing it takes.
+bytecode: install
+	$(BIN)/python -m compileall -q -j 0 kernbench benches
+
 # Every run records the Triton kernels that it launches; the next one compiles them first, side by side.
 KERNELS := .pytest_cache/kernels.yaml
 AHEAD    = $(if $(wildcard $(KERNELS)),--kernbench-precompile $(KERNELS) --kernbench-precompile-values)
 
-suite: install
+suite: bytecode
 	mkdir -p $(dir $(KERNELS))
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --kernbench-record $(KERNELS) $(AHEAD) $(ARGS)
 
 # Minutes each: all of torch's own distributed tests, and the pool of resources under many processes that are killed.
-test-long: install  ## the checks that take too long for every change
+test-long: bytecode  ## the checks that take too long for every change
 	KERNBENCH_TORCH_OWN=1 KERNBENCH_STRESS=full $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 900 \
 	  tests/torch_backend/test_torch_own.py tests/testing/test_pool.py $(ARGS)
 	$(BIN)/python -m pytest -m long -n $(JOBS) --dist worksteal --timeout 900 $(ARGS)

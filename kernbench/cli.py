@@ -6,7 +6,9 @@ Each subcommand lives in a module of :mod:`kernbench.commands` and is imported o
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import os
 import sys
 from importlib import import_module
@@ -79,6 +81,7 @@ def app() -> None:
 
 def main() -> None:
     """Entry point of the console script. Errors that kernbench explains itself exit with code 2 and no traceback."""
+    atexit.register(gc.freeze)  # Python's last search for cycles goes through all of torch, which takes a second
     try:
         app()
     except HiddenBlockingError:

@@ -26,7 +26,8 @@ from kernbench.scheduler import host_effects
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
 VARIABLES = (
-    "KERNBENCH_TRITON", "KERNBENCH_TRITON_TARGET", discovery.VARIABLE, host_effects.VARIABLE, "KERNBENCH_UPDATE_DOCS",
+    "KERNBENCH_TRITON", "KERNBENCH_TRITON_TARGET", "KERNBENCH_TRITON_NATIVE", discovery.VARIABLE,
+    host_effects.VARIABLE, "KERNBENCH_UPDATE_DOCS",
 )  # fmt: skip
 """Environment variables that mean something."""
 

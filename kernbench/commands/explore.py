@@ -19,11 +19,11 @@ import click
 import torch.distributed
 
 from kernbench.commands import run as one_run
+from kernbench.commands.report_option import report_option
 from kernbench.commands.torchrun_options import TorchrunCommand
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import FoundTrouble, Trial, Watch, explored, searched, shrunk, ulps
 from kernbench.explore.study import RunLog, study_of
-from kernbench.html_report import check_report_path
 from kernbench.html_report.study import write_study
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager, using
@@ -193,9 +193,7 @@ def _params() -> list[click.Parameter]:
 @click.option("--differences/--no-differences", default=True, help="Values and output that differ from those of the default "
               "schedule are something that is found, too.")  # fmt: skip
 @click.option("--shrink/--no-shrink", default=True, help="Look for the fewest choices that find the same.")
-@click.option(
-    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
-)
+@report_option
 def command(
     runs: int, how: str, jobs: int, differences: bool, shrink: bool, report_file: str | None, **values: Any
 ) -> None:
@@ -204,8 +202,6 @@ def command(
     That is a race, a deadlock, a mismatch, an exception, or values that are not always the same. The exit code is 1 then. The
     schedule is printed: kernbench run --schedule replays it.
     """
-    if report_file is not None:
-        check_report_path(report_file)
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigError("kernbench explore needs a system on which processes can fork")
     manager = default_manager()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernbench.commands.jitter_options import Straggler
+from kernbench.commands.report_option import report_option
 from kernbench.commands.run_command import RankCommand, found
 from kernbench.commands.run_failures import ShownFailures
 from kernbench.commands.steps_options import StepsOptions, steps_options
@@ -43,9 +44,7 @@ if TYPE_CHECKING:
               "its GPU, such as 80GB; by default what the device has, less what CUDA takes.")  # fmt: skip
 @click.option("--trace", metavar="FILE", help="Write the timeline here: .json or .json.gz for ui.perfetto.dev, .svg for a "
               "picture.")  # fmt: skip
-@click.option(
-    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
-)
+@report_option
 @click.option("--flight-recorder", metavar="DIR", help="Write what each rank called last here, for "
               "python -m torch.distributed.flight_recorder.fr_trace.")  # fmt: skip
 @click.option("--autotune-report", metavar="FILE", help="Write the configs that the program's autotuners chose here.")
@@ -130,7 +129,6 @@ def command(
     Behind -- it is a command that starts the ranks itself, as on a cluster: kernbench run -- torchrun --nproc-per-node 8
     train.py. Its processes join the simulation (docs/processes.md); the exit code is the command's.
     """
-    from kernbench.html_report import check_report_path
     from kernbench.plugins.manager import default_manager
     from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
@@ -140,8 +138,6 @@ def command(
 
     if trace is not None:
         check_trace_path(trace)
-    if report_file is not None:
-        check_report_path(report_file)
     if races_output is not None:
         check_findings_path(races_output)
         races = "warn" if races == "off" else races
@@ -268,7 +264,7 @@ def _beside(
         str(given["memory_limit"]), "--unknown", given["unknown"], *(["--exact-dtype"] if given["exact_dtype"] else []),
         *([] if given["enable_data"] else ["--no-data"]), *([] if summary else ["--no-summary"]),
     ]  # fmt: skip
-    return RunBeside(options, ctx.topology.sips_per_node)
+    return RunBeside(options, ctx.topology)
 
 
 def _is_command(program: str) -> bool:

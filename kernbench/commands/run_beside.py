@@ -15,6 +15,8 @@ from pathlib import Path
 import kernbench
 from kernbench.processes.gate import INHERITED, listening
 from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken, variables_of
+from kernbench.topology import Topology
+from kernbench.torch_backend.gpu.cuda_names import properties_of
 
 _BEGIN = "import sys; sys.path.insert(0, {0!r}); import kernbench.cli; sys.path.remove({0!r}); kernbench.cli.main()"
 
@@ -24,12 +26,12 @@ class RunBeside:
 
     Args:
         options: of ``kernbench run``, on the command line.
-        gpus: of a node.
+        topology: of the system.
     """
 
-    def __init__(self, options: Sequence[str], gpus: int) -> None:
+    def __init__(self, options: Sequence[str], topology: Topology) -> None:
         self._options = options
-        self._gpus = gpus
+        self._topology = topology
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[str, str | None] = {}
 
@@ -47,7 +49,8 @@ class RunBeside:
             pass_fds=[listener.fileno()],
         )  # fmt: skip
         listener.close()
-        values = variables_of(address, self._gpus, os.environ)
+        gpu = vars(properties_of(self._topology))
+        values = variables_of(address, self._topology.sips_per_node, os.environ, gpu)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"])
         self._before = {name: os.environ.get(name) for name in values}

@@ -21,6 +21,7 @@ from kernbench.errors import ConfigError, KernbenchError
 if TYPE_CHECKING:
     from kernbench.commands.run_failures import ShownFailures
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.topology import Topology
 
 _GRACE = 0.8
 """Seconds of wall-clock time that a command has to end when the run is stopped."""
@@ -70,7 +71,7 @@ class RankCommand:
         ctx.multiprocessing.require_joined(1)
         gate = Gate(welcome, ctx.multiprocessing.require_joined, _tell)
         errors: dict[int, BaseException] = {}
-        with closing(gate), self._started(gate.address, ctx.topology.sips_per_node) as process:
+        with closing(gate), self._started(gate.address, ctx.topology) as process:
             launcher = os.pidfd_open(process.pid)
             try:
                 with contextlib.ExitStack() as worlds:
@@ -89,11 +90,13 @@ class RankCommand:
         return (128 - code if code < 0 else code), errors
 
     @contextmanager
-    def _started(self, address: str, gpus: int) -> Iterator[subprocess.Popen[bytes]]:
+    def _started(self, address: str, topology: Topology) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process; it has ended when the block has."""
         from kernbench.runtime_api.joining import variables_of
+        from kernbench.torch_backend.gpu.cuda_names import properties_of
 
-        environ = {**os.environ, **variables_of(address, gpus, os.environ), "PATH": _path(os.environ)}
+        told = variables_of(address, topology.sips_per_node, os.environ, vars(properties_of(topology)))
+        environ = {**os.environ, **told, "PATH": _path(os.environ)}
         process = subprocess.Popen(self._arguments, env=environ, preexec_fn=_end_with_parent)
         try:
             yield process

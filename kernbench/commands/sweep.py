@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.report_option import report_option
 from kernbench.grid import label
-from kernbench.html_report import check_report_path
 from kernbench.html_report.study import write_study
 from kernbench.sweep import Outcome, read_sweep
 from kernbench.sweep import sweep as run_sweep
@@ -28,17 +28,13 @@ from kernbench.sweep.study import study_of
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin that takes part in every point, "
               "besides those of SPEC: a module, module:object or .py file; repeatable.")  # fmt: skip
-@click.option(
-    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
-)
+@report_option
 @click.option("--list", "list_only", is_flag=True, help="Print the points and run nothing.")
 def command(
     spec: Path, scheduler: str | None, jobs: int | None, output: Path | None, fresh: bool, retry_failed: bool,
     plugins: tuple[str, ...], report_file: str | None, list_only: bool,
 ) -> None:  # fmt: skip
     """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended."""
-    if report_file is not None:
-        check_report_path(report_file)
     described = read_sweep(spec)
     beside = [plugin_beside(reference, Path.cwd()) for reference in plugins]
     described = described.model_copy(update={"plugins": [*described.plugins, *beside]})

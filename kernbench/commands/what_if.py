@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.report_option import report_option
 from kernbench.errors import ConfigError
-from kernbench.html_report import check_report_path
 from kernbench.html_report.study import write_study
 from kernbench.sweep import Outcome
 from kernbench.trace.steps_report import duration, scaled
@@ -95,9 +95,7 @@ _MOST_OF_ERROR = 100
 )
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call has done.")
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
-@click.option(
-    "--report", "report_file", metavar="FILE", help="Write a report here, a page for the browser: report.html."
-)
+@report_option
 @click.option("--list", "list_only", is_flag=True, help="Print the runs and start none.")
 def command(
     program: str, arguments: tuple[str, ...], settings: tuple[str, ...], systems: str, gpus: str, overrides: tuple[str, ...],
@@ -111,8 +109,6 @@ def command(
 
     kernbench what-if train.py --set tp=1,2 --set batch=1,4 --gpus 8,16 --where "tp <= batch * 2" -- --tp {tp} --batch {batch}
     """
-    if report_file is not None:
-        check_report_path(report_file)
     question = Question(
         program, dict(_named("--set", text) for text in settings), _values("--system", systems, as_text=True),
         _values("--gpus", gpus), arguments=(*arguments, *overrides), environment=dict(map(_variable, environment)),

@@ -51,6 +51,8 @@ SCRIPTS = (
 )  # fmt: skip
 """The page's own scripts, in the order in which they run."""
 
+_SKIP = '<a class="skip" href="#timeline">to the timeline</a>\n'
+
 MARK = '<script id="kernbench-data" type="text/plain">'
 """Behind this stands what the run consists of."""
 
@@ -77,15 +79,23 @@ def page_of(source: ReportSource) -> str:
     """The page's HTML."""
     header, columns = document_of(source)
     return filled(
-        "index.html", SCRIPTS, source.title, columns.packed(header),
+        "report.html", SCRIPTS, source.title, columns.packed(header), skip=_SKIP,
         failure="\n".join(f"<pre>{html.escape(each['text'])}</pre>" for each in source.failures),
     )  # fmt: skip
 
 
-def filled(template: str, scripts: Sequence[str], title: str, data: str, **more: str) -> str:
-    """A page of ``template`` with style, library and scripts; ``data``: what :meth:`Columns.packed` gave; ``more``: HTML."""
-    return Template(_text(template)).substitute(
+def filled(sections: str, scripts: Sequence[str], title: str, data: str, *, skip: str = "", failure: str = "") -> str:
+    """A page of the parts in the file ``sections``, with style, library and scripts.
+
+    Args:
+        data: what :meth:`Columns.packed` gave.
+        skip, failure: HTML: a link past the head; what who has no JavaScript is to read.
+    """
+    return Template(_text("page.html")).substitute(
         title=html.escape(title),
+        skip=skip,
+        failure=failure,
+        sections=_text(sections),
         style=_text("style.css"),
         library=_deflated_library(),
         library_name=f"{LIBRARY.name} {LIBRARY.version}",
@@ -93,7 +103,6 @@ def filled(template: str, scripts: Sequence[str], title: str, data: str, **more:
         version=__version__,
         data=data,
         scripts="\n".join(f"<script>\n{_text(name)}</script>" for name in scripts),
-        **more,
     )
 
 

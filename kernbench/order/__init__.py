@@ -34,6 +34,7 @@ from kernbench.order.process import kernel_ended as kernel_ended
 from kernbench.order.process import met as met
 from kernbench.order.regions import ByteRegion as ByteRegion
 from kernbench.order.regions import region_of as region_of
+from kernbench.order.regions import share_bytes as share_bytes
 from kernbench.order.shadow import Shadow as Shadow
 from kernbench.order.strands import Moment as Moment
 from kernbench.order.strands import Strand as Strand

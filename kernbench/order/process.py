@@ -253,6 +253,7 @@ def _side(access: MemoryAccess, other: MemoryAccess) -> RaceSide:
 
 def _known(who: Strand, whom: Strand) -> tuple[int, MemoryAccess | None]:
     """How far a strand knows another, and the last access that it knows of it, if that is remembered."""
+    whom = whom.threads_of or whom
     known = who.seen if whom is who.host else who.clock.get(whom, 0)
     return known, next((each for each in reversed(whom.recent) if each.n <= known), None)
 
@@ -260,6 +261,9 @@ def _known(who: Strand, whom: Strand) -> tuple[int, MemoryAccess | None]:
 def _knowledge(first: MemoryAccess, second: MemoryAccess) -> Iterable[str]:
     """The last that the second side knew of the first."""
     who, whom = second.strand, first.strand
+    if who is whom:
+        yield "a thread waits for the others of its program at a barrier, or where they give each other values, and not before."
+        return
     known, told = _known(who, whom)
     if told is not None:
         yield f"the last of {whom} that {who.called} has waited for is {told}."
@@ -271,6 +275,16 @@ def _knowledge(first: MemoryAccess, second: MemoryAccess) -> Iterable[str]:
 def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
     """What would order two accesses, the first of which was issued before."""
     one, other = first.strand, second.strand
+    if one is other:
+        return (
+            f"they have the same bytes at different places of their tiles, which other threads of the program hold: put "
+            f"tl.debug_barrier() between {first} and {second}."
+        )
+    if one.threads_of is not None and other.knows(one.threads_of, first.n):
+        return (
+            f"one thread of the program has released what all of them have done, without waiting for them: put "
+            f"tl.debug_barrier() between {first} and the release."
+        )
     if first.freed is not None:
         return (
             f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "

@@ -37,12 +37,13 @@ class Strand:
         siblings: all strands of this rank, this one too; programs are not among them.
         launch: of a program: the end of its launch, before which all happens that it does.
         fenced: what a program knew at its last fence.
+        threads_of: of what threads of a program did that one of them has not released: the program; None: it is no such strand.
         pending: kernels after which it comes and which have not run: what they learn of others, it will know.
     """
 
     __slots__ = (
         "_unfenced", "clock", "collective", "fenced", "host", "launch", "n", "name", "pending", "rank", "recent", "seen",
-        "siblings", "told", "world",
+        "siblings", "threads_of", "told", "world",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class Strand:
         self._unfenced: list[Mapping[Strand, int]] = []
         self.pending: tuple[Moment, ...] = ()
         self.siblings: list[Strand] = []
+        self.threads_of: Strand | None = None
         if launch is not None:
             self.siblings = launch.strand.siblings
             self.clock = {**launch.known(), launch.strand: launch.n - 1}
@@ -93,7 +95,7 @@ class Strand:
         if self.clock.get(other, 0) >= n:
             return True
         launch = other.launch
-        return launch is not None and self.knows(launch.strand, launch.n)
+        return launch is not None and (other.threads_of is self or self.knows(launch.strand, launch.n))
 
     def acquire(self, clock: Mapping[Strand, int]) -> None:
         """What this strand does from now on happens after what a clock says."""

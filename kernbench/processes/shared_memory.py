@@ -25,6 +25,9 @@ _MAP_NORESERVE = 0x4000
 _KEPT = 1 << 26
 """A freed region of more bytes than these gives its pages back to the system; asking for pages again takes time."""
 
+_TENSORS_KEPT = 256
+"""Tensors over regions that are kept for calls to come."""
+
 
 NO_BYTES = -1
 """The offset of a tensor that has no values (a simulation without data)."""
@@ -58,9 +61,18 @@ class SharedMemory:
         self._free: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
         self._uses: dict[int, int] = {}
+        self._tensors: dict[SharedRegion, torch.Tensor] = {}
 
     def tensor(self, region: SharedRegion) -> torch.Tensor:
-        """The tensor in a region, on either side."""
+        """The tensor in a region, on either side: calls that follow one another use the same regions."""
+        found = self._tensors.get(region)
+        if found is None:
+            if len(self._tensors) >= _TENSORS_KEPT:
+                self._tensors.clear()
+            found = self._tensors[region] = self._made(region)
+        return found
+
+    def _made(self, region: SharedRegion) -> torch.Tensor:
         if region.offset == NO_BYTES:
             return torch.empty(region.shape, dtype=region.dtype, device="meta")
         count = region.dtype.itemsize

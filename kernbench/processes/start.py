@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, KernbenchError
 from kernbench.processes import program
 from kernbench.processes.family import Child, Family
 from kernbench.processes.rank_process import RankProcesses
@@ -41,6 +42,9 @@ def start(
     simulation.world.apart = True
     shared = stores.innermost()
     body_of = dict(zip(ranks, bodies, strict=True))
+
+    with suppress(KernbenchError):  # what is wrong with it is told to who needs it
+        simulation.ccl_config  # noqa: B018  read once, not by every rank
 
     def begin(child: Child) -> None:
         program.run(child, simulation, environment, shared, body_of[child.rank])

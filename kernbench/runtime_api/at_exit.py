@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,12 +15,9 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.locations import is_simulators
+from kernbench.simulation.locations import is_installed, is_pythons, is_simulators
 from kernbench.torch_backend.patches import Patches
 
-_PATHS = sysconfig.get_paths()
-_LIBRARY = _PATHS["stdlib"] + os.sep
-_PACKAGES = tuple(_PATHS[name] + os.sep for name in ("purelib", "platlib"))
 _BESIDE_TORCH = os.path.dirname(os.path.dirname(torch.__file__))
 _TORCHS = tuple(os.path.join(_BESIDE_TORCH, name, "") for name in ("torch", "triton"))
 
@@ -81,11 +77,9 @@ class AtExit:
 def _is_programs(code: CodeType) -> bool:
     """Whether what ``code`` registers is the program's own."""
     file = code.co_filename
-    if is_simulators(file) or file.startswith(_TORCHS):
+    if is_simulators(file) or file.startswith(_TORCHS) or is_pythons(file):
         return False
-    if file.startswith(_PACKAGES):
-        return code.co_name != "<module>"
-    return not file.startswith((_LIBRARY, "<frozen "))
+    return code.co_name != "<module>" or not is_installed(file)
 
 
 def _do(tasks: list[_Task]) -> None:
@@ -96,7 +90,8 @@ def _do(tasks: list[_Task]) -> None:
             func(*args, **kwargs)
         except KernbenchError:  # a deadlock is one
             raise
-        except (Exception, SystemExit) as error:
-            if not isinstance(error, SystemExit):
-                print(f"Exception ignored in atexit callback: {func!r}", file=sys.stderr)
-                traceback.print_exc()
+        except SystemExit:
+            continue
+        except Exception:
+            print(f"Exception ignored in atexit callback: {func!r}", file=sys.stderr)
+            traceback.print_exc()

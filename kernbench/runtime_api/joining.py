@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,9 @@ from kernbench.torch_backend.process_groups import late
 GPUS = "KERNBENCH_GPUS"
 """The environment variable that says how many GPUs a node has."""
 
+PROPERTIES = "KERNBENCH_GPU_PROPERTIES"
+"""The environment variable that says what a GPU is: JSON of what ``torch.cuda.get_device_properties`` gives."""
+
 TAKEN = "KERNBENCH_RANK"
 """The environment variable in which a rank tells the processes that it starts which rank is taken, and of which simulation: its
 RANK is inherited."""
@@ -35,15 +39,19 @@ _joined: list[Any] = []
 """The context of the simulation that this process is a rank of."""
 
 
-def variables_of(address: str, gpus: int, environ: Mapping[str, str]) -> dict[str, str]:
+def variables_of(
+    address: str, gpus: int, environ: Mapping[str, str], properties: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Environment variables of processes that are to join a simulation, besides those that are set in ``environ``.
 
     Args:
         address: of the simulation.
         gpus: of a node.
+        properties: of a GPU, which processes may ask for before they join.
     """
     path = [str(Path(start_up.__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
-    return {ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(path)}
+    told = {PROPERTIES: json.dumps(dict(properties or {}))}
+    return {ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 
 def taken(address: str, rank: int | str, size: int | str) -> str:
@@ -66,7 +74,9 @@ def at_import_of_torch(generators: Generators) -> None:
         return bytes(torch.get_rng_state().numpy())
 
     generators = {**generators, "torch": (read, read())}
-    late.install(lambda rank, size: _join_late(rank, size, _used(generators)), _named, int(os.environ.get(GPUS, "0")))
+    properties = json.loads(os.environ.get(PROPERTIES, "{}"))
+    gpus = int(os.environ.get(GPUS, "0"))
+    late.install(lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties)
 
 
 def _named() -> tuple[int, int] | None:

@@ -172,6 +172,8 @@ def run_ranks(
 
     patches = Patches()
     at_exit = _at_exit(ctx, patches) if isolation == "carrier" else None
+    if isolation == "process":
+        import torch.distributed.fsdp  # noqa: F401  what many programs import, and takes long: once, not in every rank
     started_processes.install(patches, ctx.simulation.remarks.setdefault, ctx.multiprocessing.spawn)
     ctx.multiprocessing.configure = configure
     try:

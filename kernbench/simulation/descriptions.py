@@ -9,7 +9,6 @@ send operations without any of these.
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -18,15 +17,13 @@ import torch
 
 from kernbench.sim_engine.op_log import OpLog
 from kernbench.sim_engine.operation import Operation
-from kernbench.simulation.locations import is_users
+from kernbench.simulation.locations import is_pythons, is_users
 
 STACK, SHAPES, FLOPS = "stack", "shapes", "flops"
 """Keys of ``detail``."""
 
 _DEEPEST = 48
 _MOST_TENSORS = 6
-_STANDARD = sysconfig.get_paths()["stdlib"] + "/"
-_INSTALLED = ("site-packages/", "dist-packages/")
 
 
 class Descriptions:
@@ -107,7 +104,7 @@ class Descriptions:
 def _words(code: CodeType, line: int, module: type | None) -> str:
     file = code.co_filename
     name = code.co_name if module is None else f"{module.__name__}.{code.co_name}"
-    if is_users(file) and not (file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)):
+    if is_users(file) and not is_pythons(file):
         return f"{file}:{line} in {name}"
     return "" if module is None else module.__name__
 

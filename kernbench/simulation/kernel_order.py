@@ -8,6 +8,7 @@ runs of bytes that they consist of.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from kernbench.sim_engine import MemoryStore
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.locations import Location
 from kernbench.simulation.shadows import SHADOW
+from kernbench.simulation.thread_order import ThreadOrder
 from kernbench.triton_engine.access import Access, Piece
 from kernbench.triton_engine.binding import Binding, program_of
 from kernbench.triton_engine.frontend.program import OpInfo
@@ -119,6 +121,8 @@ class KernelOrder:
         self._strands: dict[int, Strand | None] = {}
         self._accesses: dict[tuple[Strand, int, int, bool], MemoryAccess] = {}
         self._shadows: dict[int, Shadow | None] = {}
+        program = execution.program
+        self._threads = ThreadOrder() if program.threads > program.warp_size and not program.by_thread else None
 
     # -- strands -----------------------------------------------------------------------------------------------------
 
@@ -183,8 +187,15 @@ class KernelOrder:
         if shadow is None:
             return
         volatile = bool(access.info.attrs.get("isVolatile"))
-        for strand, region in self._regions(access, piece):
+        batch = access.batch
+        keys = batch.program_keys().reshape(batch.lanes)[tuple(slice(a, b) for a, b in piece.lanes)]
+        spreads = self._threads is not None and not volatile
+        if spreads:
+            self._among_threads(shadow, access, piece, keys, writes=writes)
+        for strand, region in self._regions(access, piece, keys):
             told = self._access(strand, access.info, atomic=volatile)
+            if spreads:
+                self._spread(told, access.info)
             if shadow.made is None:
                 shadow.made = told
             if writes:
@@ -193,10 +204,28 @@ class KernelOrder:
             else:
                 self._loaded(shadow, region, told)
 
-    def _regions(self, access: Access, piece: Piece) -> Iterator[tuple[Strand, ByteRegion]]:
+    def _among_threads(self, shadow: Shadow, access: Access, piece: Piece, keys: Any, *, writes: bool) -> None:
+        """Threads of a program touch what others of it have touched since they met? Raises RaceError."""
+        assert self._threads is not None
+        for found in self._threads.touched(access, piece, keys, writes=writes):
+            strand = self._strand(found.key)
+            order = None if strand is None else self._hosts.of_rank[strand.rank].order
+            if strand is not None and order is not None:
+                old, new = self._access(strand, found.first), self._access(strand, access.info)
+                order.report(shadow, found.region, old, found.first_writes, new, writes)
+
+    def _spread(self, access: MemoryAccess, info: OpInfo) -> None:
+        if self._threads is not None and self._each and max(prod(t.shape) for t in info.operand_types) > 1:
+            self._threads.spread(access)
+
+    def meet(self, batch: Any) -> None:
+        """The threads of each program of a batch have met."""
+        if self._threads is not None:
+            self._threads.met(batch.program_keys(), self._strands)
+
+    def _regions(self, access: Access, piece: Piece, keys: Any) -> Iterator[tuple[Strand, ByteRegion]]:
         """What each program touches."""
-        batch, item, foot = access.batch, access.item, piece.foot
-        keys = batch.program_keys().reshape(batch.lanes)[tuple(slice(a, b) for a, b in piece.lanes)]
+        item, foot = access.item, piece.foot
         lanes = len(piece.lanes)
         tile_sizes, tile_steps = foot.sizes[lanes:], foot.steps[lanes:]
         first = piece.offset + sum(
@@ -264,6 +293,7 @@ class KernelOrder:
                     shadow.define(ByteRegion(int(mine[0]), int(mine[-1]) + item))
                 continue
             told = self._access(strand, info)
+            self._spread(told, info)
             for run in np.split(mine, edges):
                 region = ByteRegion(int(run[0]), int(run[-1]) + item)
                 if writes:
@@ -294,6 +324,7 @@ class KernelOrder:
         sem = next(iter(known), "relaxed")
         scope = next((each for each in modifiers if each in SCOPES), "gpu" if sem == "relaxed" else "sys")
         seen: set[tuple[int, int, bool]] = set()
+        one_thread = info.row.atomic and not any(each.shape for each in info.operand_types)
         only_read = [False] * len(keys) if failed is None else failed.tolist()
         for key, offset, fails in zip(keys.tolist(), offsets.tolist(), only_read, strict=True):
             if (key, offset, fails) in seen:
@@ -312,6 +343,8 @@ class KernelOrder:
                 shadow.write(told, region)
             else:
                 shadow.read(told, region)
+            if self._threads is not None and changes and one_thread and sem in ("release", "acq_rel"):
+                self._threads.releases(strand)
             shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=changes)
 
     def _looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
+import sysconfig
+from functools import cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -15,6 +18,16 @@ _PROGRAMS = os.path.join(_PACKAGE, "programs") + os.sep
 _OTHERS = (
     os.sep + "greenlet" + os.sep, os.sep + "typing_extensions.py", os.sep + "contextlib.py", "<frozen ", "<string>",
 )  # fmt: skip
+
+
+def _folders(*paths: str) -> tuple[str, ...]:
+    return tuple({os.path.join(os.path.realpath(path), "") for path in paths})
+
+
+_PYTHONS = _folders(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_INSTALLED = _folders(
+    sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), site.getusersitepackages()
+)
 
 
 class Location(NamedTuple):
@@ -52,6 +65,18 @@ def is_users(filename: str) -> bool:
 def is_simulators(filename: str) -> bool:
     """Whether a file is kernbench's own."""
     return filename.startswith(_PACKAGE)
+
+
+@cache
+def is_installed(path: str) -> bool:
+    """Whether a file or folder lies where packages are installed."""
+    return os.path.realpath(path).startswith(_INSTALLED)
+
+
+@cache
+def is_pythons(path: str) -> bool:
+    """Whether a file or folder is of Python itself: its standard library, which may have the packages in it."""
+    return path.startswith("<frozen ") or (os.path.realpath(path).startswith(_PYTHONS) and not is_installed(path))
 
 
 _MOST_PLACES = 10_000

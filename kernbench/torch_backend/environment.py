@@ -25,7 +25,7 @@ from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
-from kernbench.torch_backend.rank_state import module_hooks
+from kernbench.torch_backend.rank_state import module_hooks, signals
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
@@ -106,6 +106,7 @@ class Environment:
             self._replaced.symmetric_memory.open()
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
+            signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
             self.state.open(self._patches)

@@ -40,6 +40,8 @@ class Batch(Lanes):
     watched: np.ndarray | None = None
     #: The ranks along the rank axis, once asked for.
     order: tuple[int, ...] | None = None
+    #: The instruction inside of a run of several that failed.
+    doing: Any = None
     #: One lane per program, once asked for (see :mod:`.thread_lanes`).
     leaders: Any = None
 

@@ -234,8 +234,13 @@ class Binding:
                 return False
         return True
 
-    def touch(self, info: OpInfo, allocation: HostAllocation, nbytes: int, low: int, high: int) -> None:
-        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation."""
+    def touch(
+        self, info: OpInfo, allocation: HostAllocation, nbytes: int, low: int, high: int, *, signals: bool = True
+    ) -> None:
+        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation.
+
+        ``signals``: every word in between may be one; else whoever calls this says which are (:meth:`signal`).
+        """
         t = self.traffic.get(allocation.base)
         if t is None:
             t = self.traffic[allocation.base] = TensorTraffic(allocation.name)
@@ -252,7 +257,7 @@ class Binding:
             if high > t.write_high:
                 t.write_high = high
         self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
-        if allocation.words is not None and high - low <= MOST_BYTES and may_signal(info):
+        if signals and allocation.words is not None and high - low <= MOST_BYTES and may_signal(info):
             self.signal(allocation, range(low - low % WORD, high, WORD), not info.result_types)
 
     def signal(self, allocation: HostAllocation, offsets: Iterable[int], wrote: bool) -> None:

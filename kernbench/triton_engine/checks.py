@@ -140,6 +140,9 @@ class MemoryChecks:
     def fence(self, keys: Any) -> None:
         """Nor are fences."""
 
+    def meet(self, batch: Batch) -> None:
+        """Nor is where threads meet."""
+
     # Reports
 
     def _ids(self, batch: Batch) -> Tensor:

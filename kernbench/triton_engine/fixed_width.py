@@ -52,9 +52,19 @@ def nonzero(b: np.ndarray) -> np.ndarray:
     return np.where(b == 0, b.dtype.type(1), b)
 
 
+def np_quotient(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A quotient or remainder that is 0 where the divisor is 0."""
+
+    def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        zero = b == 0
+        return np.where(zero, a.dtype.type(0), f(a, nonzero(b))) if np.any(zero) else f(a, b)
+
+    return run
+
+
+@np_quotient
 def np_trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Quotient rounded towards zero."""
-    b = nonzero(b)
     q = np.floor_divide(a, b)
     r = a - q * b
     return q + ((r != 0) & ((r < 0) != (a < 0))).astype(a.dtype)

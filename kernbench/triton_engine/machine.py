@@ -32,7 +32,7 @@ from .ptx import Stuck
 from .report import describe_wait
 from .runners import Runner, ready
 from .tally import count
-from .thread_lanes import programs_of, shared, whole
+from .thread_lanes import programs_of, shared, together, whole
 from .values import Affine, Ptr, Value, exact_bounds, from_lane_array, lane_array
 
 Status = Literal["done", "waiting", "yielded"]
@@ -67,6 +67,8 @@ class Execution(Binding):
         self.blind = any(launch.blind for launch in launches)
         self.ready = ready(self.program)
         self.profile: dict[int, list[float]] | None = {} if profile else None
+        alone = profile or dry or wave is not None
+        self._code = self.ready.code if alone else self.ready.fused
         #: Lanes that entered each block.
         self.block_lanes = [0] * len(self.program.blocks)
         self.checks = checks_of(self) or (None if dry else self.memory.checks(self))
@@ -222,6 +224,8 @@ class Execution(Binding):
                 current.parked = epoch
                 batches.append(current)
                 continue
+            if by_thread and self.program.blocks[current.pc].meets:
+                current = together(current)
             limit = min((batch.pc for batch in batches), default=len(self.program.blocks))
             batches.extend(self._run_batch(current, limit))
         return "done"
@@ -235,7 +239,7 @@ class Execution(Binding):
     def _run_batch(self, batch: Batch, limit: int) -> list[Batch]:
         """Run ``batch`` until it ends, splits, parks, or reaches a block that is not below ``limit``."""
         blocks = self.program.blocks
-        code = self.ready.code
+        code = self._code
         block_lanes = self.block_lanes
         env = batch.env
         info: OpInfo | None = None
@@ -265,6 +269,7 @@ class Execution(Binding):
             assert info is not None
             return self._suspend(batch, info, stuck)
         except (KernbenchError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+            info, batch.doing = batch.doing or info, None
             if info is None:
                 raise
             explained = self._explain(error, info, batch)
@@ -274,7 +279,7 @@ class Execution(Binding):
 
     def _suspend(self, batch: Batch, info: OpInfo, stuck: Stuck) -> list[Batch]:
         """Inside an instruction, some lanes wait for memory: park them there; those that got through go on."""
-        at = next(k for k, (_, i) in enumerate(self.ready.code[batch.pc]) if i is info)
+        at = next(k for k, (_, i) in enumerate(self._code[batch.pc]) if i is info)
         frame = stuck.frame
         through = (frame.pc.reshape(batch.size, -1) < 0).all(axis=1) if batch.size else np.zeros(0, dtype=bool)
         through |= (frame.pc.reshape(batch.size, -1) >= stuck.end).all(axis=1)

@@ -94,6 +94,9 @@ class Checks(Protocol):
     def fence(self, keys: Any) -> None:
         """Programs ``keys`` have come to a fence."""
 
+    def meet(self, batch: Any) -> None:
+        """The threads of each program of a batch have met since the access before this one."""
+
 
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""

@@ -9,6 +9,7 @@ from typing import Any
 from .batch import Batch
 from .frontend.program import Instr, OpInfo, Program
 from .lane_grid import LaneGrid
+from .native.run import fused
 from .thread_lanes import per_program
 
 Runner = Callable[[list[Any], Batch], None]
@@ -62,23 +63,29 @@ def _runner(instr: Instr, by_thread: bool) -> Runner:
 class Ready:
     """What execution needs of a program beyond its blocks; made once.
 
-    Both lists have an entry per block: what to call for each instruction, and the floating-point operations of those that
+    The lists have an entry per block: what to call for each instruction, and the floating-point operations of those that
     have some (amount, and data type and unit).
     """
 
     code: list[list[tuple[Runner, OpInfo]]]
     work: list[list[tuple[OpInfo, int, tuple[str, str]]]]
+    #: ``code`` with native functions in place of runs of instructions.
+    fused: list[list[tuple[Runner, OpInfo]]]
     lane_grids: dict[Any, LaneGrid] = field(default_factory=dict)
 
 
 def ready(program: Program) -> Ready:
     """What execution needs of a program; kept with it."""
     if program.ready is None:
+        code = [[(_runner(i, program.by_thread), i.info) for i in block.instrs] for block in program.blocks]
         program.ready = Ready(
-            [[(_runner(i, program.by_thread), i.info) for i in block.instrs] for block in program.blocks],
+            code,
             [
                 [(i.info, *work) for i in block.instrs if (work := i.info.row.work_of(i.info))[0]]
                 for block in program.blocks
             ],
+            code
+            if program.by_thread
+            else [fused(block.instrs, plain, program.types) for block, plain in zip(program.blocks, code, strict=True)],
         )
     return program.ready

@@ -109,6 +109,62 @@ def whole(batch: Batch) -> bool:
     return bool((leaders(batch).count == batch.execution.program.threads).all())
 
 
+def together(batch: Batch) -> Batch:
+    """The same lanes over an axis of programs and one of threads, if they lie along one and are all threads of their programs.
+
+    Threads that have parted and met lie in any order along one axis, where a tile is held once for each of them. Over two axes
+    it is held once per program again, and so is a scalar on which the threads agree.
+    """
+    if len(batch.lanes) != 1 or batch.at or batch.suspended or not whole(batch):
+        return batch
+    program = batch.execution.program
+    shape = (batch.size // program.threads, program.threads)
+    if shape[1] == 1:
+        return batch
+    assert batch.threads is not None
+    numbers = np.broadcast_to(batch.threads, batch.lanes).reshape(-1)
+    order = np.lexsort((numbers, batch.program_keys()))
+    first, one = order[:: shape[1]], (shape[0], 1)
+    env: list[Any] = [None] * len(batch.env)
+    for slot in program.blocks[batch.pc].live_in:
+        v, ty = batch.env[slot], program.types[slot]
+        if v is None or type(v) in (int, float, bool):
+            env[slot] = v
+            continue
+        mine = unflatten(flatten(v, batch.lanes, (first,)), one)
+        every = None if ty.shape or ty.elem == "desc" else unflatten(flatten(v, batch.lanes, (order,)), shape)
+        env[slot] = mine if every is None or _equal(every, mine, shape) else every
+    ids = flatten(batch.ids, batch.lanes, (first,)).reshape(one)
+    rank_index = batch.rank_index
+    if rank_index is not None:
+        rank_index = flatten(rank_index, batch.lanes, (first,)).reshape(one)
+    threads = np.arange(shape[1]).reshape(1, -1)
+    return Batch(
+        shape,
+        ids,
+        rank_index,
+        batch.rank,
+        threads,
+        batch.execution,
+        env,
+        batch.pc,
+        spins=batch.spins,
+        written=batch.written,
+    )
+
+
+def _equal(every: Any, mine: Any, shape: tuple[int, int]) -> bool:
+    """Whether a scalar of all threads is that of the first one of each program."""
+    match every:
+        case int() | None:
+            return True
+        case Tensor() | Affine() | np.ndarray():
+            return bool((_numbers(every, shape) == _numbers(mine, (shape[0], 1))).all())
+        case Ptr():
+            return _equal(every.offset, mine.offset, shape) and _equal(every.scattered, mine.scattered, shape)
+    return False
+
+
 def per_program(info: OpInfo, fn: Run) -> Run:
     """What executes an instruction of a program that has a lane per thread, from what executes it for one lane per program."""
     tiled = any(t.shape or t.elem == "desc" for t in (*info.operand_types, *info.result_types))

@@ -24,9 +24,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.docs.warm import WARM
 
 ROOT = Path(__file__).parents[2]
 UPDATE = bool(os.environ.get("KERNBENCH_UPDATE_DOCS"))
@@ -53,10 +56,11 @@ class Block:
 
 @dataclass
 class Page:
-    """One page and the folder that it runs in."""
+    """One page and the folder that it runs in; ``is_warm``: commands that can are forks of a process that has imported much."""
 
     path: Path
     folder: Path
+    is_warm: bool = False
     lines: list[str] = field(init=False)
     problems: list[str] = field(default_factory=list)
     _edits: list[tuple[int, int, str]] = field(default_factory=list)
@@ -146,6 +150,11 @@ class Page:
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "120",
         }
+        if self.is_warm and WARM.runs(command):
+            with tempfile.TemporaryFile() as output:
+                code = WARM.run(command, self.folder, environment, output.fileno())
+                output.seek(0)
+                return code, output.read().decode().replace(f"{self.folder}/", "")
         done = subprocess.run(
             command, shell=True, cwd=self.folder, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,

@@ -14,6 +14,9 @@ from tests.docs.pages import ROOT, Page, find_pages, matches
 LONG = ("docs/compile.md", "docs/what_if.md")
 """Pages whose examples compile with Inductor, or run a program many times."""
 
+FRESH = ("README.md",)
+"""Pages all of whose commands are processes of their own, as a reader's are."""
+
 
 def _param(path: Path) -> Any:
     return pytest.param(path, marks=[pytest.mark.long] if str(path).endswith(LONG) else [])
@@ -22,7 +25,7 @@ def _param(path: Path) -> Any:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", [_param(page) for page in find_pages()], ids=str)
 def test_a_page_does_what_it_says(path: Path, tmp_path: Path) -> None:
-    page = Page(path, tmp_path)
+    page = Page(path, tmp_path, is_warm=path.name not in FRESH)
     page.run()
     assert not page.problems, "\n\n".join(page.problems)
 

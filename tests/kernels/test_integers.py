@@ -193,6 +193,27 @@ def test_scalar_arithmetic(a, b):
 
 
 @triton.jit
+def by_zero_kernel(a_ptr, zeros_ptr, out_ptr, a, zero, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(a_ptr + i)
+    zeros = tl.load(zeros_ptr + i)
+    tl.store(out_ptr + i, x // zeros)
+    tl.store(out_ptr + N + i, x % zeros)
+    tl.store(out_ptr + 2 * N, a // zero)
+    tl.store(out_ptr + 2 * N + 1, a % zero)
+
+
+@pytest.mark.beyond_interpreter("numpy warns of a division by zero")
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint32"])
+def test_a_quotient_by_zero_is_zero_of_tiles_and_of_numbers(dtype):
+    kind = getattr(torch, dtype)
+    out = torch.full((10,), 5, dtype=kind)
+    values, divisors = torch.tensor([7, 9, 0, 1], dtype=kind), torch.tensor([0, 2, 0, 0], dtype=kind)
+    by_zero_kernel[(1,)](values, divisors, out, 7, 0, N=4)
+    assert out.tolist() == [0, 4, 0, 0, 0, 1, 0, 0, 0, 0]
+
+
+@triton.jit
 def large_scalar_kernel(out_ptr, big, unsigned):
     tl.store(out_ptr, big + 1)
     tl.store(out_ptr + 1, unsigned.to(tl.int64, bitcast=True))

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language import core
 
 from kernbench.errors import KernbenchError
+from kernbench.triton_engine import machine, thread_lanes
 
 pytestmark = pytest.mark.beyond_interpreter("has no inline assembly")
 
@@ -158,6 +159,52 @@ def test_threads_meet_where_tiles_are():
     elected_kernel[(4,)](flag, x, out, N=32)
     assert torch.equal(out, torch.stack([torch.arange(32) * (p + 1) for p in (1, 2, 3, 0)]).int())
     assert flag.item() == 4
+
+
+@triton.jit
+def exchange_kernel(flags, x, out, PROGRAMS: tl.constexpr, N: tl.constexpr):
+    """Programs meet at a barrier of which each thread keeps a part, with a tile and two scalars that they need afterwards."""
+    program, thread = tl.program_id(0), _thread()
+    at = tl.arange(0, N)
+    tile, scale = tl.load(x + program * N + at), tl.load(x + program)
+    if thread < PROGRAMS:
+        tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred some;
+                .reg .b32 seen;
+                red.global.add.u32 [$1], 1;
+                again: ld.global.acquire.u32 seen, [$1];
+                setp.ne.u32 some, seen, $2;
+                @some bra again;
+                mov.u32 $0, 0;
+            }
+            """,
+            "=r,l,r", [(flags + thread).to(tl.int64), PROGRAMS], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    tl.debug_barrier()
+    tl.store(out + program * N + at, tile * scale)
+    _put(flags + PROGRAMS + thread, thread)
+
+
+def test_threads_that_have_met_hold_a_tile_once(monkeypatch):
+    programs, threads, n = 4, 64, 32
+    held = []
+
+    def watched(batch):
+        batch = thread_lanes.together(batch)
+        types = batch.execution.program.types
+        tiles = [v for v, ty in zip(batch.env, types, strict=True) if type(v) is torch.Tensor and ty.shape]
+        held.append((batch.lanes, max((v.shape[1] for v in tiles), default=1)))
+        return batch
+
+    monkeypatch.setattr(machine, "together", watched)
+    x = torch.randint(0, 9, (programs, n), dtype=torch.int32)
+    flags, out = torch.zeros(programs + threads, dtype=torch.int32), torch.zeros_like(x)
+    exchange_kernel[(programs,)](flags, x, out, PROGRAMS=programs, N=n, num_warps=threads // 32)
+    assert torch.equal(out, x * x.reshape(-1)[:programs, None])
+    assert flags.tolist() == [programs] * programs + list(range(threads))
+    assert held[-1] == ((programs, threads), 1)
 
 
 @triton.jit

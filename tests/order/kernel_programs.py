@@ -84,6 +84,32 @@ def _double(x, y, BLOCK: tl.constexpr):
     tl.store(y + offsets, tl.load(x + offsets) * 2)  # double
 
 
+@triton.jit
+def _hand_over(x, buffers, signals, out, rank: tl.constexpr, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
+    """Rank 0 puts a tile where rank 1 waits for it; one thread says that it is there, and all have put it there."""
+    offsets = tl.arange(0, BLOCK)
+    buffer = tl.load(buffers.to(tl.pointer_type(tl.uint64)) + 1).to(tl.pointer_type(tl.float32))
+    flag = tl.load(signals.to(tl.pointer_type(tl.uint64)) + 1).to(tl.pointer_type(tl.int32)) + 1024  # no barrier's word
+    if rank == 0:
+        tl.store(buffer + offsets, tl.load(x + offsets))  # put
+        if BARRIER:
+            tl.debug_barrier()
+        tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+    else:
+        while tl.atomic_cas(flag, 1, 0, sem="acquire", scope="sys") != 1:
+            pass
+        tl.store(out + offsets, tl.load(buffer + offsets))  # got
+
+
+@triton.jit
+def _reverse(x, scratch, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(scratch + offsets, tl.load(x + offsets))  # written first
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x + offsets, tl.load(scratch + (BLOCK - 1 - offsets)))  # read backwards
+
+
 def meet(numel: int = N) -> tuple[torch.Tensor, Any]:
     buffer = symm_mem.empty(numel, dtype=torch.float32, device="cuda")
     handle = symm_mem.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
@@ -202,6 +228,21 @@ def torch_reads_what_a_kernel_on_another_stream_writes(fixed: bool) -> None:
     torch.cuda.synchronize()
 
 
+def one_thread_releases_for_all(fixed: bool) -> None:
+    _, handle = meet()
+    x, out = torch.ones(N, device="cuda"), torch.empty(N, device="cuda")
+    _hand_over[(1,)](
+        x, handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, out, rank=handle.rank, BARRIER=fixed, BLOCK=N
+    )
+    torch.cuda.synchronize()
+
+
+def tile_read_back_by_other_threads(fixed: bool) -> None:
+    x, scratch = torch.ones(N, device="cuda"), torch.empty(N, device="cuda")
+    _reverse[(1,)](x, scratch, BARRIER=fixed, BLOCK=N)
+    torch.cuda.synchronize()
+
+
 PAIRS = {
     exit_barrier_missing: ("read", "fill too early"),
     start_barrier_relaxed: ("read", "fill before relaxed"),
@@ -213,5 +254,7 @@ PAIRS = {
     kernel_on_a_stream_that_does_not_wait: ("made", "double"),
     kernel_reads_what_a_collective_writes: ("collective", "double"),
     torch_reads_what_a_kernel_on_another_stream_writes: ("double", "sum of what a kernel gives"),
+    one_thread_releases_for_all: ("put", "got"),
+    tile_read_back_by_other_threads: ("written first", "read backwards"),
 }
 """The programs, and the marks of the two lines that meet."""

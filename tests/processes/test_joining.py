@@ -67,7 +67,8 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:  # one that is started by its command line
         worker(int(sys.argv[1]), 2, "")
         sys.exit()
-    print(torch.cuda.device_count(), "GPUs", flush=True)
+    gpu = torch.cuda.get_device_properties("cuda")
+    print(torch.cuda.device_count(), gpu.name, torch.cuda.get_device_capability(), gpu.multi_processor_count, flush=True)
     import kernbench.runtime_api.context  # the children need not do it each
     for what in ("fork", "raise", "kill"):
         context = multiprocessing.get_context("fork")
@@ -136,7 +137,7 @@ def test_processes_of_a_program_join_one_world_after_the_other(tmp_path):
     lines = done.stdout.splitlines()
     drawn = "0.5349"  # what torch draws after manual_seed(7), which is before init_process_group
     values = [f"{rank}: [2.0, 2.0, 2.0, 2.0] on cuda:{1 - rank}, {drawn}" for rank in range(2)]
-    assert lines[0] == "8 GPUs"
+    assert lines[0] == "8 NVIDIA H100 80GB HBM3 (9, 0) 132"
     assert [sorted(lines[1:3]), lines[3]] == [values, "fork [0, 0]"]
     assert lines[4:6] == ["raise [1, 1]", "kill [1, -9]"]
     values[0] = values[0].replace("cuda:1", "cuda:0")  # it sees one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import threading
 import time
@@ -85,29 +86,57 @@ def _sum_of_ranks(rank, count, found):
     dist.init_process_group("nccl", rank=rank, world_size=count, init_method="tcp://localhost:29511")
     x = torch.full((2,), float(rank), device=f"cuda:{rank}")
     dist.all_reduce(x)
-    found.append(x.sum().item())
+    found.put(x.sum().item())
 
 
 def test_ranks_that_it_spawns_have_the_simulation_to_themselves():
-    found: list[float] = []
+    found = mp.get_context("spawn").SimpleQueue()
     with kernbench.simulated_gpu("dgx_h100") as ctx:
         mine = torch.ones(4, device="cuda")
         mp.spawn(_sum_of_ranks, args=(3, found), nprocs=3)
-        assert found == [6.0] * 3
+        assert [found.get() for _ in range(3)] == [6.0] * 3
         ranks = mp.spawn(_sum_of_ranks, args=(2, found), nprocs=2, join=False)
         while not ranks.join():
             pass
-        assert found[3:] == [2.0] * 2
+        assert [found.get() for _ in range(2)] == [2.0] * 2
         before = ctx.now()
         assert mine.sum().item() == 4.0
         assert ctx.now() > before  # and goes on in virtual time, as the rank that it was
+
+
+def _change(rank, args, model, lists, met, seen):
+    args.rank += 10 * rank
+    args.names.append(rank)
+    lists[0].append(rank)
+    model(torch.ones(2)).sum().backward()
+    with torch.no_grad():
+        model.weight += 1
+    met.wait()
+    seen.put((args.rank, args.names, lists, lists[0] is lists[1], model.weight.grad.tolist(), model.weight.tolist()))
+
+
+def test_ranks_that_it_spawns_have_arguments_of_their_own():
+    """As processes that are sent a copy have: an attribute that one sets is not another's. Values of tensors they share."""
+    given = argparse.Namespace(rank=1, names=["a"])
+    shared = [[]]
+    seen, model = mp.get_context("spawn").SimpleQueue(), torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    with kernbench.simulated_gpu():
+        met = threading.Barrier(1)  # is no process's, and stays what it is
+        mp.spawn(_change, args=(given, model, shared * 2, met, seen), nprocs=2)
+    first, second = sorted(seen.get() for _ in range(2))
+    assert first[:5] == (1, ["a", 0], [[0], [0]], True, [[1.0, 1.0]])
+    assert second[:5] == (11, ["a", 1], [[1], [1]], True, [[1.0, 1.0]])
+    assert second[5] == model.weight.tolist() == [[2.0, 2.0]]
+    assert (given.rank, given.names, shared) == (1, ["a"], [[]])
+    assert model.weight.grad is None
 
 
 def test_reports_are_of_the_ranks_when_the_program_itself_did_nothing():
     from kernbench.trace.rank_times import rank_times
 
     with kernbench.simulated_gpu("dgx_h100") as ctx:
-        mp.spawn(_sum_of_ranks, args=(4, []), nprocs=4)
+        mp.spawn(_sum_of_ranks, args=(4, mp.get_context("spawn").SimpleQueue()), nprocs=4)
     assert [line.rank for line in rank_times(ctx.simulation)] == [0, 1, 2, 3]
 
 
@@ -117,9 +146,12 @@ def test_threads_and_workers_of_the_program():
         thread = threading.Thread(target=lambda: found.append(torch.ones(3, device="cuda").sum().item()))
         thread.start()
         thread.join()
-        batches = [batch.cuda().sum().item() for batch in DataLoader(torch.arange(8.0), batch_size=4, num_workers=1)]
+        loaders = [
+            DataLoader(torch.arange(8.0), batch_size=4, num_workers=1, pin_memory=pins) for pins in (False, True)
+        ]
+        batches = [[batch.cuda().sum().item() for batch in loader] for loader in loaders]
     assert found == [3.0]
-    assert batches == [6.0, 22.0]
+    assert batches == [[6.0, 22.0]] * 2
 
 
 def test_one_rank_of_torch_distributed():

@@ -16,13 +16,17 @@ from kernbench.scheduler.host_effects import VARIABLE
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux's calls")
 
 
+_of_process = signal.getsignal
+"""Not the rank's own, of which a rank is told."""
+
+
 def observed() -> dict[str, bool]:
     """Which effects hold now, asked of the system itself."""
     return {
         "one_core": len(os.sched_getaffinity(0)) == 1,
         "batch": os.sched_getscheduler(0) == os.SCHED_BATCH,
         "frozen_heap": gc.get_freeze_count() > 0,
-        "ctrl_c": signal.getsignal(signal.SIGINT) is not signal.default_int_handler,
+        "ctrl_c": _of_process(signal.SIGINT) is not signal.default_int_handler,
     }
 
 

@@ -330,6 +330,42 @@ def test_a_ring_over_one_heap(gpus: Callable[..., Any]) -> None:
     assert [round(spent, 1) for spent in gpus(body)] == [0.0, 0.0, 0.0, 2.0]
 
 
+@triton.jit
+def _tell_kernel(word):
+    tl.inline_asm_elementwise("st.global.release.sys.b32 [$1], 1; mov.u32 $0, 0;", "=r,l", [word.to(tl.int64)],
+                              dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
+
+
+@triton.jit
+def _listen_kernel(word):
+    tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred unset;
+            again: ld.global.acquire.sys.b32 $0, [$1];
+            setp.eq.s32 unset, $0, 0;
+            @unset bra again;
+        }
+        """,
+        "=r,l", [word.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+def test_assembly_hears_who_wrote_its_word_and_not_who_wrote_the_next_one(gpus: Callable[..., Any]) -> None:
+    def body(rank: int) -> float:
+        mine, handle = _meet(64, torch.int32)
+        mine.zero_()
+        handle.barrier()
+        words = handle.get_buffer(0, (64,), torch.int32)
+        if rank == 2:
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+        kernel = _tell_kernel if rank else _listen_kernel
+        warps = 4 if rank == 2 else 1  # a launch of its own: launches that run together are one party to who hears them
+        return _milliseconds(lambda: kernel[(1,)](words[rank or 1 :], num_warps=warps))
+
+    assert round(gpus(body)[0], 1) == 0.0
+
+
 # -- multicast -----------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import queue
 import threading
 from collections.abc import Callable
@@ -101,6 +102,30 @@ def test_a_prefetcher_moves_batches_to_its_ranks_gpu(ranks: Ranks) -> None:
 
     for rank, found in enumerate(ranks(body, 2, backend="nccl")):
         assert found == [(4.0 * number, rank) for number in range(5)]
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_thread_that_waits_at_a_pipe_lets_its_rank_go_on(ranks: Ranks, polls: bool) -> None:
+    """As a loader does that pins what its worker processes send, while they wait for what the rank tells them."""
+
+    def body() -> float:
+        here, there = multiprocessing.Pipe(duplex=False)
+        acts: queue.Queue[None] = queue.Queue()
+        answers: queue.Queue[float] = queue.Queue()
+
+        def serve() -> None:
+            doubled = torch.full((2,), 2.0, device="cuda")  # from here on it takes turns
+            acts.put(None)
+            while polls and not here.poll(5.0):
+                pass
+            answers.put((doubled * here.recv()).sum().item())
+
+        threading.Thread(target=serve, daemon=True).start()
+        acts.get()
+        there.send(dist.get_rank() + 1)
+        return answers.get()
+
+    assert ranks(body, 2, backend="nccl") == [4.0, 8.0]
 
 
 def test_a_checkpoint_is_written_by_a_thread(ranks: Ranks, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from kernbench.cost.work import stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu import cuda_graphs, streams
+from kernbench.torch_backend.gpu import cuda_graphs, several, streams
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
 from kernbench.torch_backend.patches import Patches
@@ -310,6 +310,7 @@ RELIES_ON = tuple(
 
 def install(patches: Patches) -> None:
     """Give torch the simulated GPUs."""
+    several.install(patches)
     for _, owner, table in _TABLES:
         for name, value in table.items():
             patches.set(owner, name, value)

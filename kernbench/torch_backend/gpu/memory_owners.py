@@ -8,13 +8,13 @@ a step of an optimizer, or elsewhere.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
@@ -150,7 +150,8 @@ def _claim(value: Any, category: str, owner: str | None) -> None:
 
 def _gathered(module: torch.nn.Module) -> Iterator[Any]:
     """What FSDP2 has gathered of the parameters that a module manages."""
-    if isinstance(module, FSDPModule):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has FSDP's modules has imported it: that takes long
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
         group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
         for parameter in getattr(group, "fsdp_params", ()):
             yield getattr(parameter, "_unsharded_param", None)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -34,14 +35,20 @@ RELIES_ON = (
 Join = Callable[[int, int], None]
 
 
-def install(join: Join, named: Callable[[], tuple[int, int] | None], gpus: int) -> None:
+def install(
+    join: Join, named: Callable[[], tuple[int, int] | None], gpus: int, properties: Mapping[str, Any] | None = None
+) -> None:
     """Have ``join(rank, world_size)`` called once it is known who the process is.
 
     Args:
         named: rank and size of the world that the environment names, if it does.
         gpus: of its node.
+        properties: of each, as ``torch.cuda.get_device_properties`` gives them.
     """
     waiting = _Waiting(join, named, gpus)
+    if properties:
+        vars(torch.cuda).update(_told_of(waiting, SimpleNamespace(**properties)))
+        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     for owner in (torch.cuda, torch.accelerator):
         vars(owner).update(is_available=lambda: bool(visible_gpus(gpus)), device_count=lambda: len(visible_gpus(gpus)))
     vars(torch.cuda).update(
@@ -54,6 +61,23 @@ def install(join: Join, named: Callable[[], tuple[int, int] | None], gpus: int) 
         module = sys.modules.get(owner_name)
         if module is not None and vars(module).get("init_process_group") is stock:
             vars(module)["init_process_group"] = init_process_group
+
+
+def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:
+    """What ``torch.cuda`` says of a GPU before anybody uses one: launchers ask, and packages when they are imported."""
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        waiting.number(device)
+        return gpu
+
+    return {
+        "get_device_properties": properties,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: (properties(device).major, gpu.minor),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "can_device_access_peer": lambda device, peer_device: True,
+        "get_arch_list": list,
+    }
 
 
 class _Waiting:
@@ -71,12 +95,18 @@ class _Waiting:
 
     def set_device(self, device: Any) -> None:
         """``torch.cuda.set_device``: of the rank that the process may become."""
-        index = device if isinstance(device, int) else torch.device(device).index
+        index = self.number(device)
+        if index is not None:
+            self.device = index
+
+    def number(self, device: Any) -> int | None:
+        """The number that a device has, None if it is the current one. Raises RuntimeError if there is no such GPU."""
+        index = device if isinstance(device, int) or device is None else torch.device(device).index
         if index is None or index < 0:
-            return
+            return None
         if index >= (count := len(visible_gpus(self._gpus))):
             raise RuntimeError(f"CUDA error: invalid device ordinal (there are {count} GPUs)")
-        self.device = index
+        return int(index)
 
     def use(self) -> None:
         """The program wants something of a GPU."""

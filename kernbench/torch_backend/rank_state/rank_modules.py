@@ -17,9 +17,7 @@ import functools
 import importlib
 import inspect
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
@@ -27,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kernbench.simulation.locations import is_installed, is_pythons
 from kernbench.torch_backend.relies_on import Reliance
 
 _bootstrap: Any = importlib._bootstrap
@@ -37,18 +36,10 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def _real(path: str) -> str:
-    return os.path.realpath(path) + os.sep
-
-
 _AGENTS = sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external"}
 """Modules that import for others: what asked them is who imports."""
 
 _NONE: frozenset[str] = frozenset()
-_PYTHONS = tuple({_real(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
-_INSTALLED = tuple({_real(path) for path in (
-    sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), site.getusersitepackages(),
-)})  # fmt: skip
 
 
 class RankModules:
@@ -162,11 +153,11 @@ class RankModules:
         places = [os.path.realpath(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
         if not all(os.path.exists(place) for place in places):
             return False  # built into Python, say
-        if any(place.startswith(_INSTALLED) or _has_records(os.path.dirname(place)) for place in places):
+        if any(is_installed(place) or _has_records(os.path.dirname(place)) for place in places):
             self._installed.add(spec.name)
             python = all(_is_python(place) for place in places) and not self._asked_by_shared()
             return python or spec.name in self._named
-        return spec.name in self._named or not any(place.startswith(_PYTHONS) for place in places)
+        return spec.name in self._named or not any(map(is_pythons, places))
 
     def _asked_by_shared(self) -> bool:
         """Whether a shared package wants what is being imported: it would keep one rank's for all of them."""

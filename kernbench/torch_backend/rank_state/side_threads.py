@@ -1,9 +1,10 @@
 """Threads that a rank's program starts, and calls that it gives to pools of threads: they take turns with the rank's own.
 
 Who acts when is :mod:`kernbench.scheduler.crew`'s business. Here are the places where a thread waits for another one
-(``Condition.wait``, on which events, queues, futures and semaphores stand, ``Thread.join``, an event loop's ``select``), where
-it begins and ends, and what it needs of torch: the rank's process groups, in Python and in C++, and a recorder. Locks are not
-among those places: a thread that acts for its rank must not wait for a lock that another one holds meanwhile.
+(``Condition.wait``, on which events, queues, futures and semaphores stand, ``Thread.join``) or for the world outside (an event
+loop's ``select``, and that of a queue or pipe of :mod:`multiprocessing`, or the reading of one), where it begins and ends, and
+what it needs of torch: the rank's process groups, in Python and in C++, and a recorder. Locks are not among those places: a
+thread that acts for its rank must not wait for a lock that another one holds meanwhile.
 
 A pool may be used by several ranks: a call is the business of the rank that made it, whoever has started the thread.
 """
@@ -11,6 +12,7 @@ A pool may be used by several ranks: a call is the business of the rank that mad
 from __future__ import annotations
 
 import functools
+import multiprocessing.connection
 import selectors
 import threading
 import weakref
@@ -33,8 +35,8 @@ _registry: Any = torch._C._distributed_c10d
 _Condition: Any = threading.Condition
 _Thread: Any = threading.Thread
 _stock_wait, _stock_init, _stock_start, _stock_join = _Condition.wait, _Thread.__init__, _Thread.start, _Thread.join
-_Selector: Any = selectors.DefaultSelector
-_stock_select = _Selector.select
+_Connection: Any = multiprocessing.connection.Connection
+_SELECTORS: tuple[Any, ...] = (selectors.DefaultSelector, selectors.PollSelector)
 
 RELIES_ON = (
     Reliance("threading.Condition", "a wait is composed of these", has=("_release_save", "_acquire_restore", "_is_owned"),
@@ -42,6 +44,9 @@ RELIES_ON = (
     Reliance("threading.Thread", "its body is an attribute, `run`", has=("__init__", "start", "join", "run")),
     Reliance("concurrent.futures.thread._worker", "it is what the threads of a pool do"),
     Reliance("selectors.DefaultSelector.select", "an event loop waits there"),
+    Reliance("multiprocessing.connection._WaitSelector", "a queue's get with a timeout waits there",
+             holds=lambda selector: selector in _SELECTORS),
+    Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=("_recv_bytes",)),
     Reliance("torch.distributed.distributed_c10d._world", "groups by name are noted there"),
     Reliance("torch._C._distributed_c10d", "C++ finds a group by its name, each thread its own", has=(
         "_register_process_group", "_unregister_process_group",
@@ -68,7 +73,9 @@ class SideThreads:
         patches.set(threading.Thread, "join", _join)
         patches.set(threading.Condition, "wait", _wait)
         patches.set(futures.ThreadPoolExecutor, "submit", self._submits(futures.ThreadPoolExecutor.submit))
-        patches.set(_Selector, "select", _select)
+        for selector in _SELECTORS:
+            patches.set(selector, "select", _waits(selector.select, over=_at_once))
+        patches.set(_Connection, "_recv_bytes", _waits(_Connection._recv_bytes, over=lambda *_: False))
 
     def finish(self, rank: int) -> None:
         """At the end of a rank's program, as Python does at its end: wait for threads that are no daemons, and for what pools
@@ -241,10 +248,19 @@ def _join(thread: threading.Thread, timeout: float | None = None) -> None:
         _stock_join(thread, timeout)
 
 
-@functools.wraps(_stock_select)
-def _select(selector: Any, timeout: float | None = None) -> Any:
-    crew = acting_crew()
-    if crew is None or (timeout is not None and timeout <= 0):
-        return _stock_select(selector, timeout)
-    with crew.waiting():
-        return _stock_select(selector, timeout)
+def _at_once(timeout: float | None = None) -> bool:
+    return timeout is not None and timeout <= 0
+
+
+def _waits(stock: Callable[..., Any], over: Callable[..., bool]) -> Callable[..., Any]:
+    """A method that waits for what is outside of the program's threads, unless it is ``over`` at once."""
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        crew = acting_crew()
+        if crew is None or over(*args, **kwargs):
+            return stock(self, *args, **kwargs)
+        with crew.waiting():
+            return stock(self, *args, **kwargs)
+
+    return method

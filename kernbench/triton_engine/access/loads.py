@@ -25,10 +25,12 @@ def load(
     batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
 ) -> Tensor | None:
     """Load a tile; None when the mask is false everywhere and the result is ``other``."""
+    checks = batch.execution.checks
+    if checks is not None and info.met:
+        checks.meet(batch)
     access = Access(batch, info, p, tile, dtype.itemsize, mask)
     if access.masked_off:
         return None
-    checks = batch.execution.checks
     if p.scattered is None:
         if checks is None:
             for way in (_load_masked, load_ranks, load_windows):

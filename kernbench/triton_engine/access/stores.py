@@ -21,10 +21,12 @@ from .strided import pieces
 
 def store(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: Any, mask: Any) -> None:
     """Store a tile. Where several lanes write one address, the last lane wins."""
+    checks = batch.execution.checks
+    if checks is not None and info.met:
+        checks.meet(batch)
     access = Access(batch, info, p, tile, dtype.itemsize, mask)
     if access.masked_off:
         return
-    checks = batch.execution.checks
     if p.scattered is None and access.dense is None:
         cut = pieces(access, access.box)
         if cut is not None:

@@ -10,6 +10,7 @@ import torch
 from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
 
 from . import analysis
+from .meetings import mark_meetings
 from .parse import parse_module
 from .program import (
     BasicBlock,
@@ -67,20 +68,20 @@ class _Lowering:
         first = self.block()
         end = self.region_blocks(self.kernel.body, first, on_return=None)
         end.term = Return()
-        return analysis.finish(
-            Program(
-                name=self.kernel.name,
-                blocks=self.blocks,
-                n_slots=len(self.types),
-                args=args,
-                constants=self.constants,
-                ops=self.ops,
-                widest=max((t.numel for t in self.types if t is not None), default=1),
-                ttir=self.ttir,
-                threads=self.threads,
-            ),
-            self.types,
+        program = Program(
+            name=self.kernel.name,
+            blocks=self.blocks,
+            n_slots=len(self.types),
+            args=args,
+            constants=self.constants,
+            ops=self.ops,
+            widest=max((t.numel for t in self.types if t is not None), default=1),
+            ttir=self.ttir,
+            threads=self.threads,
+            warp_size=self.warp_size,
         )
+        mark_meetings(program)
+        return analysis.finish(program, self.types)
 
     def region_blocks(
         self, region: Region, code: BasicBlock, on_return: list[tuple[Jump, list[int]]] | None
@@ -135,6 +136,8 @@ class _Lowering:
                     code.term = jump = Jump(-1)
                     on_return.append((jump, [self.use(o) for o in op.operands]))
                 case _ if not _ends_region(op):  # what ends a region is read by whoever lowers the region
+                    if self.row(op).no_effect and self.meets(op):
+                        code.barriers.add(len(code.instrs))
                     self.instr(op, code.instrs)
                     code.meets = code.meets or self.meets(op)
         return code

@@ -39,6 +39,8 @@ class OpInfo:
     #: Operand positions whose tensor may be overwritten by the result.
     reusable: tuple[int, ...] = ()
     result_used: bool = True
+    #: Of a memory access: all threads of the program may have met since the access before it (:mod:`.meetings`).
+    met: bool = False
     #: Only the store that follows looks at the result: it is computed there (:class:`..values.Late`).
     late: bool = False
     #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..access.footprint`).
@@ -146,6 +148,8 @@ class BasicBlock:
     kills: tuple[int, ...] = ()
     #: All threads of a program come here together: there are tiles, or a barrier.
     meets: bool = False
+    #: Before which of its instructions, as they stood in the kernel, threads wait for one another at a barrier.
+    barriers: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -162,8 +166,9 @@ class Program:
     #: Largest tile of the program, in elements.
     widest: int
     ttir: str = ""
-    #: Threads of one program.
+    #: Threads of one program, and of a warp.
     threads: int = 128
+    warp_size: int = 32
     #: Its threads are told apart: there is a lane for each.
     by_thread: bool = False
     #: The type of each slot.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
+from kernbench.triton_engine.native import forms
 from kernbench.triton_engine.values import Value, as_tensor
 
 from .registry import Work, op
@@ -99,13 +100,15 @@ def _covers(big: torch.Size, small: torch.Size) -> bool:
     return all(m == 1 or m == n for n, m in zip(big, small, strict=True))
 
 
-for _names, _python, _dense in (
-    (("arith.addf",), operator.add, torch.add),
-    (("arith.subf",), operator.sub, torch.sub),
-    (("arith.mulf",), operator.mul, torch.mul),
-    (("arith.divf", "tt.precise_divf"), _python_division, torch.div),
+for _names, _python, _dense, _form in (
+    (("arith.addf",), operator.add, torch.add, forms.floating("fadd")),
+    (("arith.subf",), operator.sub, torch.sub, forms.floating("fsub")),
+    (("arith.mulf",), operator.mul, torch.mul, forms.floating("fmul")),
+    (("arith.divf", "tt.precise_divf"), _python_division, torch.div, forms.floating("fdiv")),
 ):
-    op(*_names, flops=1, unit="vector", inplace=True, into=_arithmetic_into(_dense))(_arithmetic(_python, _dense))
+    op(*_names, flops=1, unit="vector", inplace=True, into=_arithmetic_into(_dense), native=_form)(
+        _arithmetic(_python, _dense)
+    )
 
 
 def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], Callable[..., Value]]:
@@ -186,7 +189,7 @@ def _fused(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return torch.addcmul(z.to(wide), x.to(wide), y.to(wide)).to(x.dtype)
 
 
-op("math.fma", flops=2, unit="vector")(_of_tensors(_fused))
+op("math.fma", flops=2, unit="vector", native=forms.multiply_add)(_of_tensors(_fused))
 
 #: Elementary functions that torch has by the same name.
 _SPECIAL = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt erf erfc"
@@ -196,15 +199,15 @@ for _name in _SPECIAL.split():
 #: torch's vector sqrt is within one ulp; through fp64 it is correctly rounded.
 op("tt.precise_sqrt", flops=1, unit="special")(elementwise(lambda x: torch.sqrt(x.to(torch.float64)).to(x.dtype)))
 
-for _name, _function in {
-    "math.floor": torch.floor,
-    "math.ceil": torch.ceil,
-    "math.trunc": torch.trunc,
-    "math.roundeven": torch.round,
-    "arith.negf": torch.neg,
-    "math.absf": torch.abs,
-}.items():
-    op(_name, flops=1, unit="vector", inplace=True)(elementwise(_function, takes_out=True))
+for _name, _function, _form in (
+    ("math.floor", torch.floor, forms.intrinsic("floor")),
+    ("math.ceil", torch.ceil, forms.intrinsic("ceil")),
+    ("math.trunc", torch.trunc, forms.intrinsic("trunc")),
+    ("math.roundeven", torch.round, forms.intrinsic("roundeven")),
+    ("arith.negf", torch.neg, forms.floating("fneg")),
+    ("math.absf", torch.abs, forms.intrinsic("fabs")),
+):
+    op(_name, flops=1, unit="vector", inplace=True, native=_form)(elementwise(_function, takes_out=True))
 
 
 def _compared(info: OpInfo) -> Work:
@@ -220,7 +223,13 @@ _SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "l
 _NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-@op("arith.cmpf", flops=1, work=_compared, result_type=lambda types: Ty("i1", types[0].shape))
+@op(
+    "arith.cmpf",
+    flops=1,
+    native=forms.compare_floats,
+    work=_compared,
+    result_type=lambda types: Ty("i1", types[0].shape),
+)
 def _cmpf(info: OpInfo) -> Callable[..., Value]:
     """``o..``: ordered, false if an operand is NaN; ``u..``: true then. ``une`` and ordered others are IEEE's own."""
     predicate = info.words[0]
@@ -239,24 +248,22 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
             return out if tensors else bool(out)
 
         return nan_test
-    # unordered x < y is not (x >= y); ordered != is (x < y) | (x > y)
+    # unordered x < y is not (x >= y); ordered != is (x < y) | (x > y), and unordered == is not that
     negate = kind == "u" and rest != "ne"
     name = _NEGATED[rest] if negate else rest
-    one = kind == "o" and rest == "ne"
+    one = predicate in ("one", "ueq")
 
     def run(batch: Any, x: Any, y: Any) -> Value:
         tx, ty = type(x) is Tensor, type(y) is Tensor
         if not tx and not ty:
-            if one:
-                return x < y or x > y
-            out = _PY_COMPARE[name](x, y)
+            out = (x < y or x > y) if one else _PY_COMPARE[name](x, y)
             return not out if negate else out
         if not tx:
             result = _COMPARE[_SWAPPED[name]](y, torch.tensor(x, dtype=dtype))
         else:
             result = _COMPARE[name](x, y if ty else torch.tensor(y, dtype=dtype))
         if one:
-            return result & ~torch.isnan(as_tensor(x, dtype)) & ~torch.isnan(as_tensor(y, dtype))
+            result = result & ~torch.isnan(as_tensor(x, dtype)) & ~torch.isnan(as_tensor(y, dtype))
         return ~result if negate else result
 
     return run

@@ -19,8 +19,8 @@ from torch import Tensor
 from kernbench.triton_engine.affine import aff_add, aff_div, aff_minmax, aff_mul, aff_rem, aff_shl, aff_sub, fits
 from kernbench.triton_engine.fixed_width import (
     SIGNED,
-    nonzero,
     np_mulhi,
+    np_quotient,
     np_shift,
     np_trunc_div,
     np_unsigned,
@@ -30,6 +30,7 @@ from kernbench.triton_engine.fixed_width import (
     unsigned_form,
 )
 from kernbench.triton_engine.frontend.program import OpInfo
+from kernbench.triton_engine.native import forms
 from kernbench.triton_engine.values import (
     Affine,
     Value,
@@ -40,7 +41,7 @@ from kernbench.triton_engine.values import (
     wrap,
 )
 
-from .masks import mask_and, mask_or, mask_shifted_out, mask_xor
+from .masks import mask_and, mask_or, mask_shifted_out, mask_xor, picked
 from .registry import UnsupportedOpError, op
 
 
@@ -58,6 +59,8 @@ class _Binary:
     #: Fields of the row in the table of operations.
     symbolic: bool = True
     addressing: bool = False
+    native: forms.Form | None = None
+    picks: Callable[[list[Any]], int | None] | None = None
 
 
 def _first(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
@@ -70,28 +73,32 @@ def _nothing(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
 
 # Booleans: a quotient by 1 is the dividend, as one by 0 gives 0; -1 // -1 wraps to -1.
 _BINARY: dict[str, _Binary] = {
-    "arith.addi": _Binary(lambda a, b: a + b, aff_add, np.add, torch.add, mask_xor, addressing=True),
-    "arith.subi": _Binary(lambda a, b: a - b, aff_sub, np.subtract, torch.sub, mask_xor, addressing=True),
-    "arith.muli": _Binary(lambda a, b: a * b, aff_mul, np.multiply, torch.mul, mask_and, addressing=True),
-    "arith.divsi": _Binary(trunc_div, aff_div, np_trunc_div, None, mask_and),
-    "arith.remsi": _Binary(
-        trunc_rem, aff_rem, lambda a, b: np.where(b == 0, a.dtype.type(0), np.fmod(a, nonzero(b))), None, _nothing
+    "arith.addi": _Binary(
+        lambda a, b: a + b, aff_add, np.add, torch.add, mask_xor, addressing=True, native=forms.integer("add")
     ),
+    "arith.subi": _Binary(
+        lambda a, b: a - b, aff_sub, np.subtract, torch.sub, mask_xor, addressing=True, native=forms.integer("sub")
+    ),
+    "arith.muli": _Binary(
+        lambda a, b: a * b, aff_mul, np.multiply, torch.mul, mask_and, addressing=True, native=forms.integer("mul")
+    ),
+    "arith.divsi": _Binary(trunc_div, aff_div, np_trunc_div, None, mask_and),
+    "arith.remsi": _Binary(trunc_rem, aff_rem, np_quotient(np.fmod), None, _nothing),
     "arith.divui": _Binary(
         lambda a, b: a // b if b else 0,
         aff_div,
-        np_unsigned(lambda a, b: a // nonzero(b)),
+        np_unsigned(np_quotient(np.floor_divide)),
         None,
         mask_and,
         unsigned=True,
     ),
     "arith.remui": _Binary(
-        lambda a, b: a % b if b else 0, aff_rem, np_unsigned(lambda a, b: a % nonzero(b)), None, _nothing, unsigned=True
+        lambda a, b: a % b if b else 0, aff_rem, np_unsigned(np_quotient(np.remainder)), None, _nothing, unsigned=True
     ),
     "arith.floordivsi": _Binary(
         lambda a, b: a // b if b else 0,
         aff_div,
-        lambda a, b: np.floor_divide(a, nonzero(b)),
+        np_quotient(np.floor_divide),
         None,
         None,
         symbolic=False,
@@ -99,14 +106,34 @@ _BINARY: dict[str, _Binary] = {
     "arith.ceildivsi": _Binary(
         lambda a, b: -(-a // b) if b else 0,
         None,
-        lambda a, b: -np.floor_divide(-a, nonzero(b)),
+        np_quotient(lambda a, b: -np.floor_divide(-a, b)),
         None,
         None,
         symbolic=False,
     ),
-    "arith.andi": _Binary(lambda a, b: a & b, None, np.bitwise_and, torch.bitwise_and, mask_and, addressing=True),
-    "arith.ori": _Binary(lambda a, b: a | b, None, np.bitwise_or, torch.bitwise_or, mask_or, addressing=True),
-    "arith.xori": _Binary(lambda a, b: a ^ b, None, np.bitwise_xor, torch.bitwise_xor, mask_xor),
+    "arith.andi": _Binary(
+        lambda a, b: a & b,
+        None,
+        np.bitwise_and,
+        torch.bitwise_and,
+        mask_and,
+        addressing=True,
+        native=forms.integer("and", masks=True),
+        picks=picked(True),
+    ),
+    "arith.ori": _Binary(
+        lambda a, b: a | b,
+        None,
+        np.bitwise_or,
+        torch.bitwise_or,
+        mask_or,
+        addressing=True,
+        native=forms.integer("or", masks=True),
+        picks=picked(False),
+    ),
+    "arith.xori": _Binary(
+        lambda a, b: a ^ b, None, np.bitwise_xor, torch.bitwise_xor, mask_xor, native=forms.integer("xor", masks=True)
+    ),
     "arith.shli": _Binary(
         lambda a, b: a << b if 0 <= b < 64 else 0,
         aff_shl,
@@ -114,6 +141,7 @@ _BINARY: dict[str, _Binary] = {
         None,
         mask_shifted_out,
         symbolic=False,
+        native=forms.shift("shl"),
     ),
     "arith.shrsi": _Binary(
         lambda a, b: a >> min(max(b, 0), 63),
@@ -122,6 +150,7 @@ _BINARY: dict[str, _Binary] = {
         None,
         _first,
         symbolic=False,
+        native=forms.shift("ashr"),
     ),
     "arith.shrui": _Binary(
         lambda a, b: a >> b if b < 64 else 0,
@@ -131,11 +160,16 @@ _BINARY: dict[str, _Binary] = {
         mask_shifted_out,
         unsigned=True,
         symbolic=False,
+        native=forms.shift("lshr"),
     ),
-    "arith.minsi": _Binary(min, aff_minmax(True), np.minimum, torch.minimum, mask_or),
-    "arith.maxsi": _Binary(max, aff_minmax(False), np.maximum, torch.maximum, mask_and),
-    "arith.minui": _Binary(min, None, np_unsigned(np.minimum), None, mask_and, unsigned=True),
-    "arith.maxui": _Binary(max, None, np_unsigned(np.maximum), None, mask_or, unsigned=True),
+    "arith.minsi": _Binary(min, aff_minmax(True), np.minimum, torch.minimum, mask_or, native=forms.extremum("slt")),
+    "arith.maxsi": _Binary(max, aff_minmax(False), np.maximum, torch.maximum, mask_and, native=forms.extremum("sgt")),
+    "arith.minui": _Binary(
+        min, None, np_unsigned(np.minimum), None, mask_and, unsigned=True, native=forms.extremum("ult")
+    ),
+    "arith.maxui": _Binary(
+        max, None, np_unsigned(np.maximum), None, mask_or, unsigned=True, native=forms.extremum("ugt")
+    ),
 }
 
 
@@ -190,11 +224,13 @@ def _varies_in_tile(v: Any) -> bool:
 
 
 for _name, _row in _BINARY.items():
-    op(_name, symbolic=_row.symbolic, addressing=_row.addressing)(partial(_binary, _row))
-op("tt.mulhiui")(_upper_half)
+    op(_name, symbolic=_row.symbolic, addressing=_row.addressing, native=_row.native, picks=_row.picks)(
+        partial(_binary, _row)
+    )
+op("tt.mulhiui", native=forms.upper_half)(_upper_half)
 
 
-@op("math.absi")
+@op("math.absi", native=forms.absolute)
 def _absi(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
 

@@ -145,6 +145,12 @@ def _tell(
     )  # fmt: skip
 
 
+def _meet(batch: Any, info: OpInfo) -> None:
+    """Tell who wants to know it that threads have met before an update."""
+    if info.met and batch.execution.checks is not None:
+        batch.execution.checks.meet(batch)
+
+
 @op("tt.atomic_rmw", pure=False, reads=True, writes=True, atomic=True, addressing=True, frontier=True)
 def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     kind = info.words[0]
@@ -156,6 +162,7 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     want_old = info.result_used
 
     def run(batch: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
+        _meet(batch, info)
         count = prod(batch.lanes) * prod(tile)
         if mask is False or (type(mask) is int and not mask):
             return 0 if ty.is_int else 0.0
@@ -197,6 +204,7 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
     tile = ty.shape
 
     def run(batch: Any, p: Ptr, compare: Any, value: Any) -> Value:
+        _meet(batch, info)
         wanted, new = raw_operand(batch, compare, ty, raw), raw_operand(batch, value, ty, raw)
         old = np.empty_like(wanted)
         for allocation, index, keep in flat_elements(batch, info, p, tile, dtype, True):

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernbench.triton_engine.affine import fits
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
+from kernbench.triton_engine.native import forms
 from kernbench.triton_engine.values import Affine, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
 
 from .arith_float import round_to
@@ -53,7 +54,15 @@ def _convert_into(info: OpInfo) -> Callable[..., bool]:
     return run
 
 
-@op("arith.extf", "arith.truncf", "tt.fp_to_fp", inplace=True, into=_convert_into, recasts=True)
+@op(
+    "arith.extf",
+    "arith.truncf",
+    "tt.fp_to_fp",
+    inplace=True,
+    into=_convert_into,
+    recasts=True,
+    native=forms.between_floats,
+)
 def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     toward_zero = info.attrs.get("rounding") == "rtz"
@@ -74,7 +83,7 @@ def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("arith.sitofp", "arith.uitofp", recasts=True)
+@op("arith.sitofp", "arith.uitofp", recasts=True, native=forms.to_float)
 def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype, source = info.ty.dtype, info.operand_types[0]
     tile = source.shape
@@ -105,7 +114,20 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("arith.fptosi", "arith.fptoui")
+def _converted_as(info: OpInfo, unsigned: bool) -> tuple[int, bool]:
+    """Bits of the integer that the target's instruction makes, and whether it has no sign.
+
+    As compiled code shows: ``cvt.rzi.{u,s}16`` for 8 bits on NVIDIA; ``v_cvt_i32`` (of fp16, ``v_cvt_i16``) on AMD.
+    """
+    bits = info.ty.bits
+    if bits >= 32:
+        return bits, unsigned
+    if info.backend == "hip" and info.operand_types[0].elem != "f16":
+        return 32, unsigned and bits == 16
+    return 16, unsigned and not (info.backend == "hip" and bits == 8)
+
+
+@op("arith.fptosi", "arith.fptoui", native=forms.to_integer(_converted_as))
 def _float_to_int(info: OpInfo) -> Callable[..., Value]:
     """Toward zero. Out-of-range values saturate and NaN gives 0, as the hardware conversion does.
 
@@ -136,21 +158,8 @@ def _float_to_int(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def _converted_as(info: OpInfo, unsigned: bool) -> tuple[int, bool]:
-    """Bits of the integer that the target's instruction makes, and whether it has no sign.
-
-    As compiled code shows: ``cvt.rzi.{u,s}16`` for 8 bits on NVIDIA; ``v_cvt_i32`` (of fp16, ``v_cvt_i16``) on AMD.
-    """
-    bits = info.ty.bits
-    if bits >= 32:
-        return bits, unsigned
-    if info.backend == "hip" and info.operand_types[0].elem != "f16":
-        return 32, unsigned and bits == 16
-    return 16, unsigned and not (info.backend == "hip" and bits == 8)
-
-
-@op("arith.extsi", symbolic=True, addressing=True)
-@op("arith.extui", "arith.trunci", "arith.index_cast", symbolic=True)
+@op("arith.extsi", symbolic=True, addressing=True, native=forms.between_integers)
+@op("arith.extui", "arith.trunci", "arith.index_cast", symbolic=True, native=forms.between_integers)
 def _int_to_int(info: OpInfo) -> Callable[..., Value]:
     source, ty = info.operand_types[0], info.ty
     tile, bits, dtype = ty.shape, ty.bits, ty.dtype
@@ -200,8 +209,8 @@ def _mask_to_int(info: OpInfo, one: int) -> Callable[..., Value]:
     return run
 
 
-@op("arith.bitcast", recasts=True)
-@op("tt.bitcast", recasts=True, symbolic=True)
+@op("arith.bitcast", alias=True, recasts=True, native=forms.same_bits)
+@op("tt.bitcast", alias=True, recasts=True, symbolic=True, native=forms.same_bits)
 def _bitcast(info: OpInfo) -> Callable[..., Value]:
     source, ty = info.operand_types[0], info.ty
     if ty.is_ptr or source.elem == ty.elem:

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernbench.triton_engine.affine import aff_sub
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
+from kernbench.triton_engine.native import forms
 from kernbench.triton_engine.values import (
     Affine,
     Box,
@@ -42,6 +43,7 @@ _NO_BOUND = 1 << 62
     symbolic=True,
     addressing=True,
     tells_addresses=True,
+    native=forms.compare,
     result_type=lambda types: Ty("i1", types[0].shape),
 )
 def _cmpi(info: OpInfo) -> Callable[..., Value]:

@@ -182,7 +182,7 @@ def _fill(d: Desc, is_int: bool) -> Any:
     return 0 if is_int else d.padding
 
 
-@op("tt.descriptor_load", pure=False, reads=True, addressing=True, frontier=True)
+@op("tt.descriptor_load", pure=False, exchanges=True, reads=True, addressing=True, frontier=True)
 def _load(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     tile, dtype = ty.shape, ty.dtype
@@ -219,7 +219,7 @@ def _keep_ones(have: tuple[int, ...], inner: tuple[int, ...], tile: tuple[int, .
     return tile if tuple(have) == inner else tuple(1 for _ in tile)
 
 
-@op("tt.descriptor_store", pure=False, writes=True, stores=-1, addressing=True, frontier=True)
+@op("tt.descriptor_store", pure=False, exchanges=True, writes=True, stores=-1, addressing=True, frontier=True)
 def _store(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
     tile, dtype = value_ty.shape, value_ty.dtype
@@ -245,7 +245,7 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.descriptor_reduce", pure=False, reads=True, writes=True, addressing=True)
+@op("tt.descriptor_reduce", pure=False, exchanges=True, reads=True, writes=True, addressing=True)
 def _reduce(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
     tile, dtype = value_ty.shape, value_ty.dtype
@@ -291,7 +291,7 @@ def _rows(batch: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[i
     return Ptr(d.base.root, spread(d.base.offset, 2), den), True if bool(mask.all()) else mask
 
 
-@op("tt.descriptor_gather", pure=False, reads=True, addressing=True)
+@op("tt.descriptor_gather", pure=False, exchanges=True, reads=True, addressing=True)
 def _gather(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     row_ty = info.operand_types[1]
@@ -304,7 +304,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.descriptor_scatter", pure=False, writes=True, addressing=True)
+@op("tt.descriptor_scatter", pure=False, exchanges=True, writes=True, addressing=True)
 def _scatter(info: OpInfo) -> Callable[..., Value]:
     row_ty = info.operand_types[1]
     value_ty = info.operand_types[-1]

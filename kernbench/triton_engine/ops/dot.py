@@ -183,7 +183,7 @@ def _work(info: OpInfo) -> Work:
     return 2 * info.ty.numel * depth, (left.elem, "tensor")
 
 
-@op("tt.dot", inplace=True, product=True, work=_work)
+@op("tt.dot", exchanges=True, inplace=True, product=True, work=_work)
 def _dot(info: OpInfo) -> Callable[..., Value]:
     a_ty, b_ty, _ = info.operand_types
     out_ty = info.ty
@@ -242,7 +242,7 @@ def _decode(x: Tensor, kind: str, dim: int, packed_along_k: bool) -> Tensor:
     return x.to(torch.float32)
 
 
-@op("tt.dot_scaled", product=True, work=_work)
+@op("tt.dot_scaled", exchanges=True, product=True, work=_work)
 def _dot_scaled(info: OpInfo) -> Callable[..., Value]:
     """Each group of 32 (or 16) elements along K shares a scale. Products and sums are fp32."""
     lhs, rhs = str(info.attrs["lhs"]), str(info.attrs["rhs"])

@@ -111,7 +111,7 @@ class BatchMemory:
 
     def _touch(self, allocation: HostAllocation, nbytes: int) -> None:
         if allocation.base not in self._echoes:
-            self.batch.execution.touch(self.info, allocation, nbytes, 0, allocation.nbytes)
+            self.batch.execution.touch(self.info, allocation, nbytes, 0, allocation.nbytes, signals=False)
 
     def _accesses(self, address: np.ndarray, here: np.ndarray) -> int:
         """How many accesses there are: what threads of a program do to one address is one."""
@@ -232,6 +232,7 @@ def _check_threads(info: OpInfo, tile: tuple[int, ...], pack: int) -> None:
     reads=True,
     writes=True,
     waits=True,
+    exchanges=True,
     meets=lambda attrs: re.search(r"\bbar(?:rier)?\.", str(attrs["string"])) is not None,
     tells_threads=_tells_threads,
 )

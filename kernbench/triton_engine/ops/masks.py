@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,18 @@ def _intersect(x: Box, y: Box) -> Box:
         hi: Any = np.minimum(p[1], q[1])
         bounds.append((lo if np.ndim(lo) else int(lo), hi if np.ndim(hi) else int(hi)))
     return Box(tuple(bounds))
+
+
+def picked(neutral: bool) -> Callable[[list[Any]], int | None]:
+    """The operand that a conjunction (``neutral``: True) or disjunction of a mask and a boolean is."""
+
+    def position(operands: list[Any]) -> int | None:
+        for k, operand in enumerate(operands):
+            if type(operand) is bool:
+                return 1 - k if operand is neutral else k
+        return None
+
+    return position
 
 
 def mask_or(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:

@@ -130,7 +130,7 @@ def _combined(info: OpInfo) -> Work:
     return sum(bool(inner.row.flops) for inner in info.regions[0].ops) * tile.numel, (tile.elem, "vector")
 
 
-@op("tt.reduce", work=_combined)
+@op("tt.reduce", exchanges=True, work=_combined)
 def _reduce(info: OpInfo) -> Callable[..., Any]:
     axis = info.attrs["axis"]
     region = info.regions[0]
@@ -203,7 +203,7 @@ _KNOWN_SCAN: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-@op("tt.scan", work=_combined)
+@op("tt.scan", exchanges=True, work=_combined)
 def _scan(info: OpInfo) -> Callable[..., Any]:
     axis, reverse = info.attrs["axis"], bool(info.attrs.get("reverse"))
     region = info.regions[0]

@@ -42,6 +42,8 @@ class OpDef:
     no_effect: bool = False
     #: Of one operation's attributes, whether the threads of a program wait for one another there.
     meets: Callable[[dict[str, Any]], bool] | None = None
+    #: The threads of a program give one another values there, for which compiled code makes them wait.
+    exchanges: bool = False
     #: Of what is known of one operation, whether its scalars, or its effect, are those of single threads.
     tells_threads: Callable[..., bool] | None = None
 
@@ -54,6 +56,14 @@ class OpDef:
     into: Builder | None = None
     #: The result has the elements of the operand, in another shape, order or type.
     recasts: bool = False
+    #: Appends the lines of LLVM IR that compute one element to the same bits (:mod:`..native.forms`).
+    native: Callable[..., str | None] | None = None
+    #: It cannot fail, and of tensors is not computed by native code: what is may be computed before or after it.
+    passed: bool = False
+    #: Of a tensor the result is a view, of which this tells the sizes of the tile (1 where it does not vary).
+    reshapes: Callable[..., tuple[int, ...]] | None = None
+    #: Of a list of operands, the position of the one that the result is, where a boolean among them says so.
+    picks: Callable[[list[Any]], int | None] | None = None
     #: Whether one integer is less than, equal to or greater than another: what a waiting loop looks at.
     compares: bool = False
     #: The result's type, where it is printed as the operands' types alone and is not that of the first.

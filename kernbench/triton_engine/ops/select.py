@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
+from kernbench.triton_engine.native import forms
 from kernbench.triton_engine.values import (
     Affine,
     Desc,
@@ -28,7 +29,16 @@ from kernbench.triton_engine.values import (
 from .registry import UnsupportedOpError, op
 
 
-@op("arith.select", symbolic=True, addressing=True, tells_addresses=True, result_type=lambda types: types[-1])
+@op(
+    "arith.select",
+    alias=True,
+    symbolic=True,
+    addressing=True,
+    tells_addresses=True,
+    native=forms.choose,
+    picks=lambda operands: None if type(operands[0]) is not bool else 1 if operands[0] else 2,
+    result_type=lambda types: types[-1],
+)
 def _select(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     tile = ty.shape

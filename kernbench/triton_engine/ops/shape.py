@@ -19,19 +19,19 @@ from .registry import op
 _AXES = {"x": 0, "y": 1, "z": 2}
 
 
-@op("tt.get_program_id")
+@op("tt.get_program_id", passed=True)
 def _program_id(info: OpInfo) -> Callable[..., Value]:
     axis = _AXES[info.words[0]]
     return lambda batch: batch.program_id(axis)
 
 
-@op("tt.get_num_programs")
+@op("tt.get_num_programs", passed=True)
 def _num_programs(info: OpInfo) -> Callable[..., Value]:
     axis = _AXES[info.words[0]]
     return lambda batch: batch.execution.grid[axis]
 
 
-@op("tt.make_range", symbolic=True)
+@op("tt.make_range", symbolic=True, passed=True)
 def _make_range(info: OpInfo) -> Callable[..., Value]:
     start, end = info.attrs["start"], info.attrs["end"]
     if end - start == 1:
@@ -51,7 +51,14 @@ def spread(v: Any, rank: int) -> Any:
     return v
 
 
-@op("tt.splat", alias=True, symbolic=True, addressing=True, frontier=True)
+@op(
+    "tt.splat",
+    alias=True,
+    symbolic=True,
+    addressing=True,
+    frontier=True,
+    reshapes=lambda info, tile: (1,) * len(info.ty.shape),
+)
 def _splat(info: OpInfo) -> Callable[..., Value]:
     rank = len(info.ty.shape)
     return lambda batch, x: spread(x, rank)
@@ -95,13 +102,19 @@ def expand_dims(v: Any, axis: int, n_lanes: int) -> Any:
     return v
 
 
-@op("tt.expand_dims", alias=True, symbolic=True, addressing=True)
+@op(
+    "tt.expand_dims",
+    alias=True,
+    symbolic=True,
+    addressing=True,
+    reshapes=lambda info, tile: (*tile[: info.attrs["axis"]], 1, *tile[info.attrs["axis"] :]),
+)
 def _expand_dims(info: OpInfo) -> Callable[..., Value]:
     axis = info.attrs["axis"]
     return lambda batch, x: expand_dims(x, axis, len(batch.lanes))
 
 
-@op("tt.broadcast", alias=True, symbolic=True, addressing=True)
+@op("tt.broadcast", alias=True, symbolic=True, addressing=True, reshapes=lambda info, tile: tile)
 def _broadcast(info: OpInfo) -> Callable[..., Value]:
     """Values keep size 1 where they do not vary; a mask range over a size-1 dimension decides the whole dimension."""
     source, target = info.operand_types[0].shape, info.ty.shape
@@ -176,7 +189,7 @@ def _reshape_strides(ts: tuple[int, ...], old: tuple[int, ...], new: tuple[int, 
     return tuple(reversed(out))
 
 
-@op("tt.reshape", alias=True, recasts=True, symbolic=True, tells_addresses=True)
+@op("tt.reshape", exchanges=True, alias=True, recasts=True, symbolic=True, tells_addresses=True)
 def _reshape(info: OpInfo) -> Callable[..., Value]:
     source, target = info.operand_types[0], info.ty
     old, new = source.shape, target.shape
@@ -209,7 +222,7 @@ def _reshape(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.trans", alias=True, recasts=True, symbolic=True)
+@op("tt.trans", exchanges=True, alias=True, recasts=True, symbolic=True)
 def _trans(info: OpInfo) -> Callable[..., Value]:
     order = info.attrs["order"]
 
@@ -230,7 +243,7 @@ def transpose(v: Any, order: list[int], n_lanes: int) -> Any:
     return v
 
 
-@op("tt.join", alias=True)
+@op("tt.join", exchanges=True, alias=True)
 def _join(info: OpInfo) -> Callable[..., Value]:
     source = info.operand_types[0]
 
@@ -241,7 +254,7 @@ def _join(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.split", alias=True)
+@op("tt.split", exchanges=True, alias=True)
 def _split(info: OpInfo) -> Callable[..., Any]:
     source = info.operand_types[0]
 
@@ -252,7 +265,7 @@ def _split(info: OpInfo) -> Callable[..., Any]:
     return run
 
 
-@op("tt.cat")
+@op("tt.cat", exchanges=True)
 def _cat(info: OpInfo) -> Callable[..., Value]:
     source = info.operand_types[0]
 
@@ -265,7 +278,7 @@ def _cat(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.gather")
+@op("tt.gather", exchanges=True)
 def _gather(info: OpInfo) -> Callable[..., Value]:
     source, index_ty = info.operand_types[0], info.operand_types[1]
     axis = info.attrs["axis"]
@@ -282,7 +295,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.addptr", symbolic=True, addressing=True, frontier=True)
+@op("tt.addptr", symbolic=True, addressing=True, frontier=True, passed=True)
 def _addptr(info: OpInfo) -> Callable[..., Value]:
     pointer, _index_ty = info.operand_types
     item = 8 if pointer.pointee == "ptr" else Ty(pointer.pointee).itemsize
@@ -300,7 +313,7 @@ def _addptr(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.histogram")
+@op("tt.histogram", exchanges=True)
 def _histogram(info: OpInfo) -> Callable[..., Value]:
     source = info.operand_types[0]
     bins = info.ty.shape[0]

@@ -1,0 +1,103 @@
+"""What one process does over several GPUs: ``torch.cuda.comm``, on which ``torch.nn.DataParallel`` stands.
+
+A build of torch without CUDA lacks the functions of ``torch._C`` that copy to and from several GPUs. Here they are copies
+between simulated GPUs, one after the other, as torch's own are where NCCL does not do them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_NAMES = {
+    "scatter": ("_scatter", "_scatter_out"),
+    "gather": ("_gather", "_gather_out"),
+    "broadcast": ("_broadcast", "_broadcast_out"),
+    "broadcast_coalesced": ("_broadcast_coalesced",),
+}
+
+
+def _calls_them(comm: Any) -> bool:
+    return all({*wanted} <= {*getattr(comm, name).__code__.co_names} for name, wanted in _NAMES.items())
+
+
+RELIES_ON = (
+    Reliance("torch._C", "names are given to it that builds without CUDA lack"),
+    Reliance("torch.nn.parallel.comm", "its functions call these names of torch._C", has=tuple(_NAMES), holds=_calls_them),
+    Reliance("torch.cuda.nccl.is_available", "sums over GPUs are additions where it says no", parameters=("tensors",)),
+)  # fmt: skip
+
+
+def install(patches: Patches) -> None:
+    """Give torch copies to and from several GPUs."""
+    for functions in _NAMES.values():
+        for name in functions:
+            patches.add(torch._C, name, globals()[name])
+    patches.set(torch.cuda.nccl, "is_available", lambda tensors: False)
+
+
+def _on(index: int) -> torch.device:
+    return torch.device("cpu") if index == -1 else torch.device("cuda", index)
+
+
+def _scatter(
+    tensor: Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None, dim: int, streams: Sequence[Any] | None
+) -> list[Tensor]:
+    """The parts of ``tensor`` along ``dim``, one on each GPU; on ``streams`` where there are."""
+    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    out = []
+    for place, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
+        stream = streams[place] if streams else None
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            out.append(chunk.to(_on(device), non_blocking=True))
+    return out
+
+
+def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Sequence[Any] | None) -> list[Tensor]:
+    for part, chunk in zip(out, tensor.split([part.shape[dim] for part in out], dim), strict=True):
+        part.copy_(chunk, non_blocking=True)
+    return list(out)
+
+
+def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
+    """All parts along ``dim``, on one GPU (None: the current one) or on the host (-1)."""
+    device = _on(torch.cuda.current_device() if destination is None else destination)
+    return torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors], dim)
+
+
+def _gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
+    return out.copy_(_gather(tensors, dim, out.device.index if out.is_cuda else -1))
+
+
+def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
+    """``tensor`` on each GPU; where it is, itself."""
+    return [tensor.to(_on(device), non_blocking=True) for device in devices]
+
+
+def _broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> list[Tensor]:
+    for copy in out:
+        copy.copy_(tensor, non_blocking=True)
+    return list(out)
+
+
+def _broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int) -> list[list[Tensor]]:
+    """All of ``tensors`` on each GPU, copied together, one copy to each per type; where they are, themselves.
+
+    ``buffer_size``, bytes of one copy, is taken to be enough.
+    """
+    out: list[list[Tensor]] = [list(tensors), *([*tensors] for _ in devices[1:])]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype is dtype]
+        packed = torch.cat([tensors[place].reshape(-1) for place in places])
+        for copies, device in zip(out[1:], devices[1:], strict=True):
+            parts = packed.to(_on(device), non_blocking=True).split([tensors[place].numel() for place in places])
+            for place, part in zip(places, parts, strict=True):
+                copies[place] = part.view(tensors[place].shape)
+    return out

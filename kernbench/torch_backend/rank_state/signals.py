@@ -1,0 +1,107 @@
+"""Handlers of signals belong to the rank that sets them: its thread is the main thread of its program, if not of the process.
+
+Trainers handle signals to stop in good order (``signal.signal(signal.SIGTERM, ...)``), and Python lets only the main thread
+do so. A rank in a thread of its own keeps its handlers here. What it raises itself reaches them; what comes from outside is
+the run's. Alarms ring by the machine's clock, by which a rank cannot be late: they are set, and never ring.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kernbench.scheduler.crew import current_thread_is_side
+from kernbench.torch_backend.gpu.devices import current_rank
+from kernbench.torch_backend.patches import Patches
+
+HANDLED = (
+    "handlers of signals that ranks set: a signal from outside ends the run, and none of them is called "
+    "(with --isolation process they are)"
+)
+"""What the summary says of a rank that handles signals itself."""
+
+ALARMED = "alarms that ranks set (signal.alarm, setitimer): they would ring by the machine's clock, and never ring"
+"""What the summary says of a rank that sets an alarm."""
+
+_stock_signal, _stock_getsignal, _stock_raise = signal.signal, signal.getsignal, signal.raise_signal
+_stock_kill, _stock_alarm, _stock_setitimer = os.kill, signal.alarm, signal.setitimer
+
+
+def install(patches: Patches, remark: Callable[[str], Any]) -> None:
+    """Give each rank handlers of its own. ``remark``: says something in the summary."""
+    handlers: dict[tuple[int, int], Any] = {}
+
+    def whose() -> int | None:
+        """The rank whose thread runs, if that is not the process's main one."""
+        if threading.current_thread() is threading.main_thread() or current_thread_is_side():
+            return None
+        return current_rank()
+
+    @functools.wraps(_stock_signal)
+    def set_handler(signalnum: int, handler: Any) -> Any:
+        rank = whose()
+        if rank is None:
+            return _stock_signal(signalnum, handler)
+        before = get_handler(signalnum)
+        if signalnum in (signal.SIGKILL, signal.SIGSTOP):
+            raise OSError(22, "Invalid argument")
+        if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
+            raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
+        handlers[rank, int(signalnum)] = handler
+        if callable(handler) and handler is not signal.default_int_handler:
+            remark(HANDLED)
+        return before
+
+    @functools.wraps(_stock_getsignal)
+    def get_handler(signalnum: int) -> Any:
+        rank = whose()
+        if rank is None:
+            return _stock_getsignal(signalnum)
+        default = signal.default_int_handler if signalnum == signal.SIGINT else signal.SIG_DFL
+        return handlers.get((rank, int(signalnum)), default)
+
+    def reached(signalnum: int) -> bool:
+        """Whether a signal that the running rank sends to itself was for a handler of its own."""
+        rank = whose()
+        handler = None if rank is None else handlers.get((rank, int(signalnum)))
+        if handler is None or handler is signal.SIG_DFL:
+            return False
+        if handler is not signal.SIG_IGN:
+            handler(int(signalnum), inspect.currentframe())
+        return True
+
+    @functools.wraps(_stock_raise)
+    def raise_signal(signalnum: int) -> None:
+        if not reached(signalnum):
+            _stock_raise(signalnum)
+
+    @functools.wraps(_stock_kill)
+    def kill(pid: int, sig: int) -> None:
+        if pid != os.getpid() or not reached(sig):
+            _stock_kill(pid, sig)
+
+    @functools.wraps(_stock_alarm)
+    def alarm(seconds: int) -> int:
+        if whose() is None:
+            return _stock_alarm(seconds)
+        if seconds:
+            remark(ALARMED)
+        return 0
+
+    @functools.wraps(_stock_setitimer)
+    def setitimer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
+        if whose() is None:
+            return _stock_setitimer(which, seconds, interval)
+        if seconds:
+            remark(ALARMED)
+        return 0.0, 0.0
+
+    for owner, value in (
+        (signal, set_handler), (signal, get_handler), (signal, raise_signal), (os, kill), (signal, alarm), (signal, setitimer),
+    ):  # fmt: skip
+        patches.set(owner, value.__name__, value)  # that of the stock one
