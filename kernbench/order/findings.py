@@ -68,9 +68,11 @@ class MemoryAccess:
     def as_record(self, does: str) -> dict[str, Any]:
         """As JSON has it; ``does``: what it does to the memory."""
         strand = self.strand
+        replayed = getattr(self.where, "replayed", None)
+        more = {} if replayed is None else {"replayed": {"file": replayed.file, "line": replayed.line}}
         return {
             "rank": strand.rank, "strand": "host" if strand.host is None else strand.name, "operation": self.name,
-            "does": does, "file": self.where.file, "line": self.where.line,
+            "does": does, "file": self.where.file, "line": self.where.line, **more,
         }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.kernel_order import KernelOrder
 from kernbench.simulation.remote_traffic import traffic_of_launches
-from kernbench.simulation.shadows import escapes, link
+from kernbench.simulation.shadows import link
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
@@ -168,8 +168,6 @@ class KernelLauncher:
         launch.rank, launch.cold = host.rank, host.cold
         launch.blind = not (self.engine.enable_data or self._compute(tensors))
         if host.capture is not None:
-            for tensor in tensors if host.order is not None else ():
-                escapes(tensor)
             self._capture(host, host.capture, launch)
             return
         awaited = host.awaiting_values()
@@ -195,7 +193,7 @@ class KernelLauncher:
     def _capture(self, host: Host, graph: GraphCapture, launch: Launch) -> None:
         """A launch that belongs to a graph: it runs now, as a warm-up, and whenever the graph is replayed."""
         stream = host.stream
-        graph.steps.append(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
+        graph.add(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
         if self.engine.enable_data:
             keep(host, [arg for arg in launch.args if isinstance(arg, torch.Tensor)])
             with suppress(DeadlockError), host.as_one():  # it waits for another rank, which has to capture yet

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernbench.order import SCOPES, ByteRegion, MemoryAccess, Moment, Shadow, Strand, kernel_ended, region_of
+from kernbench.order import SCOPES, ByteRegion, MemoryAccess, Moment, Place, Shadow, Strand, kernel_ended, region_of
 from kernbench.sim_engine import MemoryStore
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.locations import Location
@@ -149,7 +149,10 @@ class KernelOrder:
                 strand.n = 1
                 key = (strand, 1, info.index, atomic)
             user = info.loc.user
-            where = Location(user.file, user.line, info.kernel)
+            where: Place = Location(user.file, user.line, info.kernel)
+            launch = strand.launch
+            if launch is not None and launch.replayed is not None:
+                where = launch.replayed._replace(at=where, launched=launch.replayed.at)
             name = info.name.removeprefix("tt.")
             found = self._accesses[key] = MemoryAccess(strand, strand.n, name, where, atomic=atomic)
             strand.recent.append(found)

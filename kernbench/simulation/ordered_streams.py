@@ -10,7 +10,7 @@ import torch
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import Operation
 from kernbench.simulation.hosts import Host
-from kernbench.simulation.shadows import escapes, shadow_of, touch
+from kernbench.simulation.shadows import shadow_of, touch
 from kernbench.simulation.streams import Streams
 
 
@@ -40,11 +40,7 @@ class OrderedStreams(Streams):
         """See :meth:`Streams.touch`. A collective reads its inputs, and writes its outputs, from now to its end."""
         super().touch(host, op, inputs, outputs)
         order = host.order
-        if order is None:
-            return
-        if host.capture is not None:
-            for tensor in (*inputs, *outputs):
-                escapes(tensor)
+        if order is None or host.capture is not None:
             return
         order.one = not host.uses_gpu
         op.moment = order.posted(op.stream, host.stream)

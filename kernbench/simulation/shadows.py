@@ -25,18 +25,20 @@ class StorageShadow:
     """The shadow of one storage, until its memory is given back.
 
     Attributes:
+        captured: whether a graph that is being captured was the first to touch it, which has memory of its own.
         whole: all its bytes.
         world: of the ranks that touch it.
         on_gpu: whether it is on one.
     """
 
-    __slots__ = ("_address", "_order", "_recorded", "_stream", "on_gpu", "shadow", "whole", "world")
+    __slots__ = ("_address", "_order", "_recorded", "_stream", "captured", "on_gpu", "shadow", "whole", "world")
 
     def __init__(self, order: RankOrder, tensor: torch.Tensor, storage: Any) -> None:
         nbytes = storage.nbytes()
         self.world = order.world
         self.whole = ByteRegion(0, nbytes)
         self.on_gpu = False
+        self.captured = order.capturing is not None
         self._order: RankOrder | None = None
         self._address = 0
         self._stream = ""
@@ -59,7 +61,7 @@ class StorageShadow:
                 self.shadow = allocation.shadow  # kernels of other ranks have been there
         self.shadow.shared |= block.shared
         extent = None if block.entry is None else block.entry[EXTENT]
-        if extent is not None and not block.shared:
+        if extent is not None and not block.shared and not self.captured:
             self._order, self._address, self._stream = block.owner.host.order, extent.address, extent.pool.stream
             if self._order is order:
                 order.handed_out(self.shadow, extent.address)
@@ -166,10 +168,15 @@ def record_stream(storage: Any, name: str) -> None:
         kept.record_stream(name)
 
 
-def forget(storage: Any) -> None:
-    """A storage is about to change its size: what memory it has goes back, and what it gets is other memory."""
+def forget(storage: Any, *, captured: int | None = None) -> None:
+    """A storage is about to change its size: what memory it has goes back, and what it gets is other memory.
+
+    ``captured``: the bytes that it will have, if a graph does it, in each of whose replays it has the same memory.
+    """
     kept: StorageShadow | None = getattr(storage, SHADOW, None)
     if kept is not None:
+        if kept.captured and captured in (0, kept.whole.hi):
+            return
         kept.give_back()
         delattr(storage, SHADOW)
     block = getattr(storage, NOTE, None)
