@@ -21,12 +21,12 @@ class ReplayedPlace(NamedTuple):
     Attributes:
         at: the line of the access.
         replayed: the line that replayed the graph.
-        launched: of a kernel's line: the one that launched it when the graph was captured; None: it is the same.
+        launched: of a kernel's line: the one that launched it when the graph was captured; empty: there is no other.
     """
 
     at: Place
     replayed: Place
-    launched: Place | None = None
+    launched: str = ""
 
     @property
     def file(self) -> str:
@@ -39,7 +39,7 @@ class ReplayedPlace(NamedTuple):
         return self.at.line
 
     def __str__(self) -> str:
-        launched = "" if self.launched is None else f", launched at {self.launched}"
+        launched = self.launched and f", launched at {self.launched}"
         return f"{self.at}{launched}, in a graph replayed at {self.replayed}"
 
 
@@ -53,12 +53,12 @@ class GraphOrder:
 
     Attributes:
         places: where each of its steps was captured.
-        step: the one that is replayed now.
+        captured_at: where the one was captured that is replayed now.
     """
 
     def __init__(self, host: Strand, queue: Callable[[str], Strand], locate: Callable[[], Place]) -> None:
         self.places: list[Place] = []
-        self.step = 0
+        self.captured_at: Place | None = None
         self._host = host
         self._queue = queue
         self._locate = locate
@@ -75,8 +75,9 @@ class GraphOrder:
     @property
     def place(self) -> ReplayedPlace:
         """Where the step was captured that is replayed now, and where the graph is."""
+        assert self.captured_at is not None
         assert self._replayed is not None
-        return ReplayedPlace(self.places[self.step], self._replayed)
+        return ReplayedPlace(self.captured_at, self._replayed)
 
     def strand(self, stream: str) -> Strand:
         """That of what was captured on a stream, during a replay; what was captured on the first one is on the replay's."""

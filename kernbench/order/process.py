@@ -319,7 +319,9 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
             f"one thread of the program has released what all of them have done, without waiting for them: put "
             f"tl.debug_barrier() between {first} and the release."
         )
-    one, other = one.joins or one, other.joins or other  # who waits for a graph waits for where it is replayed
+    outer, inner = one.joins or one, other.joins or other
+    if outer is not inner:  # who waits for a graph waits for where it is replayed
+        one, other = outer, inner
     if first.freed is not None:
         return (
             f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "

@@ -90,5 +90,6 @@ class GraphCapture:
                     step()
                 return
             with host.order.replay(self.order, host.stream):
-                for self.order.step, step in enumerate(self.steps):
+                for place, step in zip(self.order.places, self.steps, strict=True):
+                    self.order.captured_at = place
                     step()

@@ -23,7 +23,7 @@ from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
-from kernbench.simulation.capture_effects import keep
+from kernbench.simulation.capture_effects import behind_pointers, keep
 from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.kernel_order import KernelOrder
@@ -196,8 +196,8 @@ class KernelLauncher:
         graph.add(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
         if self.engine.enable_data:
             keep(host, [arg for arg in launch.args if isinstance(arg, torch.Tensor)])
-            with suppress(DeadlockError), host.as_one():  # it waits for another rank, which has to capture yet
-                run_alone(launch, self.memory)
+            with host.as_one(), behind_pointers(self.memory) as memory, suppress(DeadlockError):
+                run_alone(launch, memory)  # it may wait for another rank, which has to capture yet
 
     def activity(self) -> tuple[int, int]:
         """Changes whenever a rank has run or an operation has ended: memory may have been written since."""

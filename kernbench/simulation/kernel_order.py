@@ -112,6 +112,7 @@ class KernelOrder:
     def __init__(self, execution: Binding, hosts: Hosts, memory: MemoryStore) -> None:
         # not the execution itself, which has this: in a circle, what the kernel was given would live until somebody collects it
         self._moments = [launch.moment for launch in execution.launches]
+        self._launched = {launch.moment: launch.where for launch in execution.launches}
         self._programs = execution.programs
         self._grid = execution.grid
         self._name = execution.program.name
@@ -152,7 +153,7 @@ class KernelOrder:
             where: Place = Location(user.file, user.line, info.kernel)
             launch = strand.launch
             if launch is not None and launch.replayed is not None:
-                where = launch.replayed._replace(at=where, launched=launch.replayed.at)
+                where = launch.replayed._replace(at=where, launched=self._launched[launch])
             name = info.name.removeprefix("tt.")
             found = self._accesses[key] = MemoryAccess(strand, strand.n, name, where, atomic=atomic)
             strand.recent.append(found)
