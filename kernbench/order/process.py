@@ -200,6 +200,20 @@ class RankOrder:
                 late = MemoryAccess(access.strand, access.n, access.name, access.where, where)
                 self._returned.append(_Returned(late, access is cell.write, cell.region, address, owner))
 
+    def lost(self, shadow: Shadow, stream: str) -> None:
+        """The program has dropped memory that a collective or a message may use, whose library does not keep it. Raises
+        RaceError."""
+        strand = self.stream(stream)
+        for cell in shadow.cells:
+            for access in cell.accesses:
+                if (
+                    access.strand.collective
+                    and access.strand.world is self.world
+                    and not strand.knows(access.strand, access.n)
+                ):
+                    late = MemoryAccess(strand, strand.n, "a new .data", self.locate())
+                    self.report(shadow, cell.region, access, access is cell.write, late, True, does="frees")
+
     def looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str = "reads") -> None:
         """Somebody for whom it matters looks at bytes. Raises UndefinedMemoryError if nobody has written some of them (unless
         that is only collected)."""
@@ -220,20 +234,21 @@ class RankOrder:
         writes: bool,
         access: MemoryAccess,
         new_writes: bool,
+        does: str = "",
     ) -> None:
         """Tell of a race (:data:`~kernbench.order.shadow.Found`). Raises RaceError, unless races are only collected.
 
-        Those that may meet are no race, but one of them came first.
+        ``does``: a word for what the later access does, if it is neither "reads" nor "writes". Those that may meet are no race, but one of them came first.
         """
         if self._races.unordered is not None:
             self._races.unordered(old, access)
         if (old.atomic and access.atomic) or old.polls or access.polls:
             return
-        does = ("writes" if writes else "reads"), ("writes" if new_writes else "reads")
-        kind = f"{does[1][:-1]} after {does[0][:-1]}"
+        did, then = ("writes" if each else "reads" for each in (writes, new_writes))
+        kind = f"{then[:-1]} after {did[:-1]}"
         self._races.add(
             Race(
-                kind, _memory(shadow, region), old, access, *does, tuple(_knowledge(old, access)), _remedy(old, access),
+                kind, _memory(shadow, region), old, access, did, does or then, tuple(_knowledge(old, access)), _remedy(old, access),
                 "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
                 (_side(old, access), _side(access, old)),
             )

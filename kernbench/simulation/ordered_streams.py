@@ -36,6 +36,14 @@ class OrderedStreams(Streams):
             op.moment = order.enqueued(host.stream)
         return op
 
+    def take(self, host: Host, tensor: torch.Tensor) -> torch.Tensor:
+        """See :meth:`Streams.take`."""
+        taken = super().take(host, tensor)
+        kept = None if host.order is None else shadow_of(host.order, tensor)
+        if kept is not None:
+            kept.lend(taken)
+        return taken
+
     def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """See :meth:`Streams.touch`. A collective reads its inputs, and writes its outputs, from now to its end."""
         super().touch(host, op, inputs, outputs)

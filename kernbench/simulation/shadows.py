@@ -6,6 +6,7 @@ dies, or is resized, the memory goes back to the pool of the stream that it was 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -26,12 +27,13 @@ class StorageShadow:
 
     Attributes:
         captured: whether a graph that is being captured was the first to touch it, which has memory of its own.
+        lent: what messages that may be on their way have taken of it.
         whole: all its bytes.
         world: of the ranks that touch it.
         on_gpu: whether it is on one.
     """
 
-    __slots__ = ("_address", "_order", "_recorded", "_stream", "captured", "on_gpu", "shadow", "whole", "world")
+    __slots__ = ("_address", "_order", "_recorded", "_stream", "captured", "lent", "on_gpu", "shadow", "whole", "world")
 
     def __init__(self, order: RankOrder, tensor: torch.Tensor, storage: Any) -> None:
         nbytes = storage.nbytes()
@@ -43,6 +45,7 @@ class StorageShadow:
         self._address = 0
         self._stream = ""
         self._recorded: set[str] | None = None
+        self.lent: list[weakref.ref[torch.Tensor]] = []
         self.shadow = Shadow(order.report, nbytes)
         self.shadow.tensor = tensor.dtype, tensor.shape
         self.place(order, storage)
@@ -69,6 +72,14 @@ class StorageShadow:
     def record_stream(self, name: str) -> None:
         """The pool waits for what is on a stream before it gives the memory out again."""
         self._recorded = {*(self._recorded or ()), name}
+
+    def lend(self, taken: torch.Tensor) -> None:
+        """A message has taken it."""
+        self.lent = [*(each for each in self.lent if each() is not None), weakref.ref(taken)]
+
+    def lose(self, order: RankOrder, stream: str) -> None:
+        """The tensor that a library may have is going to have other memory, and nobody else has this. Raises RaceError."""
+        order.lost(self.shadow, self._stream or stream)
 
     def give_back(self) -> None:
         """The memory is the pool's again. Idempotent."""
@@ -166,6 +177,16 @@ def record_stream(storage: Any, name: str) -> None:
     kept: StorageShadow | None = getattr(storage, SHADOW, None)
     if kept is not None:
         kept.record_stream(name)
+
+
+def lose_memory(order: RankOrder, stream: str, storage: Any, references: int) -> None:
+    """A tensor with this storage is about to get another one; ``references``: that others have to it, messages among them.
+
+    Raises :class:`~kernbench.errors.RaceError` if a library may still be at work on it (unless races are collected).
+    """
+    kept: StorageShadow | None = getattr(storage, SHADOW, None)
+    if kept is not None and references <= len([each for each in kept.lent if each() is not None]):
+        kept.lose(order, stream)
 
 
 def forget(storage: Any, *, captured: int | None = None) -> None:
