@@ -238,7 +238,9 @@ class RankOrder:
     ) -> None:
         """Tell of a race (:data:`~kernbench.order.shadow.Found`). Raises RaceError, unless races are only collected.
 
-        ``does``: a word for what the later access does, if it is neither "reads" nor "writes". Those that may meet are no race, but one of them came first.
+        ``does``: what the later access does, if a word says it better than "reads" or "writes".
+
+        Those that may meet are no race, but one of them came first.
         """
         if self._races.unordered is not None:
             self._races.unordered(old, access)
@@ -248,8 +250,8 @@ class RankOrder:
         kind = f"{then[:-1]} after {did[:-1]}"
         self._races.add(
             Race(
-                kind, _memory(shadow, region), old, access, did, does or then, tuple(_knowledge(old, access)), _remedy(old, access),
-                "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
+                kind, _memory(shadow, region), old, access, did, does or then, tuple(_knowledge(old, access)),
+                _remedy(old, access), "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
                 (_side(old, access), _side(access, old)),
             )
         )  # fmt: skip

@@ -19,8 +19,8 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
-from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu import replaced_data
+from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
