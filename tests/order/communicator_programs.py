@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.order.kernel_programs import BLOCK, N, one_shot, meet
+from tests.order.kernel_programs import BLOCK, N, meet, one_shot
 
 
 def _reduce(handle: Any, out: torch.Tensor, signals: Any) -> None:
