@@ -15,7 +15,7 @@ from kernbench.simulation.hosts import Host
 from kernbench.simulation.shadows import escapes, region_in, shadow_of, touch
 
 
-class _Part(NamedTuple):
+class _TouchedPart(NamedTuple):
     """Bytes of one storage; ``fresh``: the operation gave it."""
 
     shadow: Shadow
@@ -38,7 +38,7 @@ class CapturedTouches:
         self._name = name
         self._changes = changes
         self._passes_on = False
-        self._parts: list[_Part] = []
+        self._parts: list[_TouchedPart] = []
 
     def add(self, tensor: torch.Tensor, *, together: bool = False, writes: bool = False, fresh: bool = False) -> None:
         """One tensor; ``together``: the stream touches it although it is on the host."""
@@ -58,7 +58,7 @@ class CapturedTouches:
             writes = False  # another view of what it was given
         region = region_in(kept, tensor)
         if region is not None:
-            self._parts.append(_Part(shadow, region, writes, fresh))
+            self._parts.append(_TouchedPart(shadow, region, writes, fresh))
 
     def have_done_again(self, host: Host, *, passes_on: bool) -> None:
         """All has been added: from now on replays tell it.
