@@ -20,7 +20,11 @@ _OWN_REFERENCES = 2  # to a storage: of the tensor, and of its Python object
 
 
 def _counts_references(count: Any) -> bool:
-    return bool(count(torch.zeros(1).untyped_storage()._cdata) == 1)
+    tensor = torch.zeros(1)
+    storage = tensor.untyped_storage()  # kept: the count of a storage that is gone is whatever lies there
+    alone = count(storage._cdata)
+    view = tensor.view(1)
+    return bool(alone == _OWN_REFERENCES and count(storage._cdata) == alone + 1 and view is not tensor)
 
 
 def _is_descriptor(data: Any) -> bool:
