@@ -31,7 +31,7 @@ def live_state(simulation: Simulation) -> dict[str, Any]:
     - ``alive``, ``ranks``, ``world``: ranks that have not ended, that run, and of the world (others may stand in for some);
     - ``time``: the latest of all clocks;
     - ``missing``: collectives that wait for members;
-    - ``fullest``: the rank with the highest peak of memory, None if no rank has used a GPU;
+    - ``fullest``: the rank with the highest peak of memory, None if none is known;
     - ``rows``: the first :data:`MOST_RANKS` ranks.
     """
     return _settled(lambda: _look_at(simulation))
@@ -54,7 +54,9 @@ def _look_at(simulation: Simulation) -> dict[str, Any]:
     waits_for, doing = who_waits(scheduler, simulation.waits, matcher)
     phases = {rank.index: rank.phase.value for rank in [*scheduler.ranks]}
     pending = [*matcher.pending]
-    memory = {rank: _memory(each, simulation.topology.device.hbm.size) for rank, each in memories.items()}
+    capacity = simulation.topology.device.hbm.size
+    # what a process allocates is told when it ends: until then there is no peak
+    memory = {rank: _memory(each, capacity) for rank, each in memories.items() if each.ledger.peak}
     fullest = max(memory, key=lambda rank: (memory[rank]["peak"], -(rank or 0)), default=None)
     steps = simulation.steps
     made = {rank: mine.count for rank, mine in dict(steps.of_rank).items()}

@@ -25,10 +25,10 @@ function facts(state) {
     ["status", state.status, `for ${clock(state.elapsed)}`],
     ["virtual time", seconds(run.time), made ? `${seconds(made.time, 3)} in a second` : ""],
     ["operations", count(run.operations), made ? `${count(Math.round(made.operations))} in a second` : ""],
-    ["collectives done", count(run.collectives), run.begun > run.collectives ? `${count(run.begun - run.collectives)} under way` : ""],
+    ["collectives begun", count(run.begun), `${count(run.collectives)} have ended`],
     ["steps", count(run.steps), step],
     ["ranks alive", count(run.alive), `of ${count(run.ranks)}${run.world > run.ranks ? `, for a world of ${count(run.world)}` : ""}`],
-    ["peak memory", fullest ? size(fullest.peak) : "0", fullest ? `rank ${fullest.rank ?? 0}, of ${size(fullest.capacity)}` : ""],
+    ["peak memory", fullest ? size(fullest.peak) : "-", fullest ? `rank ${fullest.rank ?? 0}, of ${size(fullest.capacity)}` : ""],
   ];
 }
 
