@@ -11,7 +11,6 @@ import click
 from kernbench.commands import run
 from kernbench.commands.report_option import LIVE
 from kernbench.commands.torchrun_options import TorchrunCommand
-from kernbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from kernbench.html_report.server import ReportServer

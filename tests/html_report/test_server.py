@@ -78,7 +78,9 @@ def test_ranks_that_wait_say_for_whom(server: ReportServer) -> None:
     seen: list[dict[str, Any]] = []
     with kernbench.simulate() as ctx:
         server.watch(ctx.simulation)
-        ctx.multiprocessing.spawn(body, args=(3, ctx, lambda: seen.append(json.loads(got(server, "state.json")))), nprocs=3)
+        ctx.multiprocessing.spawn(
+            body, args=(3, ctx, lambda: seen.append(json.loads(got(server, "state.json")))), nprocs=3
+        )
         last = live_state(ctx.simulation)
     (state,) = seen
     run = state["run"]
@@ -136,9 +138,9 @@ def test_a_port_in_use_is_an_error_that_says_what_to_do() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(kernbench.KernbenchError, match="in use. Give --port another, or 0"):
+        with pytest.raises(kernbench.KernbenchError, match=r"in use\. Give --port another, or 0"):
             ReportServer("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(kernbench.KernbenchError, match="--host no.such.host.invalid"):
+    with pytest.raises(kernbench.KernbenchError, match=r"--host no\.such\.host\.invalid"):
         ReportServer("no.such.host.invalid", 0)
 
 
@@ -188,7 +190,9 @@ def test_the_command_has_the_exit_code_and_writes_the_report(
 def test_ctrl_c_ends_it_and_the_report_is_served_until_then(program: str) -> None:
     command = [sys.executable, "-m", "kernbench", "report", "serve", "--port", "0", program]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
         assert process.stderr is not None
         address = process.stderr.readline().split()[1]
         with urlopen(address + "events", timeout=60) as events:
