@@ -1,7 +1,7 @@
 """A run while it lasts: what another thread than the one that runs can see of it.
 
-Nothing is told to who looks, and who looks tells nobody, so a run is the same whether somebody looks or not. What is read may be
-of neighbouring moments: ranks go on meanwhile.
+Nothing is told to who looks, and who looks tells nobody, so a run is the same whether somebody looks or not. What is read may
+be of neighbouring moments: ranks go on meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ T = TypeVar("T")
 def live_state(simulation: Simulation) -> dict[str, Any]:
     """How far a run has got, for JSON. Times are virtual seconds, sizes bytes.
 
-    - ``operations``, ``collectives``: enqueued operations, and collectives that have ended; ``begun``: those whose members have all come;
+    - ``operations``, ``collectives``: enqueued operations, and collectives that have ended; ``begun``: those whose
+      members have all come;
     - ``steps``, ``wanted``: optimizer steps that every rank has made, and after which the program is stopped (None: never);
     - ``alive``, ``ranks``, ``world``: ranks that have not ended, that run, and of the world (others may stand in for some);
     - ``time``: the latest of all clocks;
@@ -78,7 +79,8 @@ def _look_at(simulation: Simulation) -> dict[str, Any]:
         "fullest": None if fullest is None else {"rank": fullest, **memory[fullest]},
         "rows": [
             {
-                "rank": rank, "phase": "waiting" if rank in waits_for or words.startswith("waits") else phases.get(rank, "done"),
+                "rank": rank,
+                "phase": "waiting" if rank in waits_for or words.startswith("waits") else phases.get(rank, "done"),
                 "time": None if rank not in hosts else hosts[rank].clock, "step": made.get(rank, 0), "doing": words,
                 "waits_for": waits_for.get(rank, [])[:MOST_RANKS], "memory": memory.get(rank),
             }
