@@ -1,8 +1,8 @@
 """Serves a page over HTTP: of a run while it lasts, and then the report that the run came to.
 
 A thread for each connection, from Python's own ``http.server``. They look at the run, at most every :data:`PERIOD` seconds and
-for at most a tenth of the time, and only while somebody has the page open. Changes go to the page as server-sent events, each of
-which is the whole state, so one that is missed matters to nobody. ADR 0149.
+for at most a tenth of the time, and only while somebody has the page open. Changes go to the page as server-sent events,
+each of which is the whole state, so one that is missed matters to nobody. ADR 0149.
 
     /             the page
     /state.json   the state, once
