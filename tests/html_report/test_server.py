@@ -24,6 +24,7 @@ from kernbench.cli import app
 from kernbench.html_report.live import live_state
 from kernbench.html_report.server import ReportServer
 from kernbench.trace import write_trace
+from tests.html_report.conftest import Browser
 
 _PROGRAM = """
 import os, sys
@@ -122,6 +123,24 @@ def test_closing_ends_who_follows() -> None:
         assert (state["status"], state["failure"]) == ("failed", "no room")
     assert events.read() == b""
     server.close()
+
+
+def test_the_page_in_a_browser(browser: Browser, server: ReportServer) -> None:
+    with kernbench.simulate() as ctx:
+        server.watch(ctx.simulation)
+
+        def look() -> None:
+            shown = server.state()["run"]
+            assert [row["phase"] for row in shown["rows"]] == ["waiting", "waiting", "running"]
+
+        ctx.multiprocessing.spawn(body, args=(3, ctx, look), nprocs=3)
+        server.fail("no room <i>here</i>")
+        page = browser(server.address)
+        assert "no room &lt;i&gt;here&lt;/i&gt;" in page
+        assert "1 MiB in use" in page
+        assert page.count('<tr class="done">') == 3
+        server.finish("<p id='report'>a report</p>")
+        assert "a report" in browser(server.address)
 
 
 @pytest.mark.parametrize(("name", "path", "status"), [
