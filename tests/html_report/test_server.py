@@ -137,7 +137,7 @@ def test_the_page_in_a_browser(browser: Browser, server: ReportServer) -> None:
         server.fail("no room <i>here</i>")
         page = browser(server.address)
         assert "no room &lt;i&gt;here&lt;/i&gt;" in page
-        assert "1 MiB in use" in page
+        assert "in use, peak 1 MiB, of" in page
         assert page.count('<tr class="done">') == 3
         server.finish("<p id='report'>a report</p>")
         assert "a report" in browser(server.address)
