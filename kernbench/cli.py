@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explore": ("explore", "Run a program under many schedules until something is found."),
     "probe": ("probe", "Send traffic through a system: closed form beside simulated, hop by hop, checked."),
     "trace": ("trace", "Read a trace: time by kernel and collective, overlap, critical path."),
+    "report": ("report", "Show a run in the browser while it lasts, and its report afterwards."),
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "validate": ("validate", "Compare the cost models with measured tables."),
     "calibrate": ("calibrate", "Fit a system to measurements: a manifest, or the output of nccl-tests."),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+LIVE = "kernbench.commands.live"
+"""In the context of a command: the :class:`~kernbench.html_report.server.ReportServer` that shows its run while it lasts."""
+
 
 def _checked(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
     """What cannot be written is said before anything runs."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernbench.commands.jitter_options import Straggler
-from kernbench.commands.report_option import report_option
+from kernbench.commands.report_option import LIVE, report_option
 from kernbench.commands.run_command import RankCommand, found
 from kernbench.commands.run_failures import ShownFailures
 from kernbench.commands.steps_options import StepsOptions, steps_options
@@ -26,6 +26,7 @@ from kernbench.topology.loader import DEFAULT_SYSTEM
 if TYPE_CHECKING:
     from kernbench.autotune.report import AutotuneReport
     from kernbench.commands.run_beside import RunBeside
+    from kernbench.html_report.server import ReportServer
     from kernbench.runtime_api.context import RuntimeContext
     from kernbench.topology import Topology
 
@@ -143,6 +144,8 @@ def command(
         races = "warn" if races == "off" else races
     if asked.json is not None:
         require_place(asked.json, option="--json")
+    live: ReportServer | None = click.get_current_context().meta.get(LIVE)
+    reports = report_file is not None or live is not None
     report = None
     if autotune_report is not None and isolation == "process":
         raise ConfigError(
@@ -188,8 +191,10 @@ def command(
         ExitStack() as stack,
     ):
         stack.enter_context(standing_in(stand_ins))
-        if report_file is not None and isolation == "carrier" and starter is None:
+        if reports and isolation == "carrier" and starter is None:
             ctx.simulation.describe_operations()
+        if live is not None:
+            live.watch(ctx.simulation)
         progress = asked.begin(ctx)
         stack.callback(progress.stop)
         failures = ShownFailures()
@@ -225,6 +230,8 @@ def command(
         finally:
             ctx.simulation.scheduler.on_first_failure = None
         progress.summing_up()
+        if live is not None:
+            live.summing_up()
         if trace is not None:
             write_trace(ctx, trace)
         if flight_recorder is not None:
@@ -239,8 +246,8 @@ def command(
         if summary:
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
-        if report_file is not None:
-            asked.write_report(ctx, report_file, program, args, errors)
+        if reports:
+            asked.write_report(ctx, report_file, program, args, errors, live)
         asked.write_json(ctx, program, args, errors)
     sys.exit(code if starter is not None else 1 if errors or races_found else 0)
 

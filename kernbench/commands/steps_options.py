@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from kernbench.commands.run_progress import RunProgress
+    from kernbench.html_report.server import ReportServer
     from kernbench.runtime_api.context import RuntimeContext
     from kernbench.trace.run_result import RunResult
 
@@ -71,16 +72,22 @@ class StepsOptions:
     def write_report(
         self,
         ctx: RuntimeContext,
-        path: str,
+        path: str | None,
         program: str,
         arguments: Sequence[str],
         errors: Mapping[int, BaseException],
+        live: ReportServer | None = None,
     ) -> None:
-        """Write the report for the browser."""
-        from kernbench.html_report import source_of_run, write_report
+        """Write the report for the browser, where it is wanted: to a file, and to who has followed the run."""
+        from kernbench.html_report import page_of, source_of_run
+        from kernbench.html_report.page import write_page
 
         result = self._result(ctx, program, arguments, errors)
-        write_report(path, source_of_run(ctx, result, errors=errors))
+        page = page_of(source_of_run(ctx, result, errors=errors))
+        if path is not None:
+            write_page(path, page)
+        if live is not None:
+            live.finish(page)
 
     def _result(
         self, ctx: RuntimeContext, program: str, arguments: Sequence[str], errors: Mapping[int, BaseException]

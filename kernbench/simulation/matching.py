@@ -46,6 +46,7 @@ class Matcher:
 
     Attributes:
         pending: collectives that have been posted and have not ended.
+        posted: how many have been posted so far.
         history: the last calls of each rank.
         mailbox: point-to-point messages.
         runs: starts what has been matched.
@@ -61,7 +62,7 @@ class Matcher:
     def __post_init__(self) -> None:
         self.pending: list[Collective] = []
         self._matched: list[Collective] = []  # of these, in which all have arrived and which has not been started
-        self._posted = 0
+        self.posted = 0
         self._loads: dict[tuple[Any, ...], Load] = {}
         self.history = History()
         self.mailbox = Mailbox(self.engine, self.hosts, self.streams, self.history, self.hooks)
@@ -150,8 +151,8 @@ class Matcher:
             op.fail(error, me.clock)
             raise error
         if len(collective.arrivals) == 1:
-            collective.number = self._posted
-            self._posted += 1
+            collective.number = self.posted
+            self.posted += 1
             self.pending.append(collective)
         if collective.matched:
             self._matched.append(collective)

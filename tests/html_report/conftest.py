@@ -19,6 +19,7 @@ from kernbench.trace.run_result import result_of
 from tests.trace.conftest import layers
 
 Opened = Callable[[Path, str], dict[str, Any]]
+Browser = Callable[[str], str]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -57,30 +58,36 @@ _DRIVE = """<script>
 
 
 @pytest.fixture(scope="package")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    """Opens a page in a browser without a window, runs a script in it, and gives what that wrote into ``told``, besides
-    ``wrong``: all that the page or the browser complained about."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """Opens an address in a browser without a window; gives the document as it is in the end."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         pytest.skip(f"no browser on this machine (one of {', '.join(_NAMES)}): the page itself is not opened")
     folder = tmp_path_factory.mktemp("browser")
 
-    def dump(page: Path) -> str:
+    def dump(address: str) -> str:
         command = [
             program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
             f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--window-size=1280,900", "--dump-dom",
-            page.as_uri(),
+            address,
         ]  # fmt: skip
         return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False).stdout
 
     probe = folder / "probe.html"
     probe.write_text("<p id=p></p><script>document.getElementById('p').textContent = 6 * 7 + '!'</script>")
     try:
-        found = dump(probe)
+        found = dump(probe.as_uri())
     except (OSError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"{program} does not run on this machine ({type(error).__name__}): the page itself is not opened")
     if "42!" not in found:
         pytest.skip(f"{program} shows no page on this machine: the report is not opened in it")
+    return dump
+
+
+@pytest.fixture(scope="package")
+def opened(browser: Browser) -> Opened:
+    """Opens a page in a browser without a window, runs a script in it, and gives what that wrote into ``told``, besides
+    ``wrong``: all that the page or the browser complained about."""
 
     def open_page(page: Path, does: str) -> dict[str, Any]:
         watched = page.with_name(f"watched_{page.name}")
@@ -89,7 +96,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
             text.replace("<head>", "<head>" + _WATCH, 1).replace("</body>", _DRIVE.replace("DOES", does) + "</body>"),
             encoding="utf-8",
         )
-        shown = dump(watched)
+        shown = browser(watched.as_uri())
         assert '<pre id="told">' in shown, shown[-2000:]
         from base64 import b64decode
         from urllib.parse import unquote
