@@ -366,9 +366,9 @@ class Recorder(TorchDispatchMode):
             if host.each is None and (not host.uses_gpu or block_of(args[0]) is not None):
                 host.prepare(self._host_costs.view)
         elif operation.kind > VIEW and not operation.host_reads:
-            self._record(device, operation, args, kwargs, result)
             if host.capture is not None and not operation.allocates:
-                self._capture(device, func, args, kwargs, result)
+                self._capture(device, func, args, kwargs, result)  # before it is told, as below: it waits for kernels
+            self._record(device, operation, args, kwargs, result)
         return result
 
     @staticmethod
