@@ -8,6 +8,12 @@ import torch
 
 from .attention import Tensor, Window, attend
 from .caches import Places
+from .passes import (
+    _flash_attn_backward as _flash_attn_backward,
+    _flash_attn_forward as _flash_attn_forward,
+    _flash_attn_varlen_backward as _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward as _flash_attn_varlen_forward,
+)
 
 _NO_WINDOW = (-1, -1)
 
