@@ -1,16 +1,17 @@
 """The two passes of attention apart, as ring and context-parallel attention call them.
 
-They differ from the public functions in that autograd has no part in them: the forward pass gives the logarithms of the sums, and
-the backward pass takes them, so that they may be those over more keys than it is given.
+They differ from the public functions in that autograd has no part in them: the forward pass gives the logarithms of the sums,
+and the backward pass takes them, so that they may be those over more keys than it is given.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 
-from .attention import Tensor, _seen, _slopes, attend
+from .attention import Tensor, attend, seen_keys, slopes_bias
 
 
 def _refuse_dropout(dropout_p: float) -> None:
@@ -22,11 +23,10 @@ def _refuse_dropout(dropout_p: float) -> None:
 
 
 def _pieces(ends: Tensor) -> list[tuple[int, int]]:
-    places = ends.tolist()
-    return list(zip(places, places[1:], strict=False))
+    return list(itertools.pairwise(ends.tolist()))
 
 
-def _flash_attn_forward(
+def forward_pass(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
     window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
     return_softmax: bool = False,
@@ -42,7 +42,7 @@ def _flash_attn_forward(
     return out, sums, None, None
 
 
-def _flash_attn_backward(
+def backward_pass(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
     dk: Tensor | None, dv: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
     window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
@@ -57,14 +57,14 @@ def _flash_attn_backward(
         right = 0 if causal and right < 0 else min(right, 0) if causal else right
         queries, keys, values, given, gave = (each.transpose(1, 2).float() for each in (q, k, v, dout, out))
         keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
-        seen, distance = _seen(q.shape[1], k.shape[1], k.shape[1], window_size_left, right, q.device)
+        seen, distance = seen_keys(q.shape[1], k.shape[1], k.shape[1], window_size_left, right, q.device)
         scores = (queries @ keys.transpose(-1, -2)) * scale
         slope = None
         if softcap:
             bent = torch.tanh(scores / softcap)
             scores, slope = softcap * bent, 1 - bent * bent
         if alibi_slopes is not None:
-            scores = scores + _slopes(alibi_slopes, distance)
+            scores = scores + slopes_bias(alibi_slopes, distance)
         shares = torch.exp((scores - softmax_lse[..., None]).masked_fill(~seen, -math.inf))
         total = (given * gave).sum(-1)
         change = shares * (given @ values.transpose(-1, -2) - total[..., None])
@@ -79,7 +79,7 @@ def _flash_attn_backward(
     return total
 
 
-def _flash_attn_varlen_forward(
+def varlen_forward_pass(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1,
     window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
@@ -94,7 +94,7 @@ def _flash_attn_varlen_forward(
         )
     out, sums = torch.zeros_like(q), q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)
     for at, ((q0, q1), (k0, k1)) in enumerate(zip(_pieces(cu_seqlens_q), _pieces(cu_seqlens_k), strict=True)):
-        part, logs, *_ = _flash_attn_forward(
+        part, logs, *_ = forward_pass(
             q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], dropout_p, softmax_scale, causal, window_size_left,
             window_size_right, softcap, _of_sequence(alibi_slopes, at),
         )  # fmt: skip
@@ -102,7 +102,7 @@ def _flash_attn_varlen_forward(
     return out, sums, None, None
 
 
-def _flash_attn_varlen_backward(
+def varlen_backward_pass(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
     dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
     max_seqlen_k: int, dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1,
@@ -112,7 +112,7 @@ def _flash_attn_varlen_backward(
     """Of sequences behind each other: writes the gradients; returns the sums of ``dout * out``, ``[heads, queries of all]``."""
     total = torch.zeros_like(softmax_lse)
     for at, ((q0, q1), (k0, k1)) in enumerate(zip(_pieces(cu_seqlens_q), _pieces(cu_seqlens_k), strict=True)):
-        total[:, q0:q1] = _flash_attn_backward(
+        total[:, q0:q1] = backward_pass(
             dout[None, q0:q1], q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], out[None, q0:q1],
             softmax_lse[None, :, q0:q1], _part(dq, q0, q1), _part(dk, k0, k1), _part(dv, k0, k1), dropout_p,
             softmax_scale, causal, window_size_left, window_size_right, softcap, _of_sequence(alibi_slopes, at),
