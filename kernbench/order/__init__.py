@@ -1,8 +1,9 @@
 """Order: what happens before what in a run, accesses to memory that nothing orders, and what goes first where several could.
 
 :mod:`~kernbench.order.strands` has the clocks, :mod:`~kernbench.order.shadow` who touched which bytes last,
-:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.findings` what is told of a race (ADR 0122),
-:mod:`~kernbench.order.choices` the schedules (ADR 0129), and :mod:`~kernbench.order.conflicts` where another one could matter.
+:mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.graphs` its CUDA graphs (ADR 0147),
+:mod:`~kernbench.order.findings` what is told of a race (ADR 0122), :mod:`~kernbench.order.choices` the schedules (ADR 0129),
+and :mod:`~kernbench.order.conflicts` where another one could matter.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from kernbench.order.findings import RaceSide as RaceSide
 from kernbench.order.findings import mode_of as mode_of
 from kernbench.order.findings_file import check_findings_path as check_findings_path
 from kernbench.order.findings_file import write_findings as write_findings
+from kernbench.order.graphs import GraphOrder as GraphOrder
+from kernbench.order.graphs import ReplayedPlace as ReplayedPlace
 from kernbench.order.process import RankOrder as RankOrder
 from kernbench.order.process import kernel_ended as kernel_ended
 from kernbench.order.process import met as met

@@ -63,14 +63,16 @@ class MemoryAccess:
         self.polls = False
 
     def __str__(self) -> str:
-        return f"{self.name} at {self.where}"
+        return f"{self.name} at {getattr(self.where, 'at', self.where)}"  # of a replay, what was captured
 
     def as_record(self, does: str) -> dict[str, Any]:
         """As JSON has it; ``does``: what it does to the memory."""
         strand = self.strand
+        replayed = getattr(self.where, "replayed", None)
+        more = {} if replayed is None else {"replayed": {"file": replayed.file, "line": replayed.line}}
         return {
             "rank": strand.rank, "strand": "host" if strand.host is None else strand.name, "operation": self.name,
-            "does": does, "file": self.where.file, "line": self.where.line,
+            "does": does, "file": self.where.file, "line": self.where.line, **more,
         }  # fmt: skip
 
 
@@ -226,7 +228,8 @@ def mode_of(races: bool | str | None) -> str:
 def excuse_of(accesses: Sequence[MemoryAccess]) -> str | None:
     """The reason that a comment on a line of one of the accesses gives; None: there is no such comment, or no reason in it."""
     for access in accesses:
-        found = _EXCUSE.search(linecache.getline(access.where.file, access.where.line))
-        if found is not None and found["reason"].strip():
-            return found["reason"].strip()
+        for where in (access.where, getattr(access.where, "replayed", None)):
+            found = None if where is None else _EXCUSE.search(linecache.getline(where.file, where.line))
+            if found is not None and found["reason"].strip():
+                return found["reason"].strip()
     return None

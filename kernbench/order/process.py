@@ -7,9 +7,11 @@ after what the stream that it is called on has done, and ends after all its memb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kernbench.order.findings import MemoryAccess, Place, Race, Races, RaceSide, excuse_of
+from kernbench.order.graphs import GraphOrder
 from kernbench.order.regions import ByteRegion
 from kernbench.order.shadow import Cell, Shadow
 from kernbench.order.strands import Moment, Strand
@@ -30,21 +32,31 @@ class RankOrder:
         host: the strand of its host.
         streams: those of its streams and of its groups' collectives, by name.
         one: whether streams and host are one strand still: a program without GPUs computes on the host.
+        capturing: the graph that it captures now; None: it captures none.
+        replaying: the one that it replays now.
     """
 
     def __init__(self, rank: int, world: object, races: Races, locate: Callable[[], Place]) -> None:
         self.rank = rank
         self.world = world
-        self.locate = locate
         self.host = Strand("host", rank, world)
         self.streams: dict[str, Strand] = {}
         self.one = True
+        self.capturing: GraphOrder | None = None
+        self.replaying: GraphOrder | None = None
+        self._locate = locate
         self._races = races
         self._returned: list[_Returned] = []
         self._posted: dict[str, Moment] = {}
 
+    def locate(self) -> Place:
+        """Where in the program the host is; in a replay, where it captured what it replays, too."""
+        return self._locate() if self.replaying is None else self.replaying.place
+
     def stream(self, name: str) -> Strand:
         """The strand of a stream that computes."""
+        if self.replaying is not None:
+            return self.replaying.strand(name)
         return self.host if self.one else self.queue(name)
 
     def queue(self, name: str) -> Strand:
@@ -67,6 +79,8 @@ class RankOrder:
     def kernel(self, end: Moment) -> Moment:
         """An operation that has been enqueued is a kernel that signals, or waits, while it runs; gives its end."""
         end.runs = True
+        if self.replaying is not None:
+            end.replayed = self.replaying.place
         end.strand.pending = (*end.strand.pending, end)
         return end
 
@@ -119,6 +133,24 @@ class RankOrder:
             if not other.collective:
                 strand.meet(other.now())
 
+    # -- graphs ------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> GraphOrder:
+        """The host begins to capture a graph; it has ended when :attr:`capturing` is None again."""
+        self.capturing = GraphOrder(self.host, self.queue, self._locate)
+        return self.capturing
+
+    @contextmanager
+    def replay(self, graph: GraphOrder, stream: str) -> Iterator[None]:
+        """For the length of a block, a graph is replayed on a stream."""
+        self.one = False
+        with graph.replaying(stream):
+            self.replaying = graph
+            try:
+                yield
+            finally:
+                self.replaying = None
+
     # -- what is touched ---------------------------------------------------------------------------------------------
 
     @property
@@ -140,6 +172,8 @@ class RankOrder:
 
     def handed_out(self, shadow: Shadow, address: int) -> None:
         """A storage has been given the memory at an address: what was done to it before may not have ended."""
+        if self.capturing is not None:
+            return  # a graph has memory of its own
         for each in self._returned:
             each.hand_over(shadow, address)
 
@@ -166,6 +200,20 @@ class RankOrder:
                 late = MemoryAccess(access.strand, access.n, access.name, access.where, where)
                 self._returned.append(_Returned(late, access is cell.write, cell.region, address, owner))
 
+    def lost(self, shadow: Shadow, stream: str) -> None:
+        """The program has dropped memory that a collective or a message may use, whose library does not keep it. Raises
+        RaceError."""
+        strand = self.stream(stream)
+        for cell in shadow.cells:
+            for access in cell.accesses:
+                if (
+                    access.strand.collective
+                    and access.strand.world is self.world
+                    and not strand.knows(access.strand, access.n)
+                ):
+                    late = MemoryAccess(strand, strand.n, "a new .data", self.locate())
+                    self.report(shadow, cell.region, access, access is cell.write, late, True, does="frees")
+
     def looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str = "reads") -> None:
         """Somebody for whom it matters looks at bytes. Raises UndefinedMemoryError if nobody has written some of them (unless
         that is only collected)."""
@@ -186,8 +234,11 @@ class RankOrder:
         writes: bool,
         access: MemoryAccess,
         new_writes: bool,
+        does: str = "",
     ) -> None:
         """Tell of a race (:data:`~kernbench.order.shadow.Found`). Raises RaceError, unless races are only collected.
+
+        ``does``: what the later access does, if a word says it better than "reads" or "writes".
 
         Those that may meet are no race, but one of them came first.
         """
@@ -195,12 +246,12 @@ class RankOrder:
             self._races.unordered(old, access)
         if (old.atomic and access.atomic) or old.polls or access.polls:
             return
-        does = ("writes" if writes else "reads"), ("writes" if new_writes else "reads")
-        kind = f"{does[1][:-1]} after {does[0][:-1]}"
+        did, then = ("writes" if each else "reads" for each in (writes, new_writes))
+        kind = f"{then[:-1]} after {did[:-1]}"
         self._races.add(
             Race(
-                kind, _memory(shadow, region), old, access, *does, tuple(_knowledge(old, access)), _remedy(old, access),
-                "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
+                kind, _memory(shadow, region), old, access, did, does or then, tuple(_knowledge(old, access)),
+                _remedy(old, access), "" if shadow.made is None else f"first used by {shadow.made}", excuse_of((old, access)),
                 (_side(old, access), _side(access, old)),
             )
         )  # fmt: skip
@@ -285,6 +336,9 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
             f"one thread of the program has released what all of them have done, without waiting for them: put "
             f"tl.debug_barrier() between {first} and the release."
         )
+    outer, inner = one.joins or one, other.joins or other
+    if outer is not inner:  # who waits for a graph waits for where it is replayed
+        one, other = outer, inner
     if first.freed is not None:
         return (
             f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "

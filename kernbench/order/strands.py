@@ -39,11 +39,12 @@ class Strand:
         fenced: what a program knew at its last fence.
         threads_of: of what threads of a program did that one of them has not released: the program; None: it is no such strand.
         pending: kernels after which it comes and which have not run: what they learn of others, it will know.
+        joins: of a branch of a graph: the stream on which that was replayed last; None: it is no branch.
     """
 
     __slots__ = (
-        "_unfenced", "clock", "collective", "fenced", "host", "launch", "n", "name", "pending", "rank", "recent", "seen",
-        "siblings", "threads_of", "told", "world",
+        "_unfenced", "clock", "collective", "fenced", "host", "joins", "launch", "n", "name", "pending", "rank", "recent",
+        "seen", "siblings", "threads_of", "told", "world",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class Strand:
         self.pending: tuple[Moment, ...] = ()
         self.siblings: list[Strand] = []
         self.threads_of: Strand | None = None
+        self.joins: Strand | None = None
         if launch is not None:
             self.siblings = launch.strand.siblings
             self.clock = {**launch.known(), launch.strand: launch.n - 1}
@@ -180,9 +182,10 @@ class Moment:
         pending: kernels before it that had not run.
         runs: whether it is the end of a kernel that has not run yet.
         seen: how far the host of its strand had come.
+        replayed: of a kernel of a graph: where it was captured, and where that is replayed; None: it is in no graph.
     """
 
-    __slots__ = ("before", "clock", "n", "pending", "runs", "seen", "strand")
+    __slots__ = ("before", "clock", "n", "pending", "replayed", "runs", "seen", "strand")
 
     def __init__(self, strand: Strand, n: int, clock: Mapping[Strand, int]) -> None:
         self.strand = strand
@@ -191,6 +194,7 @@ class Moment:
         self.seen = strand.seen
         self.pending = strand.pending
         self.runs = False
+        self.replayed: Any = None
         self.before: Moment | None = None
 
     def known(self) -> dict[Strand, int]:

@@ -7,13 +7,15 @@ nobody may look at them before a replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.storages import NOTE, Block
 from kernbench.simulation.tensors import storage_of
+from kernbench.triton_engine.memory import AllocationMap, HostAllocation
 
 
 def keep(host: Host, tensors: Iterable[torch.Tensor]) -> None:
@@ -35,6 +37,39 @@ def undo(host: Host) -> None:
             if storage.nbytes() == before.numel():
                 _bytes_of(storage).copy_(before)
     host.capture.kept.clear()
+
+
+class _MemoryBehindPointers:
+    """What a kernel finds behind pointers that it has from memory: peers' buffers, signals. Kept when it is found."""
+
+    def __init__(self, memory: AllocationMap) -> None:
+        self._memory = memory
+        self.kept: dict[int, tuple[HostAllocation, torch.Tensor]] = {}
+        self.multicast_range = memory.multicast_range
+        self.checks = memory.checks
+
+    def find(self, address: int) -> HostAllocation | None:
+        found = self._memory.find(address)
+        if found is not None:
+            found.words = None
+            if found.base not in self.kept:
+                self.kept[found.base] = found, found.flat(torch.uint8).clone()
+        return found
+
+    def words(self, address: int) -> None:
+        """Nobody learns that a capture has written there."""
+
+
+@contextmanager
+def behind_pointers(memory: AllocationMap) -> Iterator[AllocationMap]:
+    """For the length of a block, in which a captured kernel runs: memory whose contents are as they were when it ends, but
+    those of the tensors that the kernel is given (:func:`keep`)."""
+    kept = _MemoryBehindPointers(memory)
+    try:
+        yield kept
+    finally:
+        for found, before in kept.kept.values():
+            found.flat(torch.uint8).copy_(before)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

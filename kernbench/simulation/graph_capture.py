@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.cost.work import Cost
+from kernbench.order import GraphOrder
 from kernbench.sim_engine.operation import Operation
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
@@ -30,15 +31,23 @@ class GraphCapture:
         posted: collectives of the capture.
         kept: by storage, what was in memory that the capture has written (:mod:`~kernbench.simulation.capture_effects`).
         broken: whether something was not permitted.
+        order: what happens before what in a replay; None: nobody wants to know.
     """
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, order: GraphOrder | None = None) -> None:
         self.stream = stream
+        self.order = order
         self.steps: list[Callable[[], Any]] = []
         self.works: dict[Any, Any] = {}
         self.posted: list[Operation] = []
         self.kept: dict[int, tuple[Any, Any]] = {}
         self.broken = False
+
+    def add(self, step: Callable[[], Any]) -> None:
+        """Have a step taken, after those before it, whenever the graph is replayed."""
+        self.steps.append(step)
+        if self.order is not None:
+            self.order.captured()
 
     def forbid(self) -> None:
         """Raise what CUDA says of what it does not permit now."""
@@ -52,7 +61,7 @@ class GraphCapture:
         if cost is None:
             self.forbid()
         stream = host.stream
-        self.steps.append(lambda: self.on_stream(host, stream, lambda: enqueue(host, name, cost, sip=sip)))
+        self.add(lambda: self.on_stream(host, stream, lambda: enqueue(host, name, cost, sip=sip)))
         op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
         op.start = op.end = host.clock
         return op
@@ -76,5 +85,11 @@ class GraphCapture:
         """Take all steps; the host pays ``overhead`` s."""
         self.works.clear()
         with host.launching_graph(overhead):
-            for step in self.steps:
-                step()
+            if self.order is None or host.order is None:
+                for step in self.steps:
+                    step()
+                return
+            with host.order.replay(self.order, host.stream):
+                for place, step in zip(self.order.places, self.steps, strict=True):
+                    self.order.captured_at = place
+                    step()

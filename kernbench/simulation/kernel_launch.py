@@ -23,12 +23,12 @@ from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
-from kernbench.simulation.capture_effects import keep
+from kernbench.simulation.capture_effects import behind_pointers, keep
 from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.kernel_order import KernelOrder
 from kernbench.simulation.remote_traffic import traffic_of_launches
-from kernbench.simulation.shadows import escapes, link
+from kernbench.simulation.shadows import link
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
@@ -168,8 +168,6 @@ class KernelLauncher:
         launch.rank, launch.cold = host.rank, host.cold
         launch.blind = not (self.engine.enable_data or self._compute(tensors))
         if host.capture is not None:
-            for tensor in tensors if host.order is not None else ():
-                escapes(tensor)
             self._capture(host, host.capture, launch)
             return
         awaited = host.awaiting_values()
@@ -195,11 +193,11 @@ class KernelLauncher:
     def _capture(self, host: Host, graph: GraphCapture, launch: Launch) -> None:
         """A launch that belongs to a graph: it runs now, as a warm-up, and whenever the graph is replayed."""
         stream = host.stream
-        graph.steps.append(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
+        graph.add(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch))))
         if self.engine.enable_data:
             keep(host, [arg for arg in launch.args if isinstance(arg, torch.Tensor)])
-            with suppress(DeadlockError), host.as_one():  # it waits for another rank, which has to capture yet
-                run_alone(launch, self.memory)
+            with host.as_one(), behind_pointers(self.memory) as memory, suppress(DeadlockError):
+                run_alone(launch, memory)  # it may wait for another rank, which has to capture yet
 
     def activity(self) -> tuple[int, int]:
         """Changes whenever a rank has run or an operation has ended: memory may have been written since."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kernbench.order import SCOPES, ByteRegion, MemoryAccess, Moment, Shadow, Strand, kernel_ended, region_of
+from kernbench.order import SCOPES, ByteRegion, MemoryAccess, Moment, Place, Shadow, Strand, kernel_ended, region_of
 from kernbench.sim_engine import MemoryStore
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.locations import Location
@@ -112,6 +112,7 @@ class KernelOrder:
     def __init__(self, execution: Binding, hosts: Hosts, memory: MemoryStore) -> None:
         # not the execution itself, which has this: in a circle, what the kernel was given would live until somebody collects it
         self._moments = [launch.moment for launch in execution.launches]
+        self._launched = {launch.moment: launch.where for launch in execution.launches}
         self._programs = execution.programs
         self._grid = execution.grid
         self._name = execution.program.name
@@ -149,7 +150,10 @@ class KernelOrder:
                 strand.n = 1
                 key = (strand, 1, info.index, atomic)
             user = info.loc.user
-            where = Location(user.file, user.line, info.kernel)
+            where: Place = Location(user.file, user.line, info.kernel)
+            launch = strand.launch
+            if launch is not None and launch.replayed is not None:
+                where = launch.replayed._replace(at=where, launched=self._launched[launch])
             name = info.name.removeprefix("tt.")
             found = self._accesses[key] = MemoryAccess(strand, strand.n, name, where, atomic=atomic)
             strand.recent.append(found)

@@ -105,6 +105,7 @@ class Mailbox:
         self._hosts.need(group.ranks if peer is None else (peer,), "a message")
         me = self._hosts.of_rank[rank]
         op = self.enqueue(me, tensor, peer=peer, sends=sends)
+        tensor = self._streams.take(me, tensor)
         message = Message(group, rank, peer, tag, sends, tensor, op, user_location(), me.before(me.stream))
         self._streams.touch(me, op, (tensor,) if sends else (), () if sends else (tensor,))
         self.admit(message)

@@ -10,7 +10,7 @@ import torch
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import Operation
 from kernbench.simulation.hosts import Host
-from kernbench.simulation.shadows import escapes, shadow_of, touch
+from kernbench.simulation.shadows import shadow_of, touch
 from kernbench.simulation.streams import Streams
 
 
@@ -36,15 +36,19 @@ class OrderedStreams(Streams):
             op.moment = order.enqueued(host.stream)
         return op
 
+    def take(self, host: Host, tensor: torch.Tensor) -> torch.Tensor:
+        """See :meth:`Streams.take`."""
+        taken = super().take(host, tensor)
+        kept = None if host.order is None else shadow_of(host.order, tensor)
+        if kept is not None:
+            kept.lend(taken)
+        return taken
+
     def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """See :meth:`Streams.touch`. A collective reads its inputs, and writes its outputs, from now to its end."""
         super().touch(host, op, inputs, outputs)
         order = host.order
-        if order is None:
-            return
-        if host.capture is not None:
-            for tensor in (*inputs, *outputs):
-                escapes(tensor)
+        if order is None or host.capture is not None:
             return
         order.one = not host.uses_gpu
         op.moment = order.posted(op.stream, host.stream)

@@ -6,6 +6,7 @@ dies, or is resized, the memory goes back to the pool of the stream that it was 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -25,22 +26,26 @@ class StorageShadow:
     """The shadow of one storage, until its memory is given back.
 
     Attributes:
+        captured: whether a graph that is being captured was the first to touch it, which has memory of its own.
+        lent: what messages that may be on their way have taken of it.
         whole: all its bytes.
         world: of the ranks that touch it.
         on_gpu: whether it is on one.
     """
 
-    __slots__ = ("_address", "_order", "_recorded", "_stream", "on_gpu", "shadow", "whole", "world")
+    __slots__ = ("_address", "_order", "_recorded", "_stream", "captured", "lent", "on_gpu", "shadow", "whole", "world")
 
     def __init__(self, order: RankOrder, tensor: torch.Tensor, storage: Any) -> None:
         nbytes = storage.nbytes()
         self.world = order.world
         self.whole = ByteRegion(0, nbytes)
         self.on_gpu = False
+        self.captured = order.capturing is not None
         self._order: RankOrder | None = None
         self._address = 0
         self._stream = ""
         self._recorded: set[str] | None = None
+        self.lent: list[weakref.ref[torch.Tensor]] = []
         self.shadow = Shadow(order.report, nbytes)
         self.shadow.tensor = tensor.dtype, tensor.shape
         self.place(order, storage)
@@ -59,7 +64,7 @@ class StorageShadow:
                 self.shadow = allocation.shadow  # kernels of other ranks have been there
         self.shadow.shared |= block.shared
         extent = None if block.entry is None else block.entry[EXTENT]
-        if extent is not None and not block.shared:
+        if extent is not None and not block.shared and not self.captured:
             self._order, self._address, self._stream = block.owner.host.order, extent.address, extent.pool.stream
             if self._order is order:
                 order.handed_out(self.shadow, extent.address)
@@ -67,6 +72,14 @@ class StorageShadow:
     def record_stream(self, name: str) -> None:
         """The pool waits for what is on a stream before it gives the memory out again."""
         self._recorded = {*(self._recorded or ()), name}
+
+    def lend(self, taken: torch.Tensor) -> None:
+        """A message has taken it."""
+        self.lent = [*(each for each in self.lent if each() is not None), weakref.ref(taken)]
+
+    def lose(self, order: RankOrder, stream: str) -> None:
+        """The tensor that a library may have is going to have other memory, and nobody else has this. Raises RaceError."""
+        order.lost(self.shadow, self._stream or stream)
 
     def give_back(self) -> None:
         """The memory is the pool's again. Idempotent."""
@@ -166,10 +179,25 @@ def record_stream(storage: Any, name: str) -> None:
         kept.record_stream(name)
 
 
-def forget(storage: Any) -> None:
-    """A storage is about to change its size: what memory it has goes back, and what it gets is other memory."""
+def lose_memory(order: RankOrder, stream: str, storage: Any, references: int) -> None:
+    """A tensor with this storage is about to get another one; ``references``: that others have to it, messages among them.
+
+    Raises :class:`~kernbench.errors.RaceError` if a library may still be at work on it (unless races are collected).
+    """
+    kept: StorageShadow | None = getattr(storage, SHADOW, None)
+    if kept is not None and references <= len([each for each in kept.lent if each() is not None]):
+        kept.lose(order, stream)
+
+
+def forget(storage: Any, *, captured: int | None = None) -> None:
+    """A storage is about to change its size: what memory it has goes back, and what it gets is other memory.
+
+    ``captured``: the bytes that it will have, if a graph does it, in each of whose replays it has the same memory.
+    """
     kept: StorageShadow | None = getattr(storage, SHADOW, None)
     if kept is not None:
+        if kept.captured and captured in (0, kept.whole.hi):
+            return
         kept.give_back()
         delattr(storage, SHADOW)
     block = getattr(storage, NOTE, None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
@@ -126,6 +127,11 @@ class Streams:
         op.nbytes = nbytes
         op.executed = False
         return op
+
+    def take(self, host: Host, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as it is now, for a message: the library has its address, whatever the program makes of it meanwhile."""
+        with host.as_one(), DisableTorchFunctionSubclass():
+            return tensor.detach()
 
     def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Note in ``op`` and in the storages which memory it reads and writes."""

@@ -19,6 +19,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
+from kernbench.torch_backend.gpu import replaced_data
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
@@ -109,6 +110,8 @@ class Environment:
             signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
+            if self._host_devices.simulation.order is not None:
+                replaced_data.install(self._patches)
             self.state.open(self._patches)
             self._imports.open()
         except BaseException:

@@ -33,7 +33,7 @@ def _barrier(signals, slot, rank: tl.constexpr, world: tl.constexpr, SEM: tl.con
 
 
 @triton.jit
-def _one_shot(
+def one_shot(
     buffers, signals, out, rank: tl.constexpr, world: tl.constexpr, SEM: tl.constexpr, SCOPE: tl.constexpr,
     EXIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def meet(numel: int = N) -> tuple[torch.Tensor, Any]:
 def reduce_by_kernel(
     handle: Any, out: torch.Tensor, sem: str = "acq_rel", scope: str = "sys", exit: bool = True
 ) -> None:
-    _one_shot[(N // BLOCK,)](
+    one_shot[(N // BLOCK,)](
         handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, out, rank=handle.rank, world=handle.world_size, SEM=sem,
         SCOPE=scope, EXIT=exit, BLOCK=BLOCK,
     )  # fmt: skip

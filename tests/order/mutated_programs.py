@@ -40,7 +40,7 @@ def _two_shot(buffers, signals, rank: tl.constexpr, world: tl.constexpr, BLOCK: 
     for peer in range(world):
         total += tl.load(tl.load(buffers + peer).to(tl.pointer_type(tl.float32)) + chunk)
     tl.store(mine + chunk, total)
-    tl.debug_barrier()  # orders # harmless: threads of one program are not told apart
+    tl.debug_barrier()  # orders # harmless: compiled code has one before each turn of a loop that spins on an atomic
     _meet(signals, block, rank, world)  # orders
     for step in range(1, world):
         peer = (rank + step) % world

@@ -44,6 +44,22 @@ def buffer_of_isend_reused(fixed: bool) -> None:
             dist.recv(buffer, 0)
 
 
+def memory_of_isend_made_free(fixed: bool) -> None:
+    """Megatron 4047: an activation that is sent is "deallocated" by a ``data`` of one element, before it has gone."""
+    rank = dist.get_rank()
+    if rank == 0:
+        output = torch.ones(N, device="cuda")
+        work = dist.isend(output, 1)  # first
+        assert work is not None
+        if fixed:
+            work.wait()
+        output.data = torch.empty(1, device="cuda")  # second
+        work.wait()
+    else:
+        received = torch.zeros(N, device="cuda")
+        dist.recv(received, 0)
+
+
 def tensor_changed_while_an_async_collective_reads_it(fixed: bool) -> None:
     x, every = torch.ones(N, device="cuda"), torch.empty(2 * N, device="cuda")
     work = dist.all_gather_into_tensor(every, x, async_op=True)  # first
@@ -153,6 +169,7 @@ PAIRS = (
     result_of_an_async_collective_read_before_wait,
     result_of_an_async_collective_read_on_the_host,
     buffer_of_isend_reused,
+    memory_of_isend_made_free,
     tensor_changed_while_an_async_collective_reads_it,
     stream_that_does_not_wait,
     stream_that_waits_for_an_event_recorded_too_early,

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 import pytest
 
 import kernbench
-from tests.order import kernel_programs, stream_programs, undefined_programs
+from tests.order import graph_programs, kernel_programs, stream_programs, undefined_programs
 from tests.order.test_streams import races_of
 
 Program = Callable[[bool], None]
 
-PAIRS: tuple[Program, ...] = (*stream_programs.PAIRS, *kernel_programs.PAIRS, *undefined_programs.PAIRS)
+PAIRS: tuple[Program, ...] = (
+    *stream_programs.PAIRS, *kernel_programs.PAIRS, *undefined_programs.PAIRS, *graph_programs.PAIRS,
+)  # fmt: skip
 NAMES = [program.__name__ for program in PAIRS]
 LONG_RUN = [f"{how}:{seed}" for seed in range(1, 101) for how in ("random", "pct:3:40")]
 

@@ -18,7 +18,7 @@ from kernbench.order import Choices, Conflicts, GivenAnswer, MemoryAccess, Stran
 from kernbench.precompile import count_compiles
 from kernbench.simulation.locations import Location
 from kernbench.trace import write_trace
-from tests.order.kernel_programs import _one_shot
+from tests.order.kernel_programs import one_shot
 from tests.order.schedule_programs import gathers, hands_over, leads, reduces, trains
 
 Program = Callable[[int, list[str]], None]
@@ -254,7 +254,7 @@ def test_answers_are_numbered_by_point() -> None:
 def test_compiling_takes_no_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's compiler times itself where somebody listens, and only when its cache has not the kernel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    _one_shot.device_caches.clear()
+    one_shot.device_caches.clear()
     with count_compiles() as compiles:
         for run in ("cold.json", "warm.json"):
             trial_of(reduces, None, trace=tmp_path / run)

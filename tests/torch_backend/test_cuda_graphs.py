@@ -201,6 +201,7 @@ def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(
             return loss
 
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             step()
         torch.cuda.synchronize()
@@ -248,6 +249,7 @@ def test_a_capture_leaves_memory_as_it_was(run: Callable[..., list[Any]]) -> Non
                 return total
 
             stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 step()
             torch.cuda.synchronize()

@@ -56,7 +56,8 @@ class CUDAGraph:
             raise RuntimeError(_OWNS_ONE)
         self._pool = pool or self._pool
         self._random = torch.cuda.get_rng_state()
-        self._graph = host.capture = GraphCapture(host.stream)
+        order = None if host.order is None else host.order.capture()
+        self._graph = host.capture = GraphCapture(host.stream, order)
 
     def capture_end(self) -> None:
         """The graph is whole. Raises RuntimeError if something was done in between that CUDA does not permit."""
@@ -68,6 +69,8 @@ class CUDAGraph:
             undo(host)
             torch.cuda.set_rng_state(self._random)
         graph, host.capture = host.capture, None
+        if host.order is not None:
+            host.order.capturing = None
         if graph is None or graph.broken:
             self._graph = None
             raise RuntimeError(INVALIDATED)

@@ -281,11 +281,12 @@ def _resize(storage: Any, nbytes: int) -> Any:
     if type(block) is not Block or block.nbytes == nbytes:
         return _stock_resize(storage, nbytes)
     mine = current_device()
-    if mine is not None and mine.host.capture is not None:  # the values of a replay need it, too
-        mine.host.capture.steps.append(lambda: _stock_resize(storage, nbytes))
+    graph = None if mine is None else mine.host.capture
+    if graph is not None:  # the values of a replay need it, too
+        graph.add(lambda: _stock_resize(storage, nbytes))
     if not nbytes:
         claim(block.entry, UNSHARDED)
-    forget(storage)
+    forget(storage, captured=None if graph is None else nbytes)
     block.resize(nbytes)
     if nbytes:
         claim(block.entry, UNSHARDED)

@@ -14,6 +14,7 @@ import torch
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Undefined
 from kernbench.simulation.shadows import allocated, escapes, region_in, shadow_of, touch
 from kernbench.simulation.tensors import listed_tensors
+from kernbench.torch_backend.gpu.captured_touches import CapturedTouches
 from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -151,10 +152,6 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
     order = host.order
     if order is None or device.in_custom_operation:
         return
-    if host.capture is not None:  # what a graph writes is not seen
-        for tensor in listed_tensors((*args, *(kwargs or {}).values())):
-            escapes(tensor)
-        return
     if operation.allocates:
         if device.simulation.engine.enable_data:
             allocated(order, result, operation.name)
@@ -162,6 +159,7 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
     if operation.kind == TRANSFER and device.moving and block_of(args[0]) is None:
         return  # on its way to a GPU: see `sent`
     order.one = not host.uses_gpu
+    graph = host.capture
     found = _touched[operation.func]
     mutated: list[torch.Tensor] = []
     for at, name in found.written:
@@ -171,8 +169,14 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
         elif value is not None:
             mutated += listed_tensors((value,))
     written = {id(tensor) for tensor in mutated}
-    together = operation.kind == TRANSFER and _does_not_block(operation, args, kwargs, result)
-    stage = _Touches(order, host.stream, operation.title.removesuffix(".default"), changes=found.changes)
+    title = operation.title.removesuffix(".default")
+    stage: _Touches | CapturedTouches
+    if graph is None:
+        together = operation.kind == TRANSFER and _does_not_block(operation, args, kwargs, result)
+        stage = _Touches(order, host.stream, title, changes=found.changes)
+    else:
+        together = operation.kind == TRANSFER  # its nodes have all come from pinned memory
+        stage = CapturedTouches(order, title, changes=found.changes)
     if not found.nothing:
         for tensor in listed_tensors((*args, *kwargs.values()) if kwargs else args):
             if id(tensor) not in written:
@@ -183,9 +187,11 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
     fresh = [tensor for tensor in made if id(tensor) not in written]
     for tensor in fresh:
         stage.add(tensor, together=together, writes=True, fresh=True)
-    undefined = stage.undefined
-    if undefined is not None and operation.name not in _OF_SEVERAL and not any(isinstance(arg, list) for arg in args):
-        stage.made_of(undefined, (*mutated, *fresh))
+    passes_on = operation.name not in _OF_SEVERAL and not any(isinstance(arg, list) for arg in args)
+    if isinstance(stage, CapturedTouches):
+        stage.have_done_again(host, passes_on=passes_on)
+    elif stage.undefined is not None and passes_on:
+        stage.made_of(stage.undefined, (*mutated, *fresh))
 
 
 def _does_not_block(operation: Recorded, args: Any, kwargs: Any, result: Any) -> bool:
@@ -234,16 +240,20 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
 
 def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, goes_on: bool) -> None:
     """Tensors of the host have been copied to a GPU; from pinned memory, the host may have gone on. Raises RaceError."""
-    order = device.host.order
-    if order is None or device.host.capture is not None:
+    host = device.host
+    order = host.order
+    if order is None:
         return
     order.one = False
-    stage = _Touches(order, device.host.stream, "copy to the GPU")
+    graph, name = host.capture, "copy to the GPU"
+    stage = _Touches(order, host.stream, name) if graph is None else CapturedTouches(order, name)
     for source in sources:
-        stage.add(source, together=bool(goes_on) and is_pinned(source))
+        stage.add(source, together=is_pinned(source) and (bool(goes_on) or graph is not None))
     for tensor in made:
         stage.add(tensor, writes=True, fresh=True)
-    if stage.undefined is not None and len(sources) == 1:
+    if isinstance(stage, CapturedTouches):
+        stage.have_done_again(host, passes_on=len(sources) == 1)
+    elif stage.undefined is not None and len(sources) == 1:
         stage.made_of(stage.undefined, made)
 
 

@@ -378,7 +378,7 @@ class Recorder(TorchDispatchMode):
         if device.moving or any(block_of(each) is not None for each in tensors):
             host = device.host
             assert host.capture is not None
-            host.capture.steps.append(computes_again(host, lambda: func(*args, **(kwargs or {})), result))
+            host.capture.add(computes_again(host, lambda: func(*args, **(kwargs or {})), result))
 
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation."""

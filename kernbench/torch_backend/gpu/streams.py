@@ -41,11 +41,16 @@ class Stream:
         """What is enqueued here next starts after what is on ``stream`` now."""
         state = bound_devices().mine().host
         state.let_wait(self.name, state.before(stream.name))
-        if state.order is not None:
+        if state.order is not None and state.capture is None:
             state.order.stream_waits(self.name, (state.order.mark(stream.name),))
-        _capture(
-            lambda graph: state.let_wait(graph.name(state, self.name), state.before(graph.name(state, stream.name)))
-        )
+        _capture(lambda graph: self._wait_again(state, graph.name(state, self.name), graph.name(state, stream.name)))
+
+    @staticmethod
+    def _wait_again(state: Host, mine: str, other: str) -> None:
+        """:meth:`wait_stream` in a replay."""
+        state.let_wait(mine, state.before(other))
+        if state.order is not None:
+            state.order.stream_waits(mine, (state.order.mark(other),))
 
     def wait_event(self, event: Any) -> None:
         """What is enqueued here next starts after the event."""
@@ -158,9 +163,15 @@ class Event:
         state = bound_devices().mine().host
         name = state.stream if stream is None else stream.name
         state.let_wait(name, self._after)
+        if state.order is not None and state.capture is None:
+            state.order.stream_waits(name, (self._moment,))
+        _capture(lambda graph: self._wait_again(state, graph.name(state, name)))
+
+    def _wait_again(self, state: Host, name: str) -> None:
+        """:meth:`wait` in a replay."""
+        state.let_wait(name, self._after)
         if state.order is not None:
             state.order.stream_waits(name, (self._moment,))
-        _capture(lambda graph: state.let_wait(graph.name(state, name), self._after))
 
     def query(self) -> bool:
         simulation = bound_devices().simulation
@@ -186,7 +197,7 @@ def _capture(step: Callable[[GraphCapture], None]) -> None:
     """Have a step taken whenever the graph is replayed that is being captured, if one is."""
     graph = bound_devices().mine().host.capture
     if graph is not None:
-        graph.steps.append(lambda: step(graph))
+        graph.add(lambda: step(graph))
 
 
 def _not_in_a_capture() -> None:

@@ -247,9 +247,7 @@ class PostingGroup(_ProcessGroup):
                 self._post, op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root,
                 splits=splits, given=given, algorithm=algorithm,
             )  # fmt: skip
-            graph.steps.append(
-                lambda: graph.on_stream(host, stream, lambda: graph.works.__setitem__(work.operation, again()))
-            )
+            graph.add(lambda: graph.on_stream(host, stream, lambda: graph.works.__setitem__(work.operation, again())))
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work

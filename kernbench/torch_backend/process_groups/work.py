@@ -59,9 +59,7 @@ class Work(dist.Work):
         if graph is not None:
             host = self._simulation.hosts.current()
             stream, operations = host.stream, self.operations
-            graph.steps.append(
-                lambda: graph.on_stream(host, stream, lambda: [graph.works[op].wait() for op in operations])
-            )
+            graph.add(lambda: graph.on_stream(host, stream, lambda: [graph.works[op].wait() for op in operations]))
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self.operations:

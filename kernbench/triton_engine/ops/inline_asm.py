@@ -72,7 +72,9 @@ class BatchMemory:
         self._echoes = {home.base for home in homes if home is not None and home.base != counted}
         return [address - np.uint64(start) + np.uint64(base) for base in bases]
 
-    def _places(self, address: np.ndarray, nbytes: int) -> list[tuple[HostAllocation, np.ndarray, np.ndarray]]:
+    def _places(
+        self, address: np.ndarray, nbytes: int, times: int = 1
+    ) -> list[tuple[HostAllocation, np.ndarray, np.ndarray]]:
         out = []
         signed = address.astype(np.int64)
         if len(signed) == 1:  # atomic updates come one by one
@@ -80,7 +82,7 @@ class BatchMemory:
             found = self._allocation_of(first)
             if first + nbytes > found.base + found.nbytes:
                 raise self._past_the_end_of(found)
-            self._touch(found, nbytes)
+            self._touch(found, nbytes * times)
             return [(found, _ALL_OF_ONE, (signed - found.base) // nbytes)]
         left = np.ones(len(signed), dtype=bool)
         while left.any():
@@ -153,10 +155,10 @@ class BatchMemory:
         if self.batch.execution.checks is not None:
             self.batch.execution.checks.fence(self._programs(state.invocations))
 
-    def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
+    def load(self, address: np.ndarray, nbytes: int, times: int = 1) -> np.ndarray:
         """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
         out = np.zeros(len(address), dtype=np.uint64)
-        for allocation, here, index in self._places(address, nbytes):
+        for allocation, here, index in self._places(address, nbytes, times):
             flat = allocation.flat(_RAW[nbytes]).numpy().view(_NP[nbytes])
             out[here] = flat[index].astype(np.uint64)
             self._signal(allocation, index * nbytes, False)

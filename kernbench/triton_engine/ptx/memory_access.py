@@ -54,19 +54,40 @@ def _operation(instr: Instruction) -> str:
     return next(m for m in instr.modifiers if m in _OPERATIONS)
 
 
+def _swap(state: State, size: int, address: np.ndarray, expected: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Compare-and-swap, one invocation after the other at each word: in the steps that change it."""
+    old = np.zeros(len(address), dtype=U64)
+    changes = expected != wanted
+    for place in np.unique(address):
+        left = np.flatnonzero(address == place)
+        at = address[left[:1]]
+        seen = state.memory.load(at, size, len(left))
+        while len(left):
+            old[left] = seen
+            hits = np.flatnonzero((expected[left] == seen) & changes[left])
+            if not len(hits):
+                break
+            seen = wanted[left[hits[:1]]]
+            left = left[hits[0] + 1 :]
+            state.memory.store(at, seen, size)
+            state.changed = True
+    return old
+
+
 def _update(state: State, instr: Instruction, address: np.ndarray, operands: list[np.ndarray]) -> np.ndarray:
     """Read-modify-write, one invocation after the other."""
     kind, name = instr.type, _operation(instr)
     size = _bytes_of(kind)
+    mask = U64((1 << (8 * size)) - 1)
+    if name == "cas":
+        return _swap(state, size, address, operands[0] & mask, operands[1] & mask)
     old = np.zeros(len(address), dtype=U64)
     for n in range(len(address)):
         at = address[n : n + 1]
         seen = state.memory.load(at, size)
         old[n] = seen[0]
         x = operands[0][n : n + 1]
-        if name == "cas":
-            new = operands[1][n : n + 1] if seen[0] == x[0] & U64((1 << (8 * size)) - 1) else seen
-        elif name == "exch":
+        if name == "exch":
             new = x
         elif name == "inc":
             new = np.where(seen >= x, U64(0), seen + U64(1))
@@ -75,7 +96,7 @@ def _update(state: State, instr: Instruction, address: np.ndarray, operands: lis
         else:
             k = "u" + kind[1:] if kind[0] == "b" and name in ("add", "min", "max") else kind
             new = apply_packed(k, ARITHMETIC[name], seen, x)
-        new = new & U64((1 << (8 * size)) - 1)
+        new = new & mask
         if new[0] != seen[0]:
             state.memory.store(at, new, size)
             state.changed = True

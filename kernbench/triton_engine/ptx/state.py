@@ -17,8 +17,8 @@ from .parse import AssemblyError
 class GlobalMemory(Protocol):
     """Loads, stores and updates by absolute address; addresses are uint64 arrays."""
 
-    def load(self, address: np.ndarray, nbytes: int) -> np.ndarray:
-        """Values of ``nbytes`` bytes, as uint64."""
+    def load(self, address: np.ndarray, nbytes: int, times: int = 1) -> np.ndarray:
+        """Values of ``nbytes`` bytes, as uint64. ``times``: how often invocations read the word, where it is one alone."""
 
     def store(self, address: np.ndarray, value: np.ndarray, nbytes: int) -> None:
         """Write the low ``nbytes`` bytes of each value."""
