@@ -48,11 +48,11 @@ def attend(
                 q, k, v, dropout_p=dropout, scale=scale, is_causal=True, enable_gqa=grouped
             )
             return out.transpose(1, 2), None
-    seen, distance = _seen(queries, keys if lengths is None else lengths, keys, left, right, q.device)
+    seen, distance = seen_keys(queries, keys if lengths is None else lengths, keys, left, right, q.device)
     if not (softcap or statistics):
         bias = torch.zeros_like(distance, dtype=q.dtype).masked_fill(~seen, -math.inf)
         if alibi is not None:
-            bias = bias + _slopes(alibi, distance).to(q.dtype)
+            bias = bias + slopes_bias(alibi, distance).to(q.dtype)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale, enable_gqa=grouped
         )
@@ -63,14 +63,14 @@ def attend(
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi is not None:
-        scores = scores + _slopes(alibi, distance)
+        scores = scores + slopes_bias(alibi, distance)
     scores = scores.masked_fill(~seen, -math.inf)
     shares = torch.where(seen.any(-1, keepdim=True), torch.softmax(scores, -1), 0)
     out = F.dropout(shares, dropout).to(v.dtype) @ v
     return out.transpose(1, 2), torch.logsumexp(scores, -1) if statistics else None
 
 
-def _seen(
+def seen_keys(
     queries: int, ends: int | Tensor, keys: int, left: int, right: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Which keys a query sees, and how far they are from it: ``[queries, keys]``, or ``[batch, 1, queries, keys]``.
@@ -90,5 +90,6 @@ def _seen(
     return seen, distance
 
 
-def _slopes(alibi: Tensor, distance: Tensor) -> Tensor:
+def slopes_bias(alibi: Tensor, distance: Tensor) -> Tensor:
+    """What slopes ``[heads]`` or ``[batch, heads]`` add to scores at these distances."""
     return -alibi.float()[..., None, None] * distance.abs()

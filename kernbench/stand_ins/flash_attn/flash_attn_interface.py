@@ -8,8 +8,12 @@ import torch
 
 from .attention import Tensor, Window, attend
 from .caches import Places
+from .passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
 
 _NO_WINDOW = (-1, -1)
+
+_flash_attn_forward, _flash_attn_backward = forward_pass, backward_pass
+_flash_attn_varlen_forward, _flash_attn_varlen_backward = varlen_forward_pass, varlen_backward_pass
 
 
 def _given(out: Tensor, statistics: Tensor | None) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch.jit import _builtins, _recursive
 
 from kernbench.torch_backend.gpu.classes import default_device
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
@@ -42,12 +44,15 @@ RELIES_ON = (
         "torch._use_cudnn_rnn_flatten_weight", "builds for CUDA lay out recurrent weights by a call of cuDNN",
         looked_up_by=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
     ),
+    Reliance("torch.jit._builtins._find_builtin", "TorchScript knows the functions by what they are", parameters=("fn",)),
+    Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
     Reliance("torch.load", "`map_location` may name a simulated GPU", parameters=("f", "map_location")),
 )  # fmt: skip
 
 
 def install(patches: Patches) -> None:
     """Wrap the functions."""
+    stocks = {name: getattr(torch, name) for name in (*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX)}
     for name in _HAVE_NO_KERNEL:
         patches.set(torch, name, _places_result(getattr(torch, name)))
     patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
@@ -58,6 +63,19 @@ def install(patches: Patches) -> None:
     patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
     patches.set(torch, "load", _loads(torch.load))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
+    find = _knows_wrapped(_builtins._find_builtin, {getattr(torch, name): stock for name, stock in stocks.items()})
+    for module in (_builtins, _recursive):
+        patches.set(module, "_find_builtin", find)
+
+
+def _knows_wrapped(stock: Callable[..., Any], stocks: dict[Any, Any]) -> Callable[..., Any]:
+    """``torch.jit.script`` compiles calls of the wrapped functions to the operations of those that they wrap."""
+
+    @functools.wraps(stock)
+    def find(fn: Any) -> Any:
+        return stock(stocks.get(fn, fn) if type(fn) is FunctionType else fn)
+
+    return find
 
 
 def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
