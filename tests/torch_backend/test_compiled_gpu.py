@@ -386,3 +386,26 @@ def test_nothing_that_was_compiled_is_left_behind(run: Run) -> None:
     run(lambda: torch.compile(double)(torch.ones(4, device="cuda")).tolist())
     assert compiled(torch.ones(4)).tolist() == [2.0] * 4
     assert "cuda" not in os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+
+
+def test_a_compiled_step_makes_the_optimizers_state_on_the_gpu(run: Run) -> None:
+    start, grad = torch.arange(8.0), torch.linspace(-1.0, 1.0, 8)
+
+    def body() -> Any:
+        parameter = nn.Parameter(start.cuda())
+        optimizer = torch.optim.Adam([parameter], lr=0.1)
+        step = torch.compile(optimizer.step, backend="aot_eager")
+        for _ in range(2):
+            parameter.grad = grad.cuda()
+            step()
+        [state] = optimizer.state.values()
+        return {name: each.device.type for name, each in state.items()}, parameter.detach().cpu()
+
+    beside = nn.Parameter(start.clone())
+    eager = torch.optim.Adam([beside], lr=0.1)
+    for _ in range(2):
+        beside.grad = grad
+        eager.step()
+    [(places, values)] = run(body)
+    assert places == {"step": "cuda", "exp_avg": "cuda", "exp_avg_sq": "cuda"}
+    torch.testing.assert_close(values, beside.detach())
