@@ -169,6 +169,12 @@ def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
     return args[at] if at < len(args) else (kwargs or {}).get(name)
 
 
+_MAKES_NESTED = frozenset({
+    "_nested_tensor_from_tensor_list", "_nested_from_padded", "_nested_tensor_from_mask", "_nested_view_from_buffer",
+    "_nested_view_from_buffer_copy",
+})  # fmt: skip
+
+
 class HollowRecorder(Recorder):
     """Records operations that are not computed."""
 
@@ -185,6 +191,11 @@ class HollowRecorder(Recorder):
         if found.meta:
             return operation.call(*args, **kwargs)
         hollow, on_gpu = found.hollow, found.on_gpu
+        if operation.name in _MAKES_NESTED and on_gpu:
+            raise KernbenchError(
+                f"{operation.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and there is "
+                "no data: make them with layout=torch.jagged, or run with data"
+            )
         if hollow and (plain := self._plain.get(found.key)) is not None:
             return _empty_strided(plain.size, plain.stride, dtype=plain.dtype)
         tensors, unknown, largest = found.tensors, found.unknown, found.largest
