@@ -66,16 +66,21 @@ def test_a_product_of_a_nested_tensor_is_priced_as_that_of_its_rows(ranks: Ranks
     assert nested == pytest.approx(flat, rel=0.3)
 
 
-def test_attention_of_jagged_tensors(ranks: Ranks) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_jagged_tensors(ranks: Ranks, causal: bool) -> None:
     def body() -> list[torch.Tensor]:
         parts = [torch.linspace(0.0, 1.0, 8 * length).reshape(length, 2, 4).cuda() for length in LENGTHS]
         x = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
-        return [part.transpose(0, 1).cpu() for part in F.scaled_dot_product_attention(x, x, x).unbind()]
+        return [
+            part.transpose(0, 1).cpu()
+            for part in (x + F.scaled_dot_product_attention(x, x, x, is_causal=causal)).unbind()
+        ]
 
     [found] = ranks(body, 1)
     for length, part in zip(LENGTHS, found, strict=True):
         x = torch.linspace(0.0, 1.0, 8 * length).reshape(1, length, 2, 4).transpose(1, 2)
-        torch.testing.assert_close(part, F.scaled_dot_product_attention(x, x, x)[0].transpose(0, 1))
+        expected = x + F.scaled_dot_product_attention(x, x, x, is_causal=causal)
+        torch.testing.assert_close(part, expected[0].transpose(0, 1))
 
 
 def test_without_data_strided_ones_are_refused_in_words() -> None:
@@ -84,6 +89,6 @@ def test_without_data_strided_ones_are_refused_in_words() -> None:
 
     with (
         kernbench.simulate("dgx_h100", world_size=1, enable_data=False) as ctx,
-        pytest.raises(Exception, match="layout=torch.jagged"),
+        pytest.raises(Exception, match=r"layout=torch\.jagged"),
     ):
         ctx.multiprocessing.spawn(worker, nprocs=1)

@@ -34,10 +34,10 @@ def install(patches: Patches, module: Any) -> None:
         mine = current_device()
         if name != "_init_group" or mine is None or mine.host.rank is None:
             return stock(self, tx, name, args, kwargs)
-        host = mine.host
+        host, recorder = mine.host, bound_devices().recorder_of(mine.host.rank)
         outside, host.unrecorded = host.unrecorded, False
         try:
-            with open_recorder(bound_devices().recorder_of(host.rank)):
+            with open_recorder(recorder):
                 return stock(self, tx, name, args, kwargs)
         finally:
             host.unrecorded = outside

@@ -150,8 +150,8 @@ def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 _DEVICE_OF_WRAPPER = 6
-"""Place of the device among what ``Tensor._make_wrapper_subclass`` is given after the class: size, strides, offset, memory format,
-dtype, layout, device."""
+"""Place of the device among what ``Tensor._make_wrapper_subclass`` is given after the class: size, strides, offset, memory
+format, dtype, layout, device."""
 
 
 def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

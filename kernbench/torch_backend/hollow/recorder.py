@@ -187,15 +187,15 @@ class HollowRecorder(Recorder):
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         if (operation.kind <= VIEW and operation.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
             return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        if operation.name in _MAKES_NESTED:
+            raise KernbenchError(
+                f"{operation.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and "
+                "there is no data: make them with layout=torch.jagged, or run with data"
+            )
         found = survey(func, args, kwargs)
         if found.meta:
             return operation.call(*args, **kwargs)
         hollow, on_gpu = found.hollow, found.on_gpu
-        if operation.name in _MAKES_NESTED and on_gpu:
-            raise KernbenchError(
-                f"{operation.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and there is "
-                "no data: make them with layout=torch.jagged, or run with data"
-            )
         if hollow and (plain := self._plain.get(found.key)) is not None:
             return _empty_strided(plain.size, plain.stride, dtype=plain.dtype)
         tensors, unknown, largest = found.tensors, found.unknown, found.largest

@@ -1,10 +1,10 @@
 """``torch.utils.benchmark`` in a rank: a statement runs a few times, and the time of more follows from these.
 
-Torch's timer repeats a statement until 0.2 s have passed: thousands of times where a GPU takes microseconds. Here the host computes
-values each time, for far longer than the modelled GPU would, and in virtual time one repetition takes as long as the next. So a timer
-that is asked for a long row measures two short ones, once, and goes on from there in a straight line; a short row is not measured
-again once the statement has run often enough. What ``timeit`` itself is told runs as often as it says: there a statement may be the
-program's work.
+Torch's timer repeats a statement until 0.2 s have passed: thousands of times where a GPU takes microseconds. Here the host
+computes values each time, for far longer than the modelled GPU would, and in virtual time one repetition takes as long as the
+next. So a timer that is asked for a long row measures two short ones, once, and goes on from there in a straight line; a short
+row is not measured again once the statement has run often enough. What ``timeit`` itself is told runs as often as it says:
+there a statement may be the program's work.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Any
 from kernbench.torch_backend.patches import Patches
 
 RUNS = (2, 8)
-"""Repetitions of the two rows: the first has what happens once per row (the wait at its end), their difference the rest."""
+"""Repetitions of the two rows: what happens once per row (the wait at its end) is in both."""
 
 ENOUGH = 10
 """Repetitions of a row up to which it is run as it is asked for; and of a statement after which no such row is run twice."""
 
+_DEFAULT = 1_000_000
+"""As the documentation of ``timeit`` says."""
+
 LOOP = 10e-9
-"""Seconds that a repetition takes at least: the loop around it. ESTIMATE: ten nanoseconds or so in CPython. Python takes no virtual
-time, and a statement that did nothing else would be measured for ever."""
+"""Seconds that a repetition takes at least: the loop around it. ESTIMATE: ten nanoseconds or so in CPython. Python takes no
+virtual time, and a statement that did nothing else would be measured for ever."""
 
 
 class StatementTimes:
@@ -71,12 +74,13 @@ def install(patches: Patches, running: Callable[[], int | None], remark: Callabl
     times: weakref.WeakKeyDictionary[timeit.Timer, StatementTimes] = weakref.WeakKeyDictionary()
 
     @functools.wraps(stock)
-    def measure(self: Any, number: int = timeit.default_number) -> float:
+    def measure(self: Any, number: int = _DEFAULT) -> float:
         if running() is None or not _is_torchs(self):
             return stock(self, number)
         if self not in times:
-            remark(f"torch.utils.benchmark ran each statement some {ENOUGH} to {ENOUGH + sum(RUNS)} times; the time of more follows")
-            kept = weakref.proxy(self)
+            few, most = ENOUGH, ENOUGH + sum(RUNS)
+            remark(f"torch.utils.benchmark ran each statement some {few} to {most} times; the time of more follows")
+            kept: Any = weakref.proxy(self)
             times[self] = StatementTimes(lambda runs: stock(kept, runs))
         return times[self].of(number)
 
