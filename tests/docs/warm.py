@@ -118,7 +118,9 @@ def _become(request: Mapping[str, Any], files: Sequence[int]) -> list[str]:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    os.environ["PYTEST_ADDOPTS"] = "-W ignore::pytest.PytestAssertRewriteWarning"  # the plugin has been imported already
+    os.environ["PYTEST_ADDOPTS"] = (
+        "-W ignore::pytest.PytestAssertRewriteWarning"  # the plugin has been imported already
+    )
     return list(request["words"])
 
 
