@@ -29,10 +29,13 @@ class SignalWords:
     def __init__(self) -> None:
         self._left: dict[int, dict[tuple[int, int], Known]] = {}
 
-    def access(self, strand: Strand, offset: int, *, sem: str, scope: str, reads: bool, writes: bool) -> None:
+    def access(
+        self, strand: Strand, offset: int, *, sem: str, scope: str, reads: bool, writes: bool, thread: int = 0
+    ) -> None:
         """A program reads, writes or updates the word at a byte offset.
 
         Args:
+            thread: which of the program's does it; fences are each thread's own.
             sem: ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
             scope: one of :data:`SCOPES`.
         """
@@ -44,7 +47,7 @@ class SignalWords:
                     if sem in ("acquire", "acq_rel"):
                         strand.acquire(known)
                     else:
-                        strand.heard(known)
+                        strand.heard(known, thread)
         if not writes:
             return
         if left is None or not reads:
@@ -52,10 +55,11 @@ class SignalWords:
         if sem in ("release", "acq_rel"):
             known = strand.everything()
             strand.n += 1
-        elif strand.fenced is not None:
-            known = dict(strand.fenced)
         else:
-            return
+            fenced = strand.fenced_by(thread)
+            if fenced is None:
+                return
+            known = dict(fenced)
         key = strand.rank, reach
         left[key] = joined(left[key], known) if key in left else known
 
