@@ -92,10 +92,14 @@ class SignalOrder:
         placed = self._memory.find_host(address)
         assert placed is not None
         offset = address - placed.host_address
-        shadow.write(
-            MemoryAccess(strand, strand.n, self._name, self._at, atomic=True), ByteRegion(offset, offset + WORD)
-        )
-        shadow.words.access(strand, offset, sem=sem, scope="sys", reads=reads, writes=True)
+        told = MemoryAccess(strand, strand.n, self._name, self._at, atomic=True)
+        shadow.write(told, ByteRegion(offset, offset + WORD))
+        shadow.words.access(told, offset, sem=sem, scope="sys", reads=reads, writes=True)
+
+    def history(self, address: int) -> str:
+        """Who has written a word last, for people; empty: nobody is known."""
+        shadow, placed = shadow_at(self._memory, self._hosts, address), self._memory.find_host(address)
+        return "" if shadow is None or placed is None else shadow.history(address - placed.host_address)
 
     def ended(self) -> None:
         """All its words have been swapped."""
@@ -350,7 +354,12 @@ class KernelOrder:
                 shadow.read(told, region)
             if self._threads is not None and changes and one_thread and sem in ("release", "acq_rel"):
                 self._threads.releases(strand)
-            shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=changes, thread=thread)
+            shadow.words.access(told, offset, sem=sem, scope=scope, reads=reads, writes=changes, thread=thread)
+
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Who has written the word at a byte offset last, for people; empty: nobody is known."""
+        shadow = self._shadow(allocation)
+        return "" if shadow is None else shadow.history(offset)
 
     def _looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str) -> None:
         """What a program does depends on what is there. Raises UndefinedMemoryError."""

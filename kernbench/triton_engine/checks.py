@@ -143,6 +143,10 @@ class MemoryChecks:
     def meet(self, batch: Batch) -> None:
         """Nor is where threads meet."""
 
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Nor who has signalled."""
+        return ""
+
     # Reports
 
     def _ids(self, batch: Batch) -> Tensor:

@@ -97,6 +97,9 @@ class Checks(Protocol):
     def meet(self, batch: Any) -> None:
         """The threads of each program of a batch have met since the access before this one."""
 
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Who has written the word at a byte offset last, for people; empty: nobody is known."""
+
 
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""
