@@ -37,14 +37,15 @@ def _serve(host: str, port: int, exit_when_done: bool, **given: Any) -> None:
     written = None if given["module"] else _written(program)
     with ReportServer(host, port) as server:
         if written is not None:
-            server.finish(written)
+            server.reported(written)
         click.echo(f"kernbench: {server.address} shows {program}; Ctrl-C ends this", err=True)
         code = 0 if written is not None else _run(server, given)
-        if not exit_when_done:
-            try:
+        try:
+            server.finish()
+            if not exit_when_done:
                 server.wait()
-            except KeyboardInterrupt:
-                click.echo(err=True)
+        except KeyboardInterrupt:
+            click.echo(err=True)
     sys.exit(code)
 
 

@@ -87,7 +87,7 @@ class StepsOptions:
         if path is not None:
             write_page(path, page)
         if live is not None:
-            live.finish(page)
+            live.reported(page)
 
     def _result(
         self, ctx: RuntimeContext, program: str, arguments: Sequence[str], errors: Mapping[int, BaseException]

@@ -61,7 +61,7 @@ class ReportServer:
         self._begin = monotonic()
         self._seen: tuple[float, float, dict[str, Any]] | None = None
         self._looks = threading.Lock()
-        self._page = b""
+        self._page = self._report = b""
         self._open = 0
         self._closed = False
         self._server = _listening(host, port, partial(_Answer, self))
@@ -99,10 +99,14 @@ class ReportServer:
         """The program has ended; what is left is to make its report."""
         self._tell({"status": "summing up"})
 
-    def finish(self, page: str) -> None:
-        """The run has ended: ``page`` is its report, HTML."""
-        self._page = page.encode()
+    def reported(self, page: str) -> None:
+        """The run has a report, HTML; it is not looked at any more."""
+        self._report = page.encode()
         self._last_look()
+
+    def finish(self) -> None:
+        """The run has ended, and all that it had is given back: its report, if there is one, is the page from now on."""
+        self._page = self._report or self._page
         self._tell({"status": "ended"})
 
     def fail(self, text: str) -> None:

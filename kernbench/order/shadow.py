@@ -158,6 +158,17 @@ class Shadow:
                 self._meets(cell, cell.write, True, access, False)
         self._strided.append(Cell(region, None, {access.strand: access}))
 
+    def history(self, offset: int) -> str:
+        """Who has written the byte at an offset last, and whose signal that has wiped, for people; empty: nobody is known."""
+        word = ByteRegion(offset, offset + 1)
+        cells = (*(each for each in self._strided if share_bytes(each.region, word)), *self._touched(word))
+        last = next((cell.write for cell in cells if cell.write is not None), None)
+        if last is None:
+            return ""
+        signal = self.words.changed(offset)
+        wiped = "" if signal is None or last.atomic else f", over what {signal.strand} has signalled: {signal}"
+        return f"{last.strand} has written it last: {last}{wiped}"
+
     @property
     def unwritten(self) -> bool:
         """Whether some of its bytes are as they were allocated."""

@@ -13,7 +13,7 @@ number of its own, therefore.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 _RECENT = 32
@@ -36,15 +36,16 @@ class Strand:
         recent: its last accesses, for reports.
         siblings: all strands of this rank, this one too; programs are not among them.
         launch: of a program: the end of its launch, before which all happens that it does.
-        fenced: what a program knew at its last fence.
+        fenced: what a program knew at the last fence that all its threads came to.
+        fences_in_part: whether some of a program's threads have come to a fence without the others.
         threads_of: of what threads of a program did that one of them has not released: the program; None: it is no such strand.
         pending: kernels after which it comes and which have not run: what they learn of others, it will know.
         joins: of a branch of a graph: the stream on which that was replayed last; None: it is no branch.
     """
 
     __slots__ = (
-        "_unfenced", "clock", "collective", "fenced", "host", "joins", "launch", "n", "name", "pending", "rank", "recent",
-        "seen", "siblings", "threads_of", "told", "world",
+        "_fenced_by", "_unfenced", "clock", "collective", "fenced", "fences_in_part", "host", "joins", "launch", "n", "name",
+        "pending", "rank", "recent", "seen", "siblings", "threads_of", "told", "world",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +63,9 @@ class Strand:
         self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.launch = launch
         self.fenced: Mapping[Strand, int] | None = None
-        self._unfenced: list[Mapping[Strand, int]] = []
+        self.fences_in_part = False
+        self._fenced_by: dict[int, Mapping[Strand, int]] = {}
+        self._unfenced: list[tuple[int, Mapping[Strand, int]]] = []
         self.pending: tuple[Moment, ...] = ()
         self.siblings: list[Strand] = []
         self.threads_of: Strand | None = None
@@ -131,17 +134,31 @@ class Strand:
             elif kernel not in self.pending:
                 self.pending = (*self.pending, kernel)
 
-    def heard(self, known: Mapping[Strand, int]) -> None:
-        """A program has seen something without learning what came before it, unless a fence follows."""
-        self._unfenced.append(known)
+    def heard(self, known: Mapping[Strand, int], thread: int) -> None:
+        """A thread of a program has seen something without learning what came before it, unless a fence of its own follows."""
+        self._unfenced.append((thread, known))
 
-    def fence(self) -> None:
-        """A program orders what it has done before what it does now."""
-        for known in self._unfenced:
-            self.acquire(known)
-        self._unfenced.clear()
-        self.fenced = self.everything()
+    def fence(self, threads: Collection[int] | None = None) -> None:
+        """Threads of a program, None: all, order what it has done before what they do now."""
+        left = []
+        for thread, known in self._unfenced:
+            if threads is None or thread in threads:
+                self.acquire(known)
+            else:
+                left.append((thread, known))
+        self._unfenced = left
+        everything = self.everything()
+        if threads is None:
+            self.fenced = everything
+            self._fenced_by.clear()
+        else:
+            self._fenced_by.update(dict.fromkeys(threads, everything))
+            self.fences_in_part = True
         self.n += 1
+
+    def fenced_by(self, thread: int) -> Mapping[Strand, int] | None:
+        """What a program knew when a thread of it came to its last fence; None: it has come to none."""
+        return self._fenced_by.get(thread, self.fenced)
 
     def now(self) -> Moment:
         """How far it has come."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kernbench.order.findings import MemoryAccess
 from kernbench.order.strands import Strand
 
 SCOPES = {"cta": 0, "cluster": 0, "gpu": 1, "sys": 2}
@@ -24,19 +25,23 @@ class SignalWords:
     A word has what was released to it, by the rank and the scope of the releases.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_changed", "_left")
 
     def __init__(self) -> None:
+        self._changed: dict[int, MemoryAccess] = {}
         self._left: dict[int, dict[tuple[int, int], Known]] = {}
 
-    def access(self, strand: Strand, offset: int, *, sem: str, scope: str, reads: bool, writes: bool) -> None:
-        """A program reads, writes or updates the word at a byte offset.
+    def access(
+        self, access: MemoryAccess, offset: int, *, sem: str, scope: str, reads: bool, writes: bool, thread: int = 0
+    ) -> None:
+        """An access reads, writes or updates the word at a byte offset.
 
         Args:
+            thread: which of the program's does it; fences are each thread's own.
             sem: ``"relaxed"``, ``"acquire"``, ``"release"`` or ``"acq_rel"``.
             scope: one of :data:`SCOPES`.
         """
-        reach = SCOPES[scope]
+        strand, reach = access.strand, SCOPES[scope]
         left = self._left.get(offset)
         if reads and left:
             for (rank, far), known in left.items():
@@ -44,20 +49,26 @@ class SignalWords:
                     if sem in ("acquire", "acq_rel"):
                         strand.acquire(known)
                     else:
-                        strand.heard(known)
+                        strand.heard(known, thread)
         if not writes:
             return
+        self._changed[offset] = access
         if left is None or not reads:
             left = self._left[offset] = {}
         if sem in ("release", "acq_rel"):
             known = strand.everything()
             strand.n += 1
-        elif strand.fenced is not None:
-            known = dict(strand.fenced)
         else:
-            return
+            fenced = strand.fenced_by(thread)
+            if fenced is None:
+                return
+            known = dict(fenced)
         key = strand.rank, reach
         left[key] = joined(left[key], known) if key in left else known
+
+    def changed(self, offset: int) -> MemoryAccess | None:
+        """The last one that has signalled through a word."""
+        return self._changed.get(offset)
 
     def wipe(self, lo: int, hi: int) -> None:
         """Somebody has overwritten bytes ``lo`` to ``hi`` with a store that signals nothing."""

@@ -80,8 +80,7 @@ class Baton:
 
         Raises what :meth:`fail` was called with.
         """
-        self.holder = carrier
-        carrier.turn.release()
+        self._give_to(carrier)
         if not carrier.started:
             carrier.start()  # it finds that it is its turn: the body runs without another change of thread
         self._home.acquire()
@@ -95,8 +94,12 @@ class Baton:
         if following is None:
             self.give_back()
         else:
-            self.holder = following
-            following.turn.release()
+            self._give_to(following)
+
+    def _give_to(self, carrier: Carrier) -> None:
+        self.holder = carrier
+        if carrier.turn.locked():  # else it has been called before, and was interrupted before it heard
+            carrier.turn.release()
 
     def give_back(self) -> None:
         """In a carrier's thread: main runs."""
@@ -148,7 +151,7 @@ class Carrier:
         index: the number of the rank.
         greenlet: the fronting greenlet.
         root: the thread's own greenlet, which is what ``greenlet.getcurrent()`` returns inside the rank.
-        turn: held while it is not the thread's turn.
+        turn: what the thread waits for; whose turn it is, the baton says.
         started: whether its thread has been made.
         finished: whether its body has ended, or no thread could be made.
         stuck: whether the thread is known to wait for ever, and cannot be unwound.
@@ -227,8 +230,13 @@ class Carrier:
         """
         if self.stuck:
             raise SystemExit  # it was given up, and has woken up after all
-        self._baton.pass_on()
-        self._await_turn()
+        try:
+            self._baton.pass_on()
+            self._await_turn()
+        except BaseException:  # of Baton.recall, at any place in there: what follows is not for now, but for its turn
+            self._await_turn()
+            self._thrown = None
+            raise
         if self._thrown is not None:
             thrown, self._thrown = self._thrown, None
             if self.crew is not None and isinstance(thrown, SystemExit):
@@ -236,11 +244,15 @@ class Carrier:
             raise thrown
 
     def _await_turn(self) -> None:
-        try:
-            self.turn.acquire()
-        except BaseException:  # of a handler of signals, in an adopted thread (Python's main one): not while others run
-            self.turn.acquire()
-            raise
+        """Return when it is its turn. What :meth:`Baton.recall`, or a handler of signals, raises here is raised then."""
+        raised: BaseException | None = None
+        while self._baton.holder is not self:
+            try:
+                self.turn.acquire()
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
 
     def _run(self) -> None:
         assert self._body is not None

@@ -35,6 +35,7 @@ class Allocation:
         name: what the user calls it.
         rank: who allocated it, None for main.
         backing: ``[nbytes]`` host memory that holds the values, None if only time is modelled.
+        host_address: where that is in this process; 0 if there is none.
         live: False once freed.
         words: who wrote its words last, where ranks meet in it (:mod:`kernbench.triton_engine.signals`).
         shadow: who touched it last, where somebody watches (:mod:`kernbench.order`).
@@ -47,14 +48,10 @@ class Allocation:
     name: str = ""
     rank: int | None = None
     backing: Bytes | None = None
+    host_address: int = 0
     live: bool = True
     words: Any = None
     shadow: Any = None
-
-    @property
-    def host_address(self) -> int:
-        """Where the values are in this process; 0 if there are none."""
-        return 0 if self.backing is None else int(self.backing.ctypes.data)
 
     def __str__(self) -> str:
         owner = "main" if self.rank is None else f"rank {self.rank}"
@@ -184,7 +181,7 @@ class MemoryStore:
         allocation = self.space(space, sip).allocate(nbytes, name=name, rank=rank)
         if backing is not None:
             allocation.backing = backing
-            host = allocation.host_address
+            host = allocation.host_address = int(backing.ctypes.data)
             if nbytes and host not in self._by_host:
                 self._by_host[host] = allocation
                 insort(self._host_starts, host)
@@ -197,7 +194,7 @@ class MemoryStore:
             del self._by_host[host]
             del self._host_starts[bisect_right(self._host_starts, host) - 1]
         self.space(allocation.space, allocation.sip).free(allocation)
-        allocation.backing = None
+        allocation.backing, allocation.host_address = None, 0
 
     def find_host(self, host_address: int) -> Allocation | None:
         """The live allocation whose values are at this address of the process, if any."""

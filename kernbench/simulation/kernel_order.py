@@ -92,10 +92,14 @@ class SignalOrder:
         placed = self._memory.find_host(address)
         assert placed is not None
         offset = address - placed.host_address
-        shadow.write(
-            MemoryAccess(strand, strand.n, self._name, self._at, atomic=True), ByteRegion(offset, offset + WORD)
-        )
-        shadow.words.access(strand, offset, sem=sem, scope="sys", reads=reads, writes=True)
+        told = MemoryAccess(strand, strand.n, self._name, self._at, atomic=True)
+        shadow.write(told, ByteRegion(offset, offset + WORD))
+        shadow.words.access(told, offset, sem=sem, scope="sys", reads=reads, writes=True)
+
+    def history(self, address: int) -> str:
+        """Who has written a word last, for people; empty: nobody is known."""
+        shadow, placed = shadow_at(self._memory, self._hosts, address), self._memory.find_host(address)
+        return "" if shadow is None or placed is None else shadow.history(address - placed.host_address)
 
     def ended(self) -> None:
         """All its words have been swapped."""
@@ -310,10 +314,10 @@ class KernelOrder:
 
     def words(
         self, info: OpInfo, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Words, *,
-        reads: bool, writes: bool, failed: Any = None,
+        reads: bool, writes: bool, failed: Any = None, threads: Any = None,
     ) -> None:  # fmt: skip
         """Programs ``keys`` read, write or update the words at byte ``offsets``, one after the other; what has ``failed`` to
-        compare has only read, and releases nothing.
+        compare has only read, and releases nothing. ``threads``: which of each program's does it; None: the first.
 
         ``modifiers``: how, with the words of TTIR or PTX; without any of an order, an update or volatile access is relaxed, and
         another one touches memory like all others do. Raises RaceError.
@@ -330,7 +334,8 @@ class KernelOrder:
         seen: set[tuple[int, int, bool]] = set()
         one_thread = info.row.atomic and not any(each.shape for each in info.operand_types)
         only_read = [False] * len(keys) if failed is None else failed.tolist()
-        for key, offset, fails in zip(keys.tolist(), offsets.tolist(), only_read, strict=True):
+        who = [0] * len(keys) if threads is None else threads.tolist()
+        for key, offset, fails, thread in zip(keys.tolist(), offsets.tolist(), only_read, who, strict=True):
             if (key, offset, fails) in seen:
                 continue  # threads of one program
             seen.add((key, offset, fails))
@@ -349,7 +354,12 @@ class KernelOrder:
                 shadow.read(told, region)
             if self._threads is not None and changes and one_thread and sem in ("release", "acq_rel"):
                 self._threads.releases(strand)
-            shadow.words.access(strand, offset, sem=sem, scope=scope, reads=reads, writes=changes)
+            shadow.words.access(told, offset, sem=sem, scope=scope, reads=reads, writes=changes, thread=thread)
+
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Who has written the word at a byte offset last, for people; empty: nobody is known."""
+        shadow = self._shadow(allocation)
+        return "" if shadow is None else shadow.history(offset)
 
     def _looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str) -> None:
         """What a program does depends on what is there. Raises UndefinedMemoryError."""
@@ -367,9 +377,9 @@ class KernelOrder:
             self._looked(shadow, region, access, "reads")
         shadow.read(access, region)
 
-    def fence(self, keys: Any) -> None:
-        """Programs ``keys`` have come to a fence."""
+    def fence(self, keys: Any, threads: Any = None) -> None:
+        """Programs ``keys`` have come to a fence; ``threads``: which of each program's; None: all."""
         for key in np.unique(keys):
             strand = self._strand(int(key))
             if strand is not None:
-                strand.fence()
+                strand.fence(None if threads is None else set(threads[keys == key].tolist()))

@@ -44,6 +44,11 @@ class Swap:
     words: Words
     waits_for: str
 
+    @property
+    def address(self) -> int:
+        """Of the word, in this process."""
+        return int(self.pad.ctypes.data) + self.index * WORD
+
     def try_once(self, party: Party, order: SignalOrder | None) -> bool:
         """Whether the word was as expected, and has been swapped."""
         offset = (self.index * WORD,)
@@ -52,8 +57,7 @@ class Swap:
             return False
         self.pad[self.index] = self.value
         if order is not None:
-            address = int(self.pad.ctypes.data) + self.index * WORD
-            order.swapped(address, sem="acquire" if self.expected else "release")
+            order.swapped(self.address, sem="acquire" if self.expected else "release")
         self.words.write(party, offset)
         write_epoch.bump()
         return True
@@ -106,7 +110,11 @@ class SignalLaunch:
 
     def describe_wait(self) -> str:
         """What is missing, and where the program asked for it."""
-        return "; ".join(f"it waits for {chain[0].waits_for}" for chain in self._chains[:8]) + f"\n    at {self._at}"
+        return "; ".join(map(self._wait, self._chains[:8])) + f"\n    at {self._at}"
+
+    def _wait(self, chain: Sequence[Swap]) -> str:
+        told = "" if self._order is None else self._order.history(chain[0].address)
+        return f"it waits for {chain[0].waits_for}" + (f" ({told})" if told else "")
 
 
 def submit_signals(

@@ -133,15 +133,19 @@ class MemoryChecks:
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Any, *, reads: bool,
-        writes: bool, failed: Any = None,
+        writes: bool, failed: Any = None, threads: Any = None,
     ) -> None:  # fmt: skip
         """Atomics, and what inline assembly accesses, are not looked at."""
 
-    def fence(self, keys: Any) -> None:
+    def fence(self, keys: Any, threads: Any = None) -> None:
         """Nor are fences."""
 
     def meet(self, batch: Batch) -> None:
         """Nor is where threads meet."""
+
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Nor who has signalled."""
+        return ""
 
     # Reports
 

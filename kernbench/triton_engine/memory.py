@@ -86,16 +86,19 @@ class Checks(Protocol):
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,
-        reads: bool, writes: bool, failed: Any = None,
+        reads: bool, writes: bool, failed: Any = None, threads: Any = None,
     ) -> None:  # fmt: skip
         """Programs ``keys`` read, write or update words at byte ``offsets``, in this order; of updates that ``failed`` to
-        compare, only the read."""
+        compare, only the read. ``threads``: which of each program's does it; None: the first."""
 
-    def fence(self, keys: Any) -> None:
-        """Programs ``keys`` have come to a fence."""
+    def fence(self, keys: Any, threads: Any = None) -> None:
+        """Programs ``keys`` have come to a fence; ``threads``: which of each program's; None: all."""
 
     def meet(self, batch: Any) -> None:
         """The threads of each program of a batch have met since the access before this one."""
+
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Who has written the word at a byte offset last, for people; empty: nobody is known."""
 
 
 class AllocationMap(Protocol):

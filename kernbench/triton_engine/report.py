@@ -82,4 +82,6 @@ def _words(binding: Binding, addresses: np.ndarray, kind: torch.dtype, wanted: s
         element = (int(address) - allocation.base) // kind.itemsize
         value = allocation.flat(kind)[element].item()
         out.append(f"  waits on element {element} of {allocation.describe()}: sees {value}{wanted}")
+        if binding.checks is not None and (told := binding.checks.history(allocation, element * kind.itemsize)):
+            out.append(f"    {told}")
     return out

@@ -24,7 +24,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +55,7 @@ class Block:
 
 @dataclass
 class Page:
-    """One page and the folder that it runs in; ``is_warm``: commands that can are forks of a process that has imported much."""
+    """One page and the folder that it runs in; ``is_warm``: its Pythons are forks of a process that has imported much."""
 
     path: Path
     folder: Path
@@ -141,8 +140,9 @@ class Page:
         tools = self.folder / ".bin"
         tools.mkdir(exist_ok=True)
         for name, target in (("python", ""), ("kernbench", "-m kernbench.cli")):
+            run = WARM.tool(target) if self.is_warm else f"{shlex.quote(sys.executable)} {target}"
             tool = tools / name
-            tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {target} "$@"\n')
+            tool.write_text(f'#!/bin/sh\nexec {run} "$@"\n')
             tool.chmod(0o755)
         environment = {
             **os.environ,
@@ -150,11 +150,6 @@ class Page:
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "120",
         }
-        if self.is_warm and WARM.runs(command):
-            with tempfile.TemporaryFile() as output:
-                code = WARM.run(command, self.folder, environment, output.fileno())
-                output.seek(0)
-                return code, output.read().decode().replace(f"{self.folder}/", "")
         done = subprocess.run(
             command, shell=True, cwd=self.folder, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,

@@ -1,7 +1,7 @@
-"""A Python that has imported what takes long: each command is a fork of it, which goes on as ``python`` would.
+"""A Python that has imported what takes long: each ``python`` and ``kernbench`` of a page is a fork of it.
 
 Most of a page's commands are over in less time than their imports take. What a fresh process would do and a fork of this one
-does not is import torch and kernbench with the command's own environment: only commands that set none of their own run here.
+does not is import torch and kernbench with the command's own environment: where a command sets any, it has a fresh one.
 """
 
 from __future__ import annotations
@@ -10,103 +10,117 @@ import gc
 import json
 import os
 import runpy
+import select
+import shlex
+import signal
 import socket
-import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.docs.warm_client import CODE, LENGTH, exactly
+
 ROOT = Path(__file__).parents[2]
-_LENGTH = struct.Struct("<Q")
-_CODE = struct.Struct("<i")
-_SHELLS = frozenset("|&;<>()$`*?[]#~=%{}\\\n")
-"""What a shell would take for more than a word."""
+_CLIENT = Path(__file__).with_name("warm_client.py")
+
+_SHELLS_OWN = frozenset(("COLUMNS", "OLDPWD", "PATH", "PWD", "PYTEST_CURRENT_TEST", "PYTHONPATH", "SHLVL", "_"))
+"""What the environment of a command may have otherwise: none of it is looked at by an import."""
 
 
 class WarmPython:
-    """The process, started when it is first asked."""
+    """The process, started when it is first asked for."""
 
     def __init__(self) -> None:
+        self._name: str | None = None
         self._end: socket.socket | None = None
 
-    def runs(self, command: str) -> bool:
-        """Whether a shell command is one that can run here: ``kernbench``, or ``python`` with a script or module."""
-        words = command.split()
-        plain = not _SHELLS.intersection(command) and '"' not in command and "'" not in command
-        return plain and (words[0] == "kernbench" or (words[0] == "python" and _is_program(words[1:])))
-
-    def run(self, command: str, folder: Path, environment: Mapping[str, str], output: int) -> int:
-        """Run a command in a folder, its output and errors to a descriptor; its exit code, as a shell counts."""
-        words = command.split()
-        arguments = ["-m", "kernbench.cli", *words[1:]] if words[0] == "kernbench" else words[1:]
-        request = json.dumps({"words": arguments, "folder": str(folder), "environment": dict(environment)}).encode()
-        if self._end is None:
-            self._end = _started()
-        socket.send_fds(self._end, [_LENGTH.pack(len(request))], [output])
-        self._end.sendall(request)
-        return int(_CODE.unpack(_exactly(self._end, _CODE.size))[0])
+    def tool(self, arguments: str) -> str:
+        """The shell command that runs ``python`` with these arguments, and those behind them."""
+        if self._name is None:
+            self._name = f"kernbench-docs-{os.getpid()}"
+            self._end = _started(self._name)
+        client = " ".join(map(shlex.quote, (sys.executable, "-I", "-S", str(_CLIENT), self._name)))
+        return f"{client} {arguments}"
 
 
 WARM = WarmPython()
 """One for all pages of a process."""
 
 
-def _is_program(words: Sequence[str]) -> bool:
-    return bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
-
-
-def _started() -> socket.socket:
+def _started(name: str) -> socket.socket:
+    """Start the process; it ends when the socket that is given is closed."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
+    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen()
+        ends = (theirs.fileno(), listener.fileno())
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())], cwd=ROOT, pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", __name__, *map(str, ends)], cwd=ROOT, pass_fds=ends,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     return mine
 
 
-def _exactly(end: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = end.recv(size - len(found))
-        if not part:
-            raise EOFError("the other side is gone")
-        found += part
-    return found
-
-
 # -- the process itself --------------------------------------------------------------------------------------------------
 
 
-def _serve(end: socket.socket) -> list[str]:
-    """Start a process for each request until there are no more. In that process: be it, and return its command line."""
+def _serve(owner: socket.socket, listener: socket.socket) -> list[str]:
+    """Start a process for each command until the owner is gone. In that process: be it, and return its command line."""
     gc.freeze()  # what is imported is never looked through again, which would copy its pages
+    environment = dict(os.environ)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those end that look after the commands
     while True:
-        head, descriptors, _, _ = socket.recv_fds(end, _LENGTH.size, 1)
-        if not head:
+        if owner in select.select([owner, listener], [], [])[0]:
             os._exit(0)
-        request = json.loads(_exactly(end, _LENGTH.unpack(head)[0]))
-        child = os.fork()
-        if child == 0:
-            end.close()
-            return _become(request, descriptors[0])
-        os.close(descriptors[0])
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        end.sendall(_CODE.pack(code if code >= 0 else 128 - code))
+        client = listener.accept()[0]
+        if os.fork() == 0:
+            owner.close()
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _look_after(client, environment)
+        client.close()
 
 
-def _become(request: Mapping[str, Any], output: int) -> list[str]:
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+def _look_after(client: socket.socket, environment: Mapping[str, str]) -> list[str]:
+    """Start a client's command, and tell it how that ended. In the command's process: be it, and return its command line."""
+    head, files, _, _ = socket.recv_fds(client, LENGTH.size, 3)
+    request = json.loads(exactly(client, LENGTH.unpack(head)[0]))
+    if _less_own(environment) != _less_own(request["environment"]):
+        client.sendall(CODE.pack(-1))
+        os._exit(0)
+    command = os.fork()
+    if command == 0:
+        client.close()
+        return _become(request, files)
+    for each in files:
+        os.close(each)
+    ended = os.pidfd_open(command)
+    if client in select.select([ended, client], [], [])[0]:  # nobody waits for it any more
+        os.kill(command, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+    client.sendall(CODE.pack(code if code >= 0 else 128 - code))
+    os._exit(0)
+
+
+def _less_own(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _SHELLS_OWN}
+
+
+def _become(request: Mapping[str, Any], files: Sequence[int]) -> list[str]:
+    for number, each in enumerate(files):
+        os.dup2(each, number)
+        os.close(each)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    os.environ["PYTEST_ADDOPTS"] = (
+        "-W ignore::pytest.PytestAssertRewriteWarning"  # the plugin has been imported already
+    )
     return list(request["words"])
 
 
@@ -117,6 +131,7 @@ def _run(words: Sequence[str]) -> None:
     sys.path[0] = "" if is_module else str(Path(words[0]).resolve().parent)
     sys.excepthook = _show
     if is_module:
+        warnings.filterwarnings("ignore", module=r"runpy$")  # that the module has been imported already
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(words[0], run_name="__main__")
@@ -135,4 +150,4 @@ if __name__ == "__main__":
     import kernbench.trace.chrome
     import kernbench.trace.steps_report  # noqa: F401
 
-    _run(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    _run(_serve(*[socket.socket(fileno=int(number)) for number in sys.argv[1:]]))

@@ -105,7 +105,8 @@ def test_events_come_until_the_end_and_then_there_is_the_report(server: ReportSe
         while (status := told(events)["status"]) == "starting":
             pass
         assert status == "summing up"
-        server.finish("<p>größer</p>")
+        server.reported("<p>größer</p>")
+        server.finish()
         while (status := told(events)["status"]) == "summing up":
             pass
         assert status == "ended"
@@ -139,7 +140,8 @@ def test_the_page_in_a_browser(browser: Browser, server: ReportServer) -> None:
         assert "no room &lt;i&gt;here&lt;/i&gt;" in page
         assert "in use, peak 1 MiB, of" in page
         assert page.count('<tr class="done">') == 3
-        server.finish("<p id='report'>a report</p>")
+        server.reported("<p id='report'>a report</p>")
+        server.finish()
         assert "a report" in browser(server.address)
 
 
@@ -213,11 +215,14 @@ def test_ctrl_c_ends_it_and_the_report_is_served_until_then(program: str) -> Non
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
     ) as process:
         assert process.stderr is not None
-        address = process.stderr.readline().split()[1]
-        with urlopen(address + "events", timeout=60) as events:
-            while told(events)["status"] != "ended":
-                pass
-        with urlopen(address, timeout=60) as page:
-            assert b"kernbench-data" in page.read()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        try:
+            address = process.stderr.readline().split()[1]
+            with urlopen(address + "events", timeout=60) as events:
+                while told(events)["status"] != "ended":
+                    pass
+            with urlopen(address, timeout=60) as page:
+                assert b"kernbench-data" in page.read()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -110,6 +110,48 @@ def _reverse(x, scratch, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(x + offsets, tl.load(scratch + (BLOCK - 1 - offsets)))  # read backwards
 
 
+_MEET: tl.constexpr = tl.constexpr("""{
+    .reg .u32 %lane, %seen; .reg .u64 %at, %there; .reg .pred %first, %one, %mine;
+    mov.u32 %lane, %tid.x;
+    setp.eq.u32 %first, %lane, 0;
+    setp.ne.or.u32 %one, $4, 1, %first;
+    @%one fence.acq_rel.sys;
+    setp.lt.u32 %mine, %lane, $3;
+    @!%mine bra met;
+    mad.wide.u32 %at, %lane, 8, $1;
+    ld.global.u64 %there, [%at];
+    mad.wide.u32 %there, $2, 4, %there;
+    st.relaxed.sys.global.u32 [%there+4096], 1;
+    mad.wide.u32 %at, $2, 8, $1;
+    ld.global.u64 %there, [%at];
+    mad.wide.u32 %there, %lane, 4, %there;
+    again: ld.relaxed.sys.global.u32 %seen, [%there+4096];
+    setp.ne.u32 %mine, %seen, 1;
+    @%mine bra again;
+    met: setp.ne.or.u32 %one, $4, 2, %first;
+    @%one fence.acq_rel.sys;
+    bar.sync 0;
+    mov.u32 $0, 0;
+}""")
+"""Every lane raises a word at one peer and waits for that peer's: registers 1 to 4 are the words' tables, the rank, the world,
+and at which fence the first lane alone is (1: before, 2: behind)."""
+
+
+@triton.jit
+def _meet_by_lanes(x, buffers, signals, out, rank, world: tl.constexpr, ALONE: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    buffers = buffers.to(tl.pointer_type(tl.uint64))
+    mine = tl.load(buffers + rank).to(tl.pointer_type(tl.float32))
+    tl.store(mine + offsets, tl.load(x + offsets))  # put before the fence
+    tl.debug_barrier()
+    tl.inline_asm_elementwise(_MEET, "=r,l,r,r,r", [signals, rank, world, ALONE], tl.int32, is_pure=False, pack=1)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for peer in range(world):
+        buffer = tl.load(buffers + peer).to(tl.pointer_type(tl.float32))
+        total += tl.load(buffer + offsets)  # got after the fence
+    tl.store(out + offsets, total)
+
+
 def meet(numel: int = N) -> tuple[torch.Tensor, Any]:
     buffer = symm_mem.empty(numel, dtype=torch.float32, device="cuda")
     handle = symm_mem.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
@@ -243,6 +285,26 @@ def tile_read_back_by_other_threads(fixed: bool) -> None:
     torch.cuda.synchronize()
 
 
+def fence_by_one_lane_only(fixed: bool) -> None:
+    _meet_once(0 if fixed else 1)
+
+
+def fence_behind_by_one_lane_only(fixed: bool) -> None:
+    _meet_once(0 if fixed else 2)
+
+
+def _meet_once(alone: int) -> None:
+    _, handle = meet()
+    x, out = torch.full((N,), 1.0 + handle.rank, device="cuda"), torch.empty(N, device="cuda")
+    torch.cuda.synchronize()
+    _meet_by_lanes[(1,)](
+        x, handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, out, handle.rank, world=handle.world_size, ALONE=alone,
+        BLOCK=N,
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    assert out.eq(3).all()
+
+
 PAIRS = {
     exit_barrier_missing: ("read", "fill too early"),
     start_barrier_relaxed: ("read", "fill before relaxed"),
@@ -255,6 +317,8 @@ PAIRS = {
     kernel_reads_what_a_collective_writes: ("collective", "double"),
     torch_reads_what_a_kernel_on_another_stream_writes: ("double", "sum of what a kernel gives"),
     one_thread_releases_for_all: ("put", "got"),
+    fence_by_one_lane_only: ("put before the fence", "got after the fence"),
+    fence_behind_by_one_lane_only: ("put before the fence", "got after the fence"),
     tile_read_back_by_other_threads: ("written first", "read backwards"),
 }
 """The programs, and the marks of the two lines that meet."""

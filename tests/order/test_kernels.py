@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 
+import kernbench
 from tests.order import kernel_programs
-from tests.order.kernel_programs import PAIRS
+from tests.order.kernel_programs import PAIRS, N, _hand_over
 from tests.order.test_streams import races_of
 
 
@@ -86,3 +88,39 @@ def test_rows_that_a_table_says(apart: bool) -> None:
 
     races = races_of(body, world=1).found
     assert [race.kind for race in races] == ([] if apart else ["write after write"])
+
+
+def _wiped(of_kernel: bool) -> None:
+    """Rank 1 clears its words after rank 0 has raised one of them, and waits for that one."""
+    _, handle = kernel_programs.meet()
+    x, out = torch.ones(N, device="cuda"), torch.empty(N, device="cuda")
+
+    def hand_over() -> None:
+        if of_kernel:
+            _hand_over[(1,)](
+                x, handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev, out, rank=handle.rank, BARRIER=True, BLOCK=N
+            )
+        elif handle.rank == 0:
+            handle.put_signal(1, channel=3)
+        else:
+            handle.wait_signal(0, channel=3)
+        torch.cuda.synchronize()
+
+    if handle.rank == 0:
+        hand_over()
+        dist.barrier()
+    else:
+        dist.barrier()
+        handle.get_signal_pad(1, (2048,), torch.int32).zero_()
+        hand_over()
+
+
+@pytest.mark.parametrize("of_kernel", [True, False], ids=["kernel", "wait_signal"])
+def test_a_deadlock_says_who_has_wiped_the_signal(of_kernel: bool) -> None:
+    with pytest.raises(kernbench.SpawnException) as caught:
+        races_of(_wiped, of_kernel)
+    report = str(caught.value.errors[1])
+    assert "rank 1, the default stream has written it last: zero_ at " in report
+    kernel = "program (0, 0, 0) of _hand_over has signalled: atomic_rmw at "
+    call = "symm_mem put_signal on the default stream has signalled: symm_mem put_signal at "
+    assert f"over what rank 0, {kernel if of_kernel else call}" in report

@@ -112,3 +112,11 @@ def test_modes() -> None:
     assert (mode_of(True), mode_of(False), mode_of("warn")) == ("error", "off", "warn")
     with pytest.raises(kernbench.ConfigError, match="races='loud'"):
         mode_of("loud")
+
+
+def test_parameters_without_a_shape_are_nobodys_memory() -> None:
+    def body() -> None:
+        model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d()).cuda()
+        model(torch.ones(2, 3, device="cuda")).sum().backward()
+
+    assert races_of(body, world=1).found == []

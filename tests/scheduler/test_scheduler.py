@@ -214,6 +214,45 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     assert not any(rank.carrier.thread.is_alive() for rank in scheduler.ranks)
 
 
+class _InterruptedLock:
+    """A lock whose third ``acquire`` gets it and raises, as a thread does that is told to end while it wakes up."""
+
+    def __init__(self, lock):
+        self.lock = lock
+        self.times = 0
+
+    def acquire(self):
+        self.lock.acquire()
+        self.times += 1
+        if self.times == 3:
+            raise SystemExit
+
+    def __getattr__(self, name):
+        return getattr(self.lock, name)
+
+
+def test_a_rank_that_is_told_to_end_while_it_wakes_up_ends_when_it_is_its_turn():
+    scheduler = RankScheduler()
+    seen = []
+
+    def body(rank):
+        try:
+            for turn in range(5):
+                seen.append((rank, turn))
+                scheduler.pause()
+        finally:
+            seen.append((rank, "end"))
+
+    scheduler.start([lambda rank=rank: body(rank) for rank in range(2)], isolation="carrier")
+    carrier = scheduler.ranks[1].carrier
+    carrier.turn = _InterruptedLock(carrier.turn)
+    with scheduler.at_work():
+        scheduler.run_ready()
+    assert seen[-2:] == [(0, 4), (0, "end")]
+    assert [what for rank, what in seen if rank == 1][-1] == "end"
+    assert len(seen) == len(set(seen)) < 12
+
+
 @pytest.mark.parametrize("isolation", ["carrier", "greenlet"])
 def test_the_heap_is_frozen_only_while_greenlet_does_not_search_it(isolation, monkeypatch):
     """Its search for who keeps an ended thread's greenlet does not see frozen objects: it would free what they keep."""

@@ -13,7 +13,7 @@ import kernbench
 
 def _one_rank(body: Callable[[], Any]) -> Any:
     found: list[Any] = []
-    with kernbench.simulate("dgx_h100", seed=1) as ctx:
+    with kernbench.simulate("dgx_h100", seed=1, races=True) as ctx:
         ctx.multiprocessing.spawn(lambda rank: found.append(body()), nprocs=1)
     return found[0]
 
@@ -29,6 +29,7 @@ def test_parts_go_to_gpus_and_come_back() -> None:
         assert _places(parts) == [0, 2, 3]
         assert [part.shape[0] for part in parts] == [2, 2, 1]
         sized = comm.scatter(x.cpu(), [1, 2], chunk_sizes=[4, 1], streams=[torch.cuda.Stream(1), None])
+        torch.cuda.synchronize(1)  # the copy was on a stream of its own
         assert [part.tolist() for part in sized] == [x[:4].tolist(), x[4:].tolist()]
         out = [torch.empty(2, 2, device="cuda:1"), torch.empty(3, 2, device="cuda:2")]
         assert [part.tolist() for part in comm.scatter(x, out=out)] == [x[:2].tolist(), x[2:].tolist()]

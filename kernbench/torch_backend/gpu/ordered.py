@@ -229,7 +229,8 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
                 offset = int(tensor.storage_offset()) * tensor.element_size()
                 if order.follows:
                     kept.shadow.poll(order.of_host(name), ByteRegion(offset, offset + tensor.nbytes))
-                kept.shadow.words.access(order.host, offset, sem="acquire", scope="sys", reads=True, writes=False)
+                look = order.of_host(name)
+                kept.shadow.words.access(look, offset, sem="acquire", scope="sys", reads=True, writes=False)
             else:
                 stage.add(tensor)
                 if name in _GIVES_MEMORY and kept is not None and kept.shadow.unwritten:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kernbench.simulation.tensors import storage_of
 from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -17,14 +18,14 @@ RELIES_ON = (Reliance("torch._C.TensorBase.untyped_storage", "a storage's Python
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Note that a tensor is in pinned memory, which on a simulated host all memory is as good as."""
-    storage: Any = torch._C.TensorBase.untyped_storage(tensor)
+    storage: Any = storage_of(tensor)
     setattr(storage, _PINNED, True)
     return tensor
 
 
 def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
     """``Tensor.is_pinned``."""
-    return bool(getattr(torch._C.TensorBase.untyped_storage(tensor), _PINNED, False))
+    return bool(getattr(storage_of(tensor), _PINNED, False))
 
 
 def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -69,7 +69,8 @@ def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Seque
 def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
     """All parts along ``dim``, on one GPU (None: the current one) or on the host (-1)."""
     device = _on(torch.cuda.current_device() if destination is None else destination)
-    return torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors], dim)
+    goes_on = device.type == "cuda"  # what comes to the host is not pinned: it is waited for
+    return torch.cat([tensor.to(device, non_blocking=goes_on) for tensor in tensors], dim)
 
 
 def _gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:

@@ -127,8 +127,17 @@ class BatchMemory:
 
     def _programs(self, invocations: np.ndarray) -> np.ndarray:
         """Of which program each invocation is a thread, or an element."""
-        keys = self.batch.program_keys()
-        return np.asarray(keys[invocations * self.batch.size // max(self.size, 1)])
+        return np.asarray(self.batch.program_keys()[self._lanes(invocations)])
+
+    def _threads(self, invocations: np.ndarray) -> np.ndarray | None:
+        """Which of its program's threads each invocation is; None: all do the same."""
+        batch = self.batch
+        if batch.threads is None:
+            return None
+        return np.asarray(np.broadcast_to(batch.threads, batch.lanes).reshape(-1)[self._lanes(invocations)])
+
+    def _lanes(self, invocations: np.ndarray) -> np.ndarray:
+        return invocations * self.batch.size // max(self.size, 1)
 
     def accessed(
         self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str,
@@ -138,7 +147,7 @@ class BatchMemory:
         checks = self.batch.execution.checks
         if checks is None or self.batch.execution.dry:
             return
-        keys = self._programs(state.invocations)
+        keys, threads = self._programs(state.invocations), self._threads(state.invocations)
         signed = address.astype(np.int64)
         left = np.ones(len(signed), dtype=bool)
         while left.any():
@@ -147,13 +156,15 @@ class BatchMemory:
                 return  # the access itself says so
             here = left & (signed >= found.base) & (signed < found.base + found.nbytes)
             checks.words(self.info, found, keys[here], signed[here] - found.base, nbytes, modifiers,
-                         reads="r" in how, writes="w" in how, failed=None if failed is None else failed[here])  # fmt: skip
+                         reads="r" in how, writes="w" in how, failed=None if failed is None else failed[here],
+                         threads=None if threads is None else threads[here])  # fmt: skip
             left &= ~here
 
     def fenced(self, state: State) -> None:
         """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
         if self.batch.execution.checks is not None:
-            self.batch.execution.checks.fence(self._programs(state.invocations))
+            invocations = state.invocations
+            self.batch.execution.checks.fence(self._programs(invocations), self._threads(invocations))
 
     def load(self, address: np.ndarray, nbytes: int, times: int = 1) -> np.ndarray:
         """See :class:`~kernbench.triton_engine.ptx.state.GlobalMemory`."""
