@@ -72,8 +72,8 @@ def _find(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_on_host(func: Any, args: Any, found: Any) -> Any:
-    """Results as the CPU's kernels give them, so that a program takes the same bytes with data and without: statistics of a norm,
-    and channels that come last.
+    """Results as the CPU's kernels give them, so that a program takes the same bytes with data and without: statistics of
+    a norm, and channels that come last.
 
     Meta kernels describe the GPU's: they keep float32 where the CPU's keep the input's dtype, unless weights have more bits.
     """
