@@ -363,7 +363,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _has_same_storage_numel is_set_to is_coalesced _coalesced_ sparse_dim dense_dim _nnz squeeze_ unsqueeze_
         transpose_ t_ as_strided_ _fused_sdp_choice _assert_tensor_metadata _assert_async _functional_assert_async
         sym_constrain_range sym_constrain_range_for_size _make_dep_token fsdp::set_ inductor::resize_storage_bytes_
-        inductor::_reinterpret_tensor inductor::_alloc_from_pool""",
+        inductor::_reinterpret_tensor inductor::_alloc_from_pool _nested_tensor_size _nested_tensor_strides
+        _nested_tensor_storage_offsets""",
         _METADATA,
     ),
     (
@@ -380,7 +381,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         slice_backward select_backward diagonal_backward unfold_backward reflection_pad1d reflection_pad2d
         reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _foreach_copy fsdp::copy_ slice_inverse
         narrow_copy lu_unpack _copy_from dequantize int_repr _convert_weight_to_int4pack _jagged_to_padded_dense
-        _padded_dense_to_jagged _nested_from_padded_tensor nested_to_padded_tensor""",
+        _padded_dense_to_jagged _nested_from_padded_tensor nested_to_padded_tensor
+        to_padded_tensor _nested_from_padded _nested_tensor_from_tensor_list""",
         _COPY,
     ),
     # what FSDP copies in and out: a copy of where everything is, and one kernel; the host looks after the unit's parameters

@@ -35,7 +35,7 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
-from kernbench.torch_backend.rank_state import clocks, warning_filters
+from kernbench.torch_backend.rank_state import clocks, timed_statements, warning_filters
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
@@ -160,6 +160,7 @@ class ReplacedNames:
     def _install(self, names: Patches) -> None:
         self._replace_distributed(names)
         clocks.install(names, self.clock)
+        timed_statements.install(names, self._running, self._remark)
         self.futures.install(names)
         for module in (
             cuda_names, memory_names, memory_owners, classes, functions, fused, fused_attention, tensor_methods, profiling,

@@ -386,3 +386,40 @@ def test_nothing_that_was_compiled_is_left_behind(run: Run) -> None:
     run(lambda: torch.compile(double)(torch.ones(4, device="cuda")).tolist())
     assert compiled(torch.ones(4)).tolist() == [2.0] * 4
     assert "cuda" not in os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+
+
+def test_what_is_behind_a_convolution_is_compiled_for_the_gpu(run: Run) -> None:
+    def trained(compiled: bool, device: str) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).to(device)
+        x = torch.arange(2.0 * 3 * 8 * 8).reshape(2, 3, 8, 8).sin().to(device)
+        loss = (torch.compile(model, backend="aot_eager") if compiled else model)(x).square().sum()
+        loss.backward()
+        return tuple(each.detach().cpu() for each in (loss, model[0].weight.grad, model[1].running_var))
+
+    [found] = run(lambda: trained(True, "cuda"))
+    for mine, expected in zip(found, trained(False, "cpu"), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_compiled_step_makes_the_optimizers_state_on_the_gpu(run: Run) -> None:
+    start, grad = torch.arange(8.0), torch.linspace(-1.0, 1.0, 8)
+
+    def body() -> Any:
+        parameter = nn.Parameter(start.cuda())
+        optimizer = torch.optim.Adam([parameter], lr=0.1)
+        step = torch.compile(optimizer.step, backend="aot_eager")
+        for _ in range(2):
+            parameter.grad = grad.cuda()
+            step()
+        [state] = optimizer.state.values()
+        return {name: each.device.type for name, each in state.items()}, parameter.detach().cpu()
+
+    beside = nn.Parameter(start.clone())
+    eager = torch.optim.Adam([beside], lr=0.1)
+    for _ in range(2):
+        beside.grad = grad
+        eager.step()
+    [(places, values)] = run(body)
+    assert places == {"step": "cuda", "exp_avg": "cuda", "exp_avg_sq": "cuda"}
+    torch.testing.assert_close(values, beside.detach())

@@ -247,6 +247,34 @@ def test_benchmarks_and_profiles_speak_virtual_time(ranks: Ranks) -> None:
     assert all(0 < measured < 1e-3 and found and reduced for measured, _, found, reduced in first)
 
 
+def test_a_timer_of_torch_runs_a_few_times_and_tells_the_time_of_as_many_as_it_wants(ranks: Ranks) -> None:
+    runs = []
+
+    def body() -> Any:
+        a = torch.randn(256, 256, device="cuda")
+
+        def product() -> None:
+            runs.append(1)
+            a @ a
+
+        product()
+        torch.cuda.synchronize()
+        begin = benchmark.timer()
+        for _ in range(50):
+            product()
+        by_hand = benchmark.timer() - begin
+        runs.clear()
+        told = benchmark.Timer("product()", globals={"product": product})
+        row = told.timeit(50).raw_times[0]
+        blocks = told.blocked_autorange()
+        return by_hand, row, blocks.mean * blocks.number_per_run, blocks.number_per_run, len(runs)
+
+    [(by_hand, row, block, number, times)] = ranks(body, 1)
+    assert row == pytest.approx(by_hand, rel=0.01)
+    assert block == pytest.approx(row * number / 50, rel=0.1)  # the wait at the end of a row counts less
+    assert times < 30 < number
+
+
 def test_fsdps_own_profiler_is_each_ranks(ranks: Ranks) -> None:
     def body() -> None:
         profiler = _debug_utils.SimpleProfiler

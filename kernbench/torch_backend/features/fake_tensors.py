@@ -36,7 +36,12 @@ RELIES_ON = (
         parameters=("self", "func", "types", "args", "kwargs"),
     ),
     Reliance(
-        f"{MODULE}.FakeTensor.fake_device", "what C++ is told may be set later, of a view",
+        f"{MODULE}.FakeTensor.__torch_dispatch__", "C++ asks there where one is",
+        parameters=("func", "types", "args", "kwargs"),
+    ),
+    Reliance("torch.ops.prim.device", "by this operation", has=("default",)),
+    Reliance(
+        f"{MODULE}.FakeTensor.fake_device", "rules of shapes read it; what C++ is told may be set later, of a view",
         holds=lambda fake_device: fake_device.fset is not None,
     ),
     Reliance(
@@ -47,6 +52,9 @@ RELIES_ON = (
 
 
 _CAST = torch.ops.aten._to_copy.default
+
+_ASKED_WHERE = torch.ops.prim.device.default
+"""By this operation C++ asks where a fake tensor is."""
 
 
 def install(patches: Patches, module: Any) -> None:
@@ -61,10 +69,20 @@ def install(patches: Patches, module: Any) -> None:
 
     dispatched = module.FakeTensorMode.__torch_dispatch__
 
+    def where(fake: Any) -> torch.device:
+        return torch.device("meta") if fake.fake_mode.in_kernel_invocation else kept.fget(fake)
+
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ASKED_WHERE:
+            return where(args[0])
         if func is _CAST and kwargs and _asked_by_cpp(args[0], kwargs):
             kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         return dispatched(self, func, types, args, kwargs)
+
+    of_class = module.FakeTensor.__torch_dispatch__.__func__
+
+    def dispatch_class(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return where(args[0]) if func is _ASKED_WHERE else of_class(cls, func, types, args, kwargs)
 
     make, told, kept = module.FakeTensor.__new__, module.FakeTensor.device, module.FakeTensor.fake_device
 
@@ -85,14 +103,18 @@ def install(patches: Patches, module: Any) -> None:
         else:
             kept.fset(fake, device)
 
+    def fake_device(fake: Any) -> Any:
+        return getattr(fake, "simulated_device", None) or kept.fget(fake)
+
     def device(fake: Any) -> Any:
         simulated = getattr(fake, "simulated_device", None)
         return told.fget(fake) if simulated is None or fake.fake_mode.in_kernel_invocation else simulated
 
     patches.set(module.FakeTensor, "__new__", staticmethod(new))
     patches.set(module.FakeTensor, "device", property(device))
-    patches.set(module.FakeTensor, "fake_device", property(kept.fget, set_device))
+    patches.set(module.FakeTensor, "fake_device", property(fake_device, set_device))
     patches.set(module.FakeTensor, "is_cuda", property(lambda fake: fake.device.type == "cuda"))
+    patches.set(module.FakeTensor, "__torch_dispatch__", classmethod(dispatch_class))
     patches.set(module._DispatchCacheKey, "__init__", init)
     patches.set(module.FakeTensor, "copy_", copy_)
     patches.set(module.FakeTensorMode, "__torch_dispatch__", dispatch)

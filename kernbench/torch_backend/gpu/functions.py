@@ -29,6 +29,8 @@ _HAVE_NO_KERNEL = (
     "tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor", "tril_indices", "triu_indices", "range",
 )  # fmt: skip
 """Functions whose result is not made by the two operations that allocate."""
+_NEST = ("nested_tensor", "as_nested_tensor")
+"""Functions of ``torch.nested`` that give C++ the device, unless the layout is ``torch.jagged``."""
 
 
 RELIES_ON = (
@@ -46,6 +48,7 @@ RELIES_ON = (
     ),
     Reliance("torch.jit._builtins._find_builtin", "TorchScript knows the functions by what they are", parameters=("fn",)),
     Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
+    Reliance("torch.nested", "and nested ones with these", has=_NEST),
     Reliance("torch.load", "`map_location` may name a simulated GPU", parameters=("f", "map_location")),
 )  # fmt: skip
 
@@ -62,6 +65,8 @@ def install(patches: Patches) -> None:
         patches.set(torch.Tensor, name, _with_index(getattr(torch.Tensor, name)))
     patches.set(torch.amp.autocast_mode.autocast, "__init__", _autocast_init(torch.amp.autocast_mode.autocast.__init__))
     patches.set(torch, "load", _loads(torch.load))
+    for name in _NEST:
+        patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
     find = _knows_wrapped(_builtins._find_builtin, {getattr(torch, name): stock for name, stock in stocks.items()})
     for module in (_builtins, _recursive):
@@ -116,6 +121,23 @@ def _loads(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(f, put, *args, **kwargs)
 
     return load
+
+
+def _nests(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes a nested tensor of tensors, which are where they are: it is put where it is to be."""
+
+    @functools.wraps(stock)
+    def nest(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or kwargs.get("layout") is torch.jagged:
+            return stock(*args, **kwargs)
+        if type(device) is not int and torch.device(device).type != "cuda":
+            return stock(*args, **kwargs)
+        leaf = kwargs.pop("requires_grad", False)
+        made = stock(*args, **{**kwargs, "device": None}).to(device)
+        return made.requires_grad_() if leaf else made
+
+    return nest
 
 
 def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:

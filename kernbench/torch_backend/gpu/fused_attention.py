@@ -61,6 +61,8 @@ def install(patches: Patches) -> None:
             found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if found is not None:
                 return found
+        if _is_jagged(query, key, value) and attn_mask is None:
+            return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
         in_steps = (
             dropout_p > 0
             or not torch.backends.cuda.flash_sdp_enabled()
@@ -83,6 +85,31 @@ def install(patches: Patches) -> None:
 
     vars(attention)[_TRACED] = stock
     patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def _is_jagged(*tensors: Any) -> bool:
+    """Whether these are sequences of several lengths on a GPU, each of heads, positions and their parts."""
+    return all(
+        isinstance(each, torch.Tensor)
+        and each.layout is torch.jagged
+        and each.dim() == 4
+        and isinstance(each.size(2), torch.SymInt)
+        and block_of(each) is not None
+        for each in tensors
+    )
+
+
+def _of_sequences(
+    attention: Callable[..., Any], parts: tuple[Any, ...], dropout_p: float, is_causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> Any:  # fmt: skip
+    """Attention of jagged tensors, a call for each sequence: C++ would ask whether a GPU has a kernel for them all."""
+    how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    outs = [
+        attention(*(part.unsqueeze(0) for part in sequence), **how)[0].transpose(0, 1)
+        for sequence in zip(*(part.unbind() for part in parts), strict=True)
+    ]
+    return torch.nested.nested_tensor_from_jagged(torch.cat(outs), parts[0].offsets()).transpose(1, 2)
 
 
 def go_around(attention: Callable[..., Any] | None) -> None:

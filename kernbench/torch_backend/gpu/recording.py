@@ -25,7 +25,7 @@ from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
 from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
+from kernbench.simulation.tensors import listed_tensors, plain_of, storage_of, tells_of_looks
 from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
@@ -397,6 +397,12 @@ class Recorder(TorchDispatchMode):
         if operation.kind == COLLECTIVE:
             return self._collective(device, operation.call, args, kwargs)
         host = device.host
+        if operation.kind == COMPOSITE and any(map(_is_nested, args)):
+            # what it is composed of asks for a shape, which these have not: it is one operation, as C++ has it
+            result = self._computed(device, operation, func, args, kwargs)
+            if not (host.unrecorded or self._hosts.inside_kernel or _is_view(result, args[0])):
+                self._record(device, operation, args, kwargs, result)
+            return result
         custom, tails = operation.kind == CUSTOM, list(host.tails.values())
         device.in_custom_operation += custom
         on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
@@ -497,6 +503,8 @@ class Recorder(TorchDispatchMode):
             return
         if operation.writes:
             outputs += operation.written(args, kwargs)
+        if _is_nested(result) or (inputs and _is_nested(inputs[0])):
+            inputs, outputs = _as_rows(inputs), _as_rows(outputs)
         flag = operation.flag is not None and operation.is_flagged(args, kwargs)
         crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
         cost = self._costs.of_tensors(operation.name, inputs, outputs, flag, crossed)
@@ -527,6 +535,31 @@ def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         each if tells_of_looks(each) or type(each).__torch_dispatch__ is not _NO_DISPATCH else plain_of(each)
         for each in tensors
     ]
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether it is a nested tensor of C++, which has no shape. Those of Python consist of tensors that have one."""
+    return type(value) in PLAIN and value.is_nested
+
+
+def _is_view(result: Any, of: Any) -> bool:
+    """Whether what an operation gives is in the memory of a tensor that it was given."""
+    [made, *_] = result if isinstance(result, list | tuple) else (result,)
+    return isinstance(of, torch.Tensor) and storage_of(made).data_ptr() == storage_of(of).data_ptr()
+
+
+def _as_rows(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors with a matrix in the place of each nested one: a row for each of its innermost ones."""
+    return [_matrix_of(each) if _is_nested(each) else each for each in tensors]
+
+
+def _matrix_of(nested: torch.Tensor) -> torch.Tensor:
+    try:
+        width = max(nested.size(-1), 1)
+    except RuntimeError:  # rows of several widths
+        width = 1
+    shape = nested.numel() // width, width
+    return torch.empty(0, dtype=nested.dtype).set_(nested.untyped_storage(), 0, shape, (width, 1))
 
 
 def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:

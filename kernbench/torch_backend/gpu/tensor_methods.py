@@ -149,15 +149,25 @@ def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     return copied
 
 
+_DEVICE_OF_WRAPPER = 6
+"""Place of the device among what ``Tensor._make_wrapper_subclass`` is given after the class: size, strides, offset, memory
+format, dtype, layout, device."""
+
+
 def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """``Tensor._make_wrapper_subclass``.
 
     Autograd would ask a CUDA runtime: to it a wrapper is on the CPU, as its parts are.
     """
-    wanted, mine = kwargs.get("device"), current_device()
+    by_place = len(args) > _DEVICE_OF_WRAPPER
+    wanted, mine = args[_DEVICE_OF_WRAPPER] if by_place else kwargs.get("device"), current_device()
     if wanted is None or mine is None or is_described(cls) or torch.device(wanted).type != "cuda":
         return _stock_make_wrapper(cls, *args, **kwargs)
-    wrapper: torch.Tensor = _stock_make_wrapper(cls, *args, **{**kwargs, "device": "cpu"})
+    if by_place:
+        args = (*args[:_DEVICE_OF_WRAPPER], "cpu", *args[_DEVICE_OF_WRAPPER + 1 :])
+    else:
+        kwargs = {**kwargs, "device": "cpu"}
+    wrapper: torch.Tensor = _stock_make_wrapper(cls, *args, **kwargs)
     if not hasattr(cls, "__tensor_flatten__"):
         place_wrapper(wrapper, mine.memory_at(wanted))
     return wrapper

@@ -169,6 +169,12 @@ def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
     return args[at] if at < len(args) else (kwargs or {}).get(name)
 
 
+_MAKES_NESTED = frozenset({
+    "_nested_tensor_from_tensor_list", "_nested_from_padded", "_nested_tensor_from_mask", "_nested_view_from_buffer",
+    "_nested_view_from_buffer_copy",
+})  # fmt: skip
+
+
 class HollowRecorder(Recorder):
     """Records operations that are not computed."""
 
@@ -181,6 +187,11 @@ class HollowRecorder(Recorder):
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         if (operation.kind <= VIEW and operation.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
             return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
+        if operation.name in _MAKES_NESTED:
+            raise KernbenchError(
+                f"{operation.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and "
+                "there is no data: make them with layout=torch.jagged, or run with data"
+            )
         found = survey(func, args, kwargs)
         if found.meta:
             return operation.call(*args, **kwargs)

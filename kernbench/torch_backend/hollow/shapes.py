@@ -17,6 +17,7 @@ RELIES_ON = (
         "torch._subclasses.fake_tensor.FakeTensorMode", "it knows shapes that meta kernels do not",
         has=("from_tensor", "__enter__", "__exit__"),
     ),
+    Reliance("torch._prims_common.suggest_memory_format", "it says as C++ does whether channels come last", parameters=("x",)),
 )  # fmt: skip
 
 
@@ -71,7 +72,8 @@ def _find(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_on_host(func: Any, args: Any, found: Any) -> Any:
-    """Statistics of a norm as the CPU's kernels keep them, so that a program takes the same bytes with data and without.
+    """Results as the CPU's kernels give them, so that a program takes the same bytes with data and without: statistics of
+    a norm, and channels that come last.
 
     Meta kernels describe the GPU's: they keep float32 where the CPU's keep the input's dtype, unless weights have more bits.
     """
@@ -82,7 +84,26 @@ def _as_on_host(func: Any, args: Any, found: Any) -> Any:
         return (found[0], *(each._replace(dtype=torch.float32 if mixed else first) for each in found[1:]))
     if name == "native_batch_norm" and not args[5]:
         return (found[0], *(each._replace(size=(0,), stride=(1,)) for each in found[1:]))
+    if name == "convolution":
+        return _laid_out(found, _layout(*args[:2]))
+    if name == "convolution_backward":
+        layout = _layout(*args[1:3])
+        return (*(each and _laid_out(each, layout) for each in found[:2]), found[2])
     return found
+
+
+def _layout(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """How a convolution lays out what it gives, on a GPU and on the CPU: meta kernels do not say."""
+    from torch._prims_common import suggest_memory_format
+
+    layouts = {suggest_memory_format(each) for each in (input, weight)}
+    return next((each for each in layouts if each is not torch.contiguous_format), torch.contiguous_format)
+
+
+def _laid_out(what: Described, layout: torch.memory_format) -> Described:
+    if layout is torch.contiguous_format:
+        return what
+    return what._replace(stride=torch.empty(what.size, device="meta", memory_format=layout).stride())
 
 
 def _fake(func: Any, args: Any, kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from kernbench.torch_backend.compiled import described_gpu, graphs, kernels, red
 from kernbench.torch_backend.features import (
     attention_sharding,
     checkpoint_streams,
+    compiled_optimizers,
     compiling,
     context_parallel,
     device_meshes,
@@ -37,8 +38,8 @@ from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
-    attention_sharding, checkpoint_streams, compiling, context_parallel, device_meshes, dtensor_random, fake_tensors,
-    fsdp_profiler, loss_parallel, remote_calls, sharding_of_lists,
+    attention_sharding, checkpoint_streams, compiled_optimizers, compiling, context_parallel, device_meshes, dtensor_random,
+    fake_tensors, fsdp_profiler, loss_parallel, remote_calls, sharding_of_lists,
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
