@@ -66,7 +66,7 @@ def test_the_default_schedule_changes_nothing(program: Program, tmp_path: Path) 
     assert default.taken == []
 
 
-@pytest.mark.parametrize("schedule", ["random:4", "pct:3:20:5"])
+@pytest.mark.parametrize("schedule", ["random:4", pytest.param("pct:3:20:5", marks=pytest.mark.long)])
 def test_a_schedule_is_replayed_byte_for_byte(schedule: str, tmp_path: Path) -> None:
     first = trial_of(partial(trains, "DDP"), schedule, trace=tmp_path / "first.json")
     stated = schedule_of(choice for choice, _ in first.taken)

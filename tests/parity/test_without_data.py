@@ -61,8 +61,16 @@ ESTIMATED = ("kernbench_layers", "bags")
 kernel, which the meta kernel describes, keeps some tens of bytes more than the CPU's."""
 
 
+SLOW = ("tensor_and_sharded", "hsdp", "dtensor_ops")
+"""What takes seconds, and is like another one."""
+
+
 @pytest.mark.parametrize("width", [pytest.param(16, marks=pytest.mark.long), 128])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, marks=pytest.mark.long) if each.__name__ in SLOW else each for each in PROGRAMS],
+    ids=lambda program: program.__name__,
+)
 def test_a_program_takes_the_same_with_and_without_data(program, width):
     """16: nearly all is small, and computed; 128: weights and activations are not (64 KiB)."""
     real, hollow = outcome(program, width, data=True), outcome(program, width, data=False)

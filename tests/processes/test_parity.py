@@ -95,7 +95,9 @@ _QUICK = ("fsdp2", "expert_parallel", "pipeline_and_data")
         if each.__name__ in _QUICK
     ]
     + [
-        pytest.param(each, 512, id=f"{each.__name__}-512", marks=() if each.__name__ in _QUICK else pytest.mark.long)
+        pytest.param(
+            each, 512, id=f"{each.__name__}-512", marks=() if each.__name__ in _QUICK[1:] else pytest.mark.long
+        )
         for each in ON_GPUS
     ],
 )

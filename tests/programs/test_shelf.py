@@ -63,7 +63,7 @@ def test_data_parallel(program: str, who: Callable[[int, int], list[Any]], tmp_p
     assert alone[0]["losses"][-1] != pytest.approx(alone[0]["losses"][0], rel=1e-3), "it trains"
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_trainer_in_a_namespace_package(tensor: int, tmp_path: Path) -> None:
     """Over tensor and data parallelism: the groups are in a module, which is each rank's."""
     alone = told(run(1, [str(SHELF / "train_parallel.py"), "1"], tmp_path))
