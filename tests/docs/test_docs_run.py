@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT, Page, find_pages, matches
 LONG = ("docs/compile.md", "docs/what_if.md")
 """Pages whose examples compile with Inductor, or run a program many times."""
 
-FRESH = ("README.md",)
+FRESH = ("trace.md",)
 """Pages all of whose commands are processes of their own, as a reader's are."""
 
 
