@@ -23,14 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
+from kernbench.cost.work import Cost
 from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.tensors import listed_tensors, plain_of, storage_of, tells_of_looks
+from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
 from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
 from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.missing_kernels import kernel_of
+from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
@@ -397,10 +399,10 @@ class Recorder(TorchDispatchMode):
         if operation.kind == COLLECTIVE:
             return self._collective(device, operation.call, args, kwargs)
         host = device.host
-        if operation.kind == COMPOSITE and any(map(_is_nested, args)):
+        if operation.kind == COMPOSITE and any(map(is_nested, args)):
             # what it is composed of asks for a shape, which these have not: it is one operation, as C++ has it
             result = self._computed(device, operation, func, args, kwargs)
-            if not (host.unrecorded or self._hosts.inside_kernel or _is_view(result, args[0])):
+            if not (host.unrecorded or self._hosts.inside_kernel or is_view(result, args[0])):
                 self._record(device, operation, args, kwargs, result)
             return result
         custom, tails = operation.kind == CUSTOM, list(host.tails.values())
@@ -445,6 +447,11 @@ class Recorder(TorchDispatchMode):
             return operation.call(*args, **kwargs)
         with device.generators.drawing(index):
             return operation.call(*args, **kwargs)
+
+    def _cost(self, operation: Recorded, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool) -> Cost:
+        """What it takes. Raises RuntimeError if a tensor has no shape."""
+        crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
+        return self._costs.of_tensors(operation.name, inputs, outputs, flag, crossed)
 
     def _record(
         self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
@@ -503,11 +510,14 @@ class Recorder(TorchDispatchMode):
             return
         if operation.writes:
             outputs += operation.written(args, kwargs)
-        if _is_nested(result) or (inputs and _is_nested(inputs[0])):
-            inputs, outputs = _as_rows(inputs), _as_rows(outputs)
         flag = operation.flag is not None and operation.is_flagged(args, kwargs)
-        crossed = operation.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
-        cost = self._costs.of_tensors(operation.name, inputs, outputs, flag, crossed)
+        try:
+            cost = self._cost(operation, inputs, outputs, flag)
+        except RuntimeError:
+            if not any(map(is_nested, (*inputs, *outputs))):
+                raise
+            inputs, outputs = as_rows(inputs), as_rows(outputs)
+            cost = self._cost(operation, inputs, outputs, flag)
         if operation.multiplies and not device.in_custom_operation:
             call = operation.func, operation.name, args, kwargs, result, inputs, outputs
             self._flops.add(device.host.account, cost, call)
@@ -535,31 +545,6 @@ def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         each if tells_of_looks(each) or type(each).__torch_dispatch__ is not _NO_DISPATCH else plain_of(each)
         for each in tensors
     ]
-
-
-def _is_nested(value: Any) -> bool:
-    """Whether it is a nested tensor of C++, which has no shape. Those of Python consist of tensors that have one."""
-    return type(value) in PLAIN and value.is_nested
-
-
-def _is_view(result: Any, of: Any) -> bool:
-    """Whether what an operation gives is in the memory of a tensor that it was given."""
-    [made, *_] = result if isinstance(result, list | tuple) else (result,)
-    return isinstance(of, torch.Tensor) and storage_of(made).data_ptr() == storage_of(of).data_ptr()
-
-
-def _as_rows(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors with a matrix in the place of each nested one: a row for each of its innermost ones."""
-    return [_matrix_of(each) if _is_nested(each) else each for each in tensors]
-
-
-def _matrix_of(nested: torch.Tensor) -> torch.Tensor:
-    try:
-        width = max(nested.size(-1), 1)
-    except RuntimeError:  # rows of several widths
-        width = 1
-    shape = nested.numel() // width, width
-    return torch.empty(0, dtype=nested.dtype).set_(nested.untyped_storage(), 0, shape, (width, 1))
 
 
 def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:
