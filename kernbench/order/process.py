@@ -344,10 +344,10 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
             f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "
             f"record_stream() on the tensor for {one.called}, or let {other.called} wait for {one.called} before that."
         )
-    if one.fences_in_part or other.fences_in_part:
-        fencing = one if one.fences_in_part else other
+    if one.lacks_fence or other.lacks_fence:
+        lacking = one if one.lacks_fence else other
         return (
-            f"some threads of {fencing.called} signal, or wait, and come to no fence, which orders what its own thread does "
+            f"some threads of {lacking.called} signal, or wait, and come to no fence, which orders what its own thread does "
             f"and nothing else: let all of them come to it."
         )
     if one.rank != other.rank:

@@ -37,14 +37,13 @@ class Strand:
         siblings: all strands of this rank, this one too; programs are not among them.
         launch: of a program: the end of its launch, before which all happens that it does.
         fenced: what a program knew at the last fence that all its threads came to.
-        fences_in_part: whether some of a program's threads have come to a fence without the others.
         threads_of: of what threads of a program did that one of them has not released: the program; None: it is no such strand.
         pending: kernels after which it comes and which have not run: what they learn of others, it will know.
         joins: of a branch of a graph: the stream on which that was replayed last; None: it is no branch.
     """
 
     __slots__ = (
-        "_fenced_by", "_unfenced", "clock", "collective", "fenced", "fences_in_part", "host", "joins", "launch", "n", "name",
+        "_fenced_by", "_signals_unfenced", "_unfenced", "clock", "collective", "fenced", "host", "joins", "launch", "n", "name",
         "pending", "rank", "recent", "seen", "siblings", "threads_of", "told", "world",
     )  # fmt: skip
 
@@ -63,7 +62,7 @@ class Strand:
         self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.launch = launch
         self.fenced: Mapping[Strand, int] | None = None
-        self.fences_in_part = False
+        self._signals_unfenced = False
         self._fenced_by: dict[int, Mapping[Strand, int]] = {}
         self._unfenced: list[tuple[int, Mapping[Strand, int]]] = []
         self.pending: tuple[Moment, ...] = ()
@@ -153,12 +152,18 @@ class Strand:
             self._fenced_by.clear()
         else:
             self._fenced_by.update(dict.fromkeys(threads, everything))
-            self.fences_in_part = True
         self.n += 1
 
-    def fenced_by(self, thread: int) -> Mapping[Strand, int] | None:
-        """What a program knew when a thread of it came to its last fence; None: it has come to none."""
+    def relaxed(self, thread: int) -> Mapping[Strand, int] | None:
+        """A thread of a program signals: gives what that knew at the thread's last fence; None: it has come to none."""
+        if self._fenced_by and thread not in self._fenced_by:
+            self._signals_unfenced = True
         return self._fenced_by.get(thread, self.fenced)
+
+    @property
+    def lacks_fence(self) -> bool:
+        """Whether some of a program's threads have signalled, or heard, without a fence that others of them have come to."""
+        return self._signals_unfenced or bool(self._fenced_by and self._unfenced)
 
     def now(self) -> Moment:
         """How far it has come."""

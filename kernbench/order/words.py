@@ -59,7 +59,7 @@ class SignalWords:
             known = strand.everything()
             strand.n += 1
         else:
-            fenced = strand.fenced_by(thread)
+            fenced = strand.relaxed(thread)
             if fenced is None:
                 return
             known = dict(fenced)
