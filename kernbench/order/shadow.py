@@ -153,15 +153,14 @@ class Shadow:
     def poll(self, access: MemoryAccess, region: ByteRegion) -> None:
         """A host looks whether these bytes have changed."""
         access.polls = True
-        for cell in (*self._touched(region), *(each for each in self._strided if share_bytes(each.region, region))):
+        for cell in self._sharing(region):
             if cell.write is not None:
                 self._meets(cell, cell.write, True, access, False)
         self._strided.append(Cell(region, None, {access.strand: access}))
 
     def history(self, offset: int) -> str:
         """Who has written the byte at an offset last, and whose signal that has wiped, for people; empty: nobody is known."""
-        word = ByteRegion(offset, offset + 1)
-        cells = (*(each for each in self._strided if share_bytes(each.region, word)), *self._touched(word))
+        cells = self._sharing(ByteRegion(offset, offset + 1))
         last = next((cell.write for cell in cells if cell.write is not None), None)
         if last is None:
             return ""
@@ -217,6 +216,11 @@ class Shadow:
         first = max(bisect_right(self._starts, region.lo) - 1, 0)
         last = bisect_left(self._starts, region.hi)
         return [cell for cell in self._cells[first:last] if share_bytes(cell.region, region)]
+
+    def _sharing(self, region: ByteRegion) -> Iterator[Cell]:
+        """All that is remembered of bytes of a region; nothing is split."""
+        yield from self._touched(region)
+        yield from (each for each in self._strided if share_bytes(each.region, region))
 
     def _keep_strided(self, region: ByteRegion) -> Cell:
         for cell in self._strided:

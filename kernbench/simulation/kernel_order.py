@@ -81,25 +81,28 @@ class SignalOrder:
         self._access(address, "release", reads=False)
 
     def _access(self, address: int, sem: str, *, reads: bool) -> None:
-        shadow = shadow_at(self._memory, self._hosts, address)
-        if shadow is None:
+        word = self._word(address)
+        if word is None:
             return
+        shadow, offset = word
         strand = self._strand
         if strand is None:
             of = self._moment.strand
             strand = self._strand = Strand(f"{self._name} on {of.called}", of.rank, of.world, launch=self._moment)
             strand.n = 1
-        placed = self._memory.find_host(address)
-        assert placed is not None
-        offset = address - placed.host_address
         told = MemoryAccess(strand, strand.n, self._name, self._at, atomic=True)
         shadow.write(told, ByteRegion(offset, offset + WORD))
         shadow.words.access(told, offset, sem=sem, scope="sys", reads=reads, writes=True)
 
     def history(self, address: int) -> str:
         """Who has written a word last, for people; empty: nobody is known."""
+        word = self._word(address)
+        return "" if word is None else word[0].history(word[1])
+
+    def _word(self, address: int) -> tuple[Shadow, int] | None:
+        """The shadow of the memory at an address of this process, and the byte of it; None: nobody watches it."""
         shadow, placed = shadow_at(self._memory, self._hosts, address), self._memory.find_host(address)
-        return "" if shadow is None or placed is None else shadow.history(address - placed.host_address)
+        return None if shadow is None or placed is None else (shadow, address - placed.host_address)
 
     def ended(self) -> None:
         """All its words have been swapped."""
