@@ -74,6 +74,11 @@ class Batch(Lanes):
             keys = keys + self.rank_index * self.execution.programs
         return keys.reshape(-1)
 
+    def thread_numbers(self) -> np.ndarray:
+        """Which of its program's threads each lane is, in row-major order, where threads have lanes."""
+        assert self.threads is not None
+        return np.broadcast_to(self.threads, self.lanes).reshape(-1)
+
     def wrote(self) -> None:
         """Memory changed: parked lanes of anybody may look again."""
         self.written = True

@@ -88,7 +88,7 @@ def _found(batch: Batch) -> Leaders:
             of = np.broadcast_to(np.arange(one.size).reshape(one.lanes), lanes).reshape(-1)
             first, count = np.full(one.size, threads.min()), np.full(one.size, lanes[axis])
             return Leaders(one, of, axis, place, first, count)
-    keys, numbers = batch.program_keys(), np.broadcast_to(threads, lanes).reshape(-1)
+    keys, numbers = batch.program_keys(), batch.thread_numbers()
     order = np.lexsort((numbers, keys))
     _, begin, of, count = np.unique(keys[order], return_index=True, return_inverse=True, return_counts=True)
     place = order[begin]
@@ -121,8 +121,7 @@ def together(batch: Batch) -> Batch:
     shape = (batch.size // program.threads, program.threads)
     if shape[1] == 1:
         return batch
-    assert batch.threads is not None
-    numbers = np.broadcast_to(batch.threads, batch.lanes).reshape(-1)
+    numbers = batch.thread_numbers()
     order = np.lexsort((numbers, batch.program_keys()))
     first, one = order[:: shape[1]], (shape[0], 1)
     env: list[Any] = [None] * len(batch.env)

@@ -131,10 +131,9 @@ class BatchMemory:
 
     def _threads(self, invocations: np.ndarray) -> np.ndarray | None:
         """Which of its program's threads each invocation is; None: all do the same."""
-        batch = self.batch
-        if batch.threads is None:
+        if self.batch.threads is None:
             return None
-        return np.asarray(np.broadcast_to(batch.threads, batch.lanes).reshape(-1)[self._lanes(invocations)])
+        return np.asarray(self.batch.thread_numbers()[self._lanes(invocations)])
 
     def _lanes(self, invocations: np.ndarray) -> np.ndarray:
         return invocations * self.batch.size // max(self.size, 1)
@@ -147,7 +146,8 @@ class BatchMemory:
         checks = self.batch.execution.checks
         if checks is None or self.batch.execution.dry:
             return
-        keys, threads = self._programs(state.invocations), self._threads(state.invocations)
+        invocations = state.invocations
+        keys, threads = self._programs(invocations), self._threads(invocations)
         signed = address.astype(np.int64)
         left = np.ones(len(signed), dtype=bool)
         while left.any():
@@ -299,7 +299,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         ids = np.broadcast_to(batch.ids, batch.lanes).reshape(-1).repeat(elements // pack)
         warps = None
         if batch.threads is not None and not tile:
-            element = np.broadcast_to(batch.threads, batch.lanes).reshape(-1)
+            element = batch.thread_numbers()
             warps = batch.program_keys() * info.threads + element // info.warp_size
         specials = special_registers(ids, batch.execution.grid, element, info.threads, info.warp_size)
         return Frame(n, registers, np.zeros(n, dtype=np.int64), specials, warps)
