@@ -36,8 +36,7 @@ def attend(
     queries, keys = q.shape[1], k.shape[1]
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
-    left, right = window
-    right = 0 if causal and right < 0 else min(right, 0) if causal else right
+    left, right = window[0], right_of(window[1], causal)
     bounded = (0 <= left < keys - 1) or (0 <= right < keys - 1 and not (right == 0 and queries == 1))
     if not (softcap or statistics or alibi is not None or lengths is not None):
         if not bounded:
@@ -68,6 +67,27 @@ def attend(
     shares = torch.where(seen.any(-1, keepdim=True), torch.softmax(scores, -1), 0)
     out = F.dropout(shares, dropout).to(v.dtype) @ v
     return out.transpose(1, 2), torch.logsumexp(scores, -1) if statistics else None
+
+
+def right_of(right: int, causal: bool) -> int:
+    """How many keys to the right a query sees, -1 for all: none that comes later, if it is ``causal``."""
+    if not causal:
+        return right
+    return 0 if right < 0 else min(right, 0)
+
+
+def sequences(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int, int]]:
+    """Begin and end of each sequence's queries and of its keys, of sequences that lie one after the other.
+
+    ``ends_q`` and ``ends_k``, ``[sequences + 1]``, are read on the host.
+    """
+    queries, keys = ends_q.tolist(), ends_k.tolist()
+    return list(zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True))
+
+
+def slopes_of(alibi: Tensor | None, at: int) -> Tensor | None:
+    """The slopes of one sequence: its own, or those of all."""
+    return alibi if alibi is None or alibi.dim() == 1 else alibi[at, None]
 
 
 def seen_keys(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .attention import Tensor, Window, attend
+from .attention import Tensor, Window, attend, sequences, slopes_of
 from .caches import Places
 from .passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
 
@@ -25,11 +25,6 @@ def _keys_of(keys: Tensor, begin: int, end: int, at: int, block_table: Tensor | 
     if block_table is None:
         return keys[None, begin:end]
     return Places(None, block_table, keys.shape[1]).read(keys, end - begin, at)
-
-
-def _slopes_of(alibi: Tensor | None, at: int) -> Tensor | None:
-    """Of one sequence: its own, or those of all."""
-    return alibi if alibi is None or alibi.dim() == 1 else alibi[at, None]
 
 
 def flash_attn_func(
@@ -70,16 +65,13 @@ def flash_attn_varlen_func(
         k, v: ``[all keys, heads, size]``; with a ``block_table`` ``[sequences, pages of each]``, the pages of a cache,
             ``[pages, page, heads, size]``.
     """
-    ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     found = [
         attend(
             q[None, begin_q:end_q], *(_keys_of(each, begin_k, end_k, at, block_table) for each in (k, v)),
             dropout=dropout_p, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-            alibi=_slopes_of(alibi_slopes, at), statistics=return_attn_probs,
+            alibi=slopes_of(alibi_slopes, at), statistics=return_attn_probs,
         )
-        for at, (begin_q, end_q, begin_k, end_k) in enumerate(
-            zip(ends_q[:-1], ends_q[1:], ends_k[:-1], ends_k[1:], strict=True)
-        )
+        for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k))
     ]  # fmt: skip
     out = torch.cat([each[0] for each, _ in found])
     statistics = [each[0] for _, each in found if each is not None]
@@ -140,7 +132,7 @@ def flash_attn_with_kvcache(
         found = []
         for at, end in enumerate((lengths + fresh).tolist()):
             keys, values = (places.read(each, end, at) for each in (k_cache, v_cache))
-            found.append(attend(q[at, None], keys, values, alibi=_slopes_of(alibi_slopes, at), **given))
+            found.append(attend(q[at, None], keys, values, alibi=slopes_of(alibi_slopes, at), **given))
     out = torch.cat([each for each, _ in found])
     statistics = [each for _, each in found if each is not None]
     return (out, torch.cat(statistics)) if statistics else out

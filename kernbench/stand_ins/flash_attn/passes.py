@@ -6,12 +6,11 @@ and the backward pass takes them, so that they may be those over more keys than 
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
 
-from .attention import Tensor, attend, seen_keys, slopes_bias
+from .attention import Tensor, attend, right_of, seen_keys, sequences, slopes_bias, slopes_of
 
 
 def _refuse_dropout(dropout_p: float) -> None:
@@ -20,10 +19,6 @@ def _refuse_dropout(dropout_p: float) -> None:
             f"The stand-in for flash_attn keeps no dropout mask between the passes (dropout_p={dropout_p}): "
             "use dropout_p=0 with _flash_attn_forward and _flash_attn_backward, or flash_attn_func."
         )
-
-
-def _pieces(ends: Tensor) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(ends.tolist()))
 
 
 def forward_pass(
@@ -53,8 +48,7 @@ def backward_pass(
     with torch.no_grad():
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         heads, groups = q.shape[2], q.shape[2] // k.shape[2]
-        right = window_size_right
-        right = 0 if causal and right < 0 else min(right, 0) if causal else right
+        right = right_of(window_size_right, causal)
         queries, keys, values, given, gave = (each.transpose(1, 2).float() for each in (q, k, v, dout, out))
         keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
         seen, distance = seen_keys(q.shape[1], k.shape[1], k.shape[1], window_size_left, right, q.device)
@@ -93,10 +87,10 @@ def varlen_forward_pass(
             "use flash_attn_varlen_func or flash_attn_with_kvcache for caches in pages."
         )
     out, sums = torch.zeros_like(q), q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)
-    for at, ((q0, q1), (k0, k1)) in enumerate(zip(_pieces(cu_seqlens_q), _pieces(cu_seqlens_k), strict=True)):
+    for at, (q0, q1, k0, k1) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k)):
         part, logs, *_ = forward_pass(
             q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], dropout_p, softmax_scale, causal, window_size_left,
-            window_size_right, softcap, _of_sequence(alibi_slopes, at),
+            window_size_right, softcap, slopes_of(alibi_slopes, at),
         )  # fmt: skip
         out[q0:q1], sums[:, q0:q1] = part[0], logs[0]
     return out, sums, None, None
@@ -111,18 +105,14 @@ def varlen_backward_pass(
 ) -> Tensor:  # fmt: skip
     """Of sequences behind each other: writes the gradients; returns the sums of ``dout * out``, ``[heads, queries of all]``."""
     total = torch.zeros_like(softmax_lse)
-    for at, ((q0, q1), (k0, k1)) in enumerate(zip(_pieces(cu_seqlens_q), _pieces(cu_seqlens_k), strict=True)):
+    for at, (q0, q1, k0, k1) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k)):
         total[:, q0:q1] = backward_pass(
             dout[None, q0:q1], q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], out[None, q0:q1],
             softmax_lse[None, :, q0:q1], _part(dq, q0, q1), _part(dk, k0, k1), _part(dv, k0, k1), dropout_p,
-            softmax_scale, causal, window_size_left, window_size_right, softcap, _of_sequence(alibi_slopes, at),
+            softmax_scale, causal, window_size_left, window_size_right, softcap, slopes_of(alibi_slopes, at),
         )[0]  # fmt: skip
     return total
 
 
 def _part(into: Tensor | None, begin: int, end: int) -> Tensor | None:
     return None if into is None else into[None, begin:end]
-
-
-def _of_sequence(alibi: Tensor | None, at: int) -> Tensor | None:
-    return alibi if alibi is None or alibi.dim() == 1 else alibi[at, None]
