@@ -76,6 +76,9 @@ if TYPE_CHECKING:
               "print them in the end.")  # fmt: skip
 @click.option("--races-output", metavar="FILE", help="Write the races that are found here: .sarif for code hosts, or .json. "
               "Without --races they are looked for, and collected.")  # fmt: skip
+@click.option("--memory", type=click.Choice(["strong", "weak"]), default="strong", show_default=True, help="What a read sees "
+              "that nothing orders behind a write: what was written last, or what was there before; with --schedule, as that "
+              "says.")  # fmt: skip
 @click.option("--jitter", type=float, metavar="SHARE", default=0.0, help="Standard deviation of the time that the kernels of a "
               "rank take, between ranks and from step to step: 0.02.")  # fmt: skip
 @click.option("--straggler", "stragglers", type=Straggler(), multiple=True, help="Let the kernels of a rank take so many times "
@@ -110,6 +113,7 @@ def command(
     fill_uninitialized: str,
     races: str,
     races_output: str | None,
+    memory: str,
     jitter: float,
     stragglers: tuple[tuple[int, float], ...],
     schedule: str | None,
@@ -158,7 +162,8 @@ def command(
         report = AutotuneReport(autotune_report)
     given: dict[str, Any] = {
         "seed": seed, "enable_data": data, "unknown": unknown, "memory_limit": memory_limit, "exact_dtype": exact_dtype,
-        "fill_uninitialized": fill_uninitialized, "races": races, "jitter": jitter, "stragglers": dict(stragglers),
+        "fill_uninitialized": fill_uninitialized, "races": races, "memory": memory,
+        "jitter": jitter, "stragglers": dict(stragglers),
     }  # fmt: skip
     starter: RankCommand | None = None
     compiled: launcher.RankProgram | None = None
@@ -286,7 +291,7 @@ def _is_command(program: str) -> bool:
 def _print_races(ctx: RuntimeContext) -> int:
     """Print the races that were collected, and say which are excused; gives how many were found."""
     order = ctx.simulation.order
-    if order is None:
+    if order is None or order.races.mode == "off":
         return 0
     races = order.races
     if races.mode == "warn":

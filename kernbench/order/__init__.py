@@ -2,8 +2,9 @@
 
 :mod:`~kernbench.order.strands` has the clocks, :mod:`~kernbench.order.shadow` who touched which bytes last,
 :mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.graphs` its CUDA graphs (ADR 0147),
-:mod:`~kernbench.order.findings` what is told of a race (ADR 0122), :mod:`~kernbench.order.choices` the schedules (ADR 0129),
-and :mod:`~kernbench.order.conflicts` where another one could matter.
+:mod:`~kernbench.order.findings` what is told of a race (ADR 0122), :mod:`~kernbench.order.weak` what reads may see that nothing
+orders (ADR 0152), :mod:`~kernbench.order.choices` the schedules (ADR 0129), and :mod:`~kernbench.order.conflicts` where another
+one could matter.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ from kernbench.order.strands import Moment as Moment
 from kernbench.order.strands import Strand as Strand
 from kernbench.order.undefined import Undefined as Undefined
 from kernbench.order.undefined import UndefinedRead as UndefinedRead
+from kernbench.order.weak import MEMORIES as MEMORIES
+from kernbench.order.weak import ReplacedBytes as ReplacedBytes
+from kernbench.order.weak import WeakMemory as WeakMemory
 from kernbench.order.words import SCOPES as SCOPES
 
 
@@ -52,15 +56,18 @@ class Order:
     Args:
         mode: what to do about a race (:data:`MODES`).
         locate: says where in the program whoever runs is.
+        weak: says what reads see that nothing orders; None: what was written last.
 
     Attributes:
         races: that were found.
+        weak: as given.
     """
 
-    def __init__(self, mode: str, locate: Callable[[], Place]) -> None:
+    def __init__(self, mode: str, locate: Callable[[], Place], weak: WeakMemory | None = None) -> None:
         self.races = Races(mode)
+        self.weak = weak
         self._locate = locate
 
     def of(self, rank: int, world: object) -> RankOrder:
         """Watches a rank of a world that is about to run."""
-        return RankOrder(rank, world, self.races, self._locate)
+        return RankOrder(rank, world, self.races, self._locate, self.weak)

@@ -40,8 +40,9 @@ POINTS = {
     "p": "programs of a launch run together (0), or some of them first",
     "a": "memory that other streams have used, too, is free again when they have ended (0), or not yet (1)",
     "m": "whose message a receive from any source gets",
+    "v": "where memory is weak: a read that nothing orders sees what was written last (0), or what was there before",
 }
-"""The points. The rank that is asked stands behind ``w``, ``a`` and ``m``: ``w3``."""
+"""The points. The rank that is asked stands behind ``w``, ``a``, ``m`` and ``v``: ``w3``."""
 
 EVERYTHING = "everything"
 """Of a point ``w``: the last of the options."""
@@ -97,9 +98,9 @@ class _Seeded:
         random = self._random
         if point[0] in "wd" and random.random() >= _LETS_OTHERS_GO:
             return 0
-        if point[0] in "bpa" and random.random() >= _APART:
+        if point[0] in "bpav" and random.random() >= _APART:
             return 0
-        return random.randrange(1 if point[0] in "wdbpa" else 0, len(options))
+        return random.randrange(1 if point[0] in "wdbpav" else 0, len(options))
 
 
 class _Pct:
@@ -118,7 +119,7 @@ class _Pct:
         return found
 
     def choose(self, point: str, number: int, options: Sequence[Hashable]) -> int:
-        if point[0] == "p":
+        if point[0] in "pv":
             return 0 if self._random.random() >= _APART else self._random.randrange(1, len(options))
         if point[0] in "ha":
             return self._random.randrange(len(options))
@@ -224,6 +225,8 @@ _WORDS = {
     ("b", 0): "of the kernels that could run as one batch, that of {place} goes first",
     ("p", 0): "programs of a launch are set apart: {place}",
     ("a", 1): "memory of rank {rank} that other streams have used, and have ended, is not free yet",
+    ("v", 1): "rank {rank} sees what was there before: {place}",
+    ("v", 2): "rank {rank} sees what was there before the last of several writes: {place}",
     ("m", 0): "the receive of rank {rank} gets the message of rank {place}",
 }
 """By kind of point and answer, 0 for any."""

@@ -89,8 +89,8 @@ class Conflicts:
     @property
     def signature(self) -> tuple[Hashable, ...]:
         """Equal for runs in which everything that matters came in the same order."""
-        messages = [each for each in self.asked if each.point[0] == "m"]
-        return tuple(sorted(map(repr, self._pairs))), tuple((each.point, each.number, each.taken) for each in messages)
+        values = [each for each in self.asked if each.point[0] in "mv"]
+        return tuple(sorted(map(repr, self._pairs))), tuple((each.point, each.number, each.taken) for each in values)
 
     def open(self) -> tuple[list[OpenPoint], int]:
         """The points at which other answers may matter, and how many answers there are elsewhere."""
@@ -107,7 +107,7 @@ class Conflicts:
             kind = each.point[0]
             if (
                 at in of_hosts
-                or kind == "m"
+                or kind in "mv"
                 or (kind == "h" and ranks)
                 or (kind in _OF_KERNELS and _named(self._names[at], ranks))
             ):

@@ -196,8 +196,10 @@ class Races:
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def add(self, race: FoundReport) -> None:
-        """Note a race or a look. Raises :class:`RaceError`, or :class:`UndefinedMemoryError`, unless they are only collected or
-        it is excused."""
+        """Note a race or a look, if anybody looks for them. Raises :class:`RaceError`, or :class:`UndefinedMemoryError` unless
+        they are only collected, or it is excused."""
+        if self.mode == "off":
+            return
         seen = self._seen.get(race.key, 0)
         self._seen[race.key] = seen + 1
         if race.excuse is not None:

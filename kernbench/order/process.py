@@ -16,6 +16,7 @@ from kernbench.order.regions import ByteRegion
 from kernbench.order.shadow import Cell, Shadow
 from kernbench.order.strands import Moment, Strand
 from kernbench.order.undefined import UndefinedRead
+from kernbench.order.weak import WeakMemory
 from kernbench.order.words import joined
 
 
@@ -27,17 +28,22 @@ class RankOrder:
         world: of the ranks that run together.
         races: told of those that are found.
         locate: says where in the program the host is.
+        weak: as the attribute.
 
     Attributes:
         host: the strand of its host.
         streams: those of its streams and of its groups' collectives, by name.
         one: whether streams and host are one strand still: a program without GPUs computes on the host.
+        weak: says what it sees that nothing orders; None: what was written last.
         capturing: the graph that it captures now; None: it captures none.
         replaying: the one that it replays now.
     """
 
-    def __init__(self, rank: int, world: object, races: Races, locate: Callable[[], Place]) -> None:
+    def __init__(
+        self, rank: int, world: object, races: Races, locate: Callable[[], Place], weak: WeakMemory | None = None
+    ) -> None:
         self.rank = rank
+        self.weak = weak
         self.world = world
         self.host = Strand("host", rank, world)
         self.streams: dict[str, Strand] = {}

@@ -15,6 +15,7 @@ from kernbench.order.findings import MemoryAccess
 from kernbench.order.regions import ByteRegion, covers, share_bytes
 from kernbench.order.strands import Strand
 from kernbench.order.undefined import Undefined
+from kernbench.order.weak import EarlierBytes, ReplacedBytes
 from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
@@ -62,10 +63,11 @@ class Shadow:
         tensor: dtype and shape that it had then.
         words: through which programs signal.
         undefined: bytes that nobody has written; None: there are none, or nobody knows.
+        earlier: what writes have replaced, where memory is weak and somebody has written it.
     """
 
     __slots__ = (
-        "_cells", "_found", "_starts", "_strided", "made", "nbytes", "shared", "tensor", "undefined", "words",
+        "_cells", "_found", "_starts", "_strided", "earlier", "made", "nbytes", "shared", "tensor", "undefined", "words",
     )  # fmt: skip
 
     def __init__(self, found: Found, nbytes: int, *, shared: bool = False) -> None:
@@ -76,6 +78,7 @@ class Shadow:
         self.words = SignalWords()
         self.undefined: Undefined | None = None
         self.tensor: tuple[Any, Sequence[int]] | None = None
+        self.earlier: EarlierBytes | None = None
         self._starts: list[int] = []
         self._cells: list[Cell] = []
         self._strided: list[Cell] = []
@@ -158,6 +161,32 @@ class Shadow:
                 self._meets(cell, cell.write, True, access, False)
         self._strided.append(Cell(region, None, {access.strand: access}))
 
+    def replaced(self, write: MemoryAccess, region: ByteRegion, values: Any = None, nbytes: int = 0) -> None:
+        """A write has replaced these bytes (:class:`~kernbench.order.weak.ReplacedBytes`)."""
+        if self.earlier is None:
+            self.earlier = EarlierBytes(self.nbytes)
+        self.earlier.add(ReplacedBytes(write, region, values, nbytes))
+
+    def older(self, readers: Sequence[tuple[ByteRegion, Sequence[Strand]]]) -> list[ReplacedBytes]:
+        """What readers of these bytes may see instead of what is there (:meth:`~kernbench.order.weak.EarlierBytes.under`).
+
+        Each: the bytes, whose strand reads them, and strands that it comes after besides.
+        """
+        if self.earlier is None:
+            return []
+        return self.earlier.under([(region, self._follower(*strands)) for region, strands in readers])
+
+    def _follower(self, strand: Strand, *behind: Strand) -> Callable[[MemoryAccess], bool]:
+        def follows(write: MemoryAccess) -> bool:
+            other = write.strand
+            return any(each.knows(other, write.n) for each in (strand, *behind)) or self._apart(other, strand)
+
+        return follows
+
+    def writer(self, region: ByteRegion) -> MemoryAccess | None:
+        """Who has written exactly these bytes last; None: nobody, or they are not kept together."""
+        return next((cell.write for cell in self._sharing(region) if cell.region == region), None)
+
     def history(self, offset: int) -> str:
         """Who has written the byte at an offset last, and whose signal that has wiped, for people; empty: nobody is known."""
         cells = self._sharing(ByteRegion(offset, offset + 1))
@@ -205,11 +234,12 @@ class Shadow:
     def _meets(self, cell: Cell, old: MemoryAccess, writes: bool, access: MemoryAccess, new_writes: bool) -> None:
         """Two accesses to the same bytes, by two strands."""
         strand, other = access.strand, old.strand
-        if strand.knows(other, old.n) or other.world is not strand.world:
-            return
-        if other.rank != strand.rank and not self.shared:
-            return
-        self._found(self, cell.region, old, writes, access, new_writes)
+        if not (strand.knows(other, old.n) or self._apart(other, strand)):
+            self._found(self, cell.region, old, writes, access, new_writes)
+
+    def _apart(self, other: Strand, strand: Strand) -> bool:
+        """Whether two strands are of worlds that did not run together, or of ranks that do not share this memory."""
+        return other.world is not strand.world or (other.rank != strand.rank and not self.shared)
 
     def _touched(self, region: ByteRegion) -> list[Cell]:
         """Ranges that share a byte with a region; nothing is split."""

@@ -25,8 +25,10 @@ def require(simulation: Simulation) -> None:
             "isolation='carrier', or run without the plugin"
         )
     if simulation.order is not None:
+        asked = "races" if simulation.order.weak is None else "memory='weak'"
         raise ConfigError(
-            "isolation='process': races are found where all ranks' accesses are seen: use isolation='carrier' with races"
+            f"isolation='process': what nothing orders is found where all ranks' accesses are seen: use isolation='carrier' "
+            f"with {asked}"
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.order import Choices, mode_of, schedule_asked
+from kernbench.order import MEMORIES, Choices, mode_of, schedule_asked
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api.accelerator import Accelerator
@@ -65,6 +65,7 @@ class RuntimeContext:
         fill_uninitialized: what fresh memory is filled with (:func:`simulate`).
         races: what to do about accesses to memory that nothing orders, and looks at memory that nobody has written
             (:func:`simulate`).
+        memory: what reads see that nothing orders (:func:`simulate`).
         jitter: how unequally quick ranks are (:func:`simulate`).
         stragglers: by rank, how many times as long its kernels take.
         schedule: what goes first where several things could (:func:`simulate`).
@@ -87,6 +88,7 @@ class RuntimeContext:
     exact_dtype: bool = False
     fill_uninitialized: str = "off"
     races: bool | str | None = None
+    memory: str = "strong"
     jitter: float = 0.0
     stragglers: Mapping[int, float] = field(default_factory=dict)
     schedule: str | None = None
@@ -114,7 +116,7 @@ class RuntimeContext:
             plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
             memory_limit=parse_limit(self.memory_limit),
             exact_dtype=self.exact_dtype, fill_uninitialized=self.fill_uninitialized, races=mode_of(self.races),
-            choices=choices,
+            memory=self.memory, choices=choices,
             jitter=Jitter(self.jitter, self.stragglers, self.seed),
         )  # fmt: skip
         devices = HostDevices(simulation)
@@ -291,6 +293,7 @@ def simulate(
     exact_dtype: bool = False,
     fill_uninitialized: str = "off",
     races: bool | str | None = None,
+    memory: str = "strong",
     jitter: float = 0.0,
     stragglers: Mapping[int, float] | None = None,
     schedule: str | None = None,
@@ -329,6 +332,8 @@ def simulate(
             (``docs/order.md``): ``True`` or ``"error"`` raises :class:`~kernbench.errors.RaceError` at the second one, or
             :class:`~kernbench.errors.UndefinedMemoryError` at the look, ``"warn"`` collects them in
             ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.
+        memory: ``"weak"``: reads that nothing orders behind a write see what was there before, as they may on hardware; with a
+            schedule, those of them that it says (``docs/order.md``). ``"strong"``: all see what was written last.
         jitter: standard deviation of the time that the kernels of a rank take, as a share, between ranks and from step to step;
             drawn from ``seed`` (:mod:`kernbench.simulation.jitter`, ADR 0130).
         stragglers: by rank, how many times as long its kernels take.
@@ -351,6 +356,10 @@ def simulate(
         )
     if fill_uninitialized not in FILLS:
         raise ConfigError(f"fill_uninitialized={fill_uninitialized!r}: expected {', '.join(map(repr, FILLS))}")
+    if memory not in MEMORIES:
+        raise ConfigError(f"memory={memory!r}: expected {', '.join(map(repr, MEMORIES))}")
+    if memory == "weak" and not enable_data:
+        raise ConfigError("memory='weak' is about values: it needs data (enable_data=True, no --no-data)")
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
     collectives = (
@@ -373,6 +382,7 @@ def simulate(
             exact_dtype=exact_dtype,
             fill_uninitialized=fill_uninitialized,
             races=races,
+            memory=memory,
             jitter=jitter,
             stragglers=stragglers or {},
             schedule=schedule,

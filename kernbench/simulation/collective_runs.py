@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,6 +29,7 @@ from kernbench.simulation.kernel_collectives import KernelCollectives
 from kernbench.simulation.storages import StorageTable
 from kernbench.simulation.tensors import plain, short_dtype
 from kernbench.simulation.waits import Awaited
+from kernbench.simulation.weak_memory import as_before
 
 
 @dataclass(eq=False, repr=False)
@@ -135,7 +136,7 @@ class CollectiveRuns:
             collective.group.players is not None,
         )  # fmt: skip
         reduction = ReduceOp(signature.reduction) if signature.reduction else None
-        with self.paused():
+        with self.paused(), self._as_read(arrivals):
             if collective.group.players is not None:
                 self._move_folded(collective.group, arrivals, root, reduction)
             elif self.engine.enable_data:
@@ -145,6 +146,14 @@ class CollectiveRuns:
             if self.watch is not None:
                 self.watch(collective, arrivals)
         return request
+
+    @contextmanager
+    def _as_read(self, arrivals: Sequence[Arrival]) -> Iterator[None]:
+        """For the length of a block, memory is as the members see it, where that is weak."""
+        weak = None if self.hosts.order is None else self.hosts.order.weak
+        older = [] if weak is None else [view for each in arrivals for view in weak.reading.pop(each.op, ())]
+        with as_before(older, [tensor for each in arrivals for tensor in each.outputs] if older else ()):
+            yield
 
     def _sips(self, collective: Collective, arrivals: Sequence[Arrival]) -> tuple[int, ...]:
         """The members' SIPs, also of those that do not run."""

@@ -7,11 +7,12 @@ runs of bytes that they consist of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernbench.order import SCOPES, ByteRegion, MemoryAccess, Moment, Place, Shadow, Strand, kernel_ended, region_of
@@ -20,6 +21,7 @@ from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.locations import Location
 from kernbench.simulation.shadows import SHADOW
 from kernbench.simulation.thread_order import ThreadOrder
+from kernbench.simulation.weak_memory import OlderView, about_to_write, as_before
 from kernbench.triton_engine.access import Access, Piece
 from kernbench.triton_engine.binding import Binding, program_of
 from kernbench.triton_engine.frontend.program import OpInfo
@@ -109,6 +111,15 @@ class SignalOrder:
         kernel_ended(self._moment, [] if self._strand is None else [self._strand])
 
 
+class _Read(NamedTuple):
+    """What programs load of one allocation: the first access, and each of their regions."""
+
+    allocation: HostAllocation
+    shadow: Shadow
+    access: MemoryAccess
+    by: list[tuple[ByteRegion, tuple[Strand, ...]]]
+
+
 class KernelOrder:
     """The strands of one execution.
 
@@ -129,6 +140,8 @@ class KernelOrder:
         self._strands: dict[int, Strand | None] = {}
         self._accesses: dict[tuple[Strand, int, int, bool], MemoryAccess] = {}
         self._shadows: dict[int, Shadow | None] = {}
+        self._weak = None if hosts.order is None else hosts.order.weak
+        self._readers: dict[int, _Read] = {}
         program = execution.program
         self._threads = ThreadOrder() if program.threads > program.warp_size and not program.by_thread else None
 
@@ -210,10 +223,9 @@ class KernelOrder:
             if shadow.made is None:
                 shadow.made = told
             if writes:
-                shadow.write(told, region)
-                shadow.words.wipe(region.lo, region.hi)
+                self._stored(shadow, piece.allocation, region, told)
             else:
-                self._loaded(shadow, region, told)
+                self._loaded(shadow, piece.allocation, region, told)
 
     def _among_threads(self, shadow: Shadow, access: Access, piece: Piece, keys: Any, *, writes: bool) -> None:
         """Threads of a program touch what others of it have touched since they met? Raises RaceError."""
@@ -308,10 +320,9 @@ class KernelOrder:
             for run in np.split(mine, edges):
                 region = ByteRegion(int(run[0]), int(run[-1]) + item)
                 if writes:
-                    shadow.write(told, region)
-                    shadow.words.wipe(region.lo, region.hi)
+                    self._stored(shadow, allocation, region, told)
                 else:
-                    self._loaded(shadow, region, told)
+                    self._loaded(shadow, allocation, region, told)
 
     # Atomics and signals
 
@@ -370,7 +381,14 @@ class KernelOrder:
         if order is not None:
             order.looked(shadow, region, access, does)
 
-    def _loaded(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess) -> None:
+    def _stored(self, shadow: Shadow, allocation: HostAllocation, region: ByteRegion, access: MemoryAccess) -> None:
+        """Elements are about to be stored."""
+        if self._weak is not None:
+            about_to_write(shadow, allocation.flat(torch.uint8), region).written(access)
+        shadow.write(access, region)
+        shadow.words.wipe(region.lo, region.hi)
+
+    def _loaded(self, shadow: Shadow, allocation: HostAllocation, region: ByteRegion, access: MemoryAccess) -> None:
         """Elements are loaded. Raises UndefinedMemoryError if they are another rank's and it has written none of them."""
         undefined = shadow.undefined
         if (
@@ -378,7 +396,25 @@ class KernelOrder:
             and shadow.shared and not access.atomic and undefined.whole(region)
         ):  # fmt: skip
             self._looked(shadow, region, access, "reads")
+        if shadow.earlier is not None and not access.atomic:
+            readers = self._readers.setdefault(allocation.base, _Read(allocation, shadow, access, []))
+            readers.by.append((region, (access.strand,)))
         shadow.read(access, region)
+
+    def reading(self, read: Callable[[], Tensor | None]) -> Tensor | None:
+        """Does the load that it was told of: memory is as the programs see it."""
+        readers, self._readers = self._readers, {}
+        older = []
+        for each in readers.values():
+            may = each.shadow.older(each.by)
+            if may and self._weak is not None:
+                seen = self._weak.seen(each.access, may)
+                older += [OlderView(each.allocation.flat(torch.uint8), each.shadow, one) for one in seen]
+        if not older:
+            return read()
+        with as_before(older):
+            found = read()
+            return None if found is None else found.clone()  # it may be a view
 
     def fence(self, keys: Any, threads: Any = None) -> None:
         """Programs ``keys`` have come to a fence; ``threads``: which of each program's; None: all."""

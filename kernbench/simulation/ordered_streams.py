@@ -12,6 +12,7 @@ from kernbench.sim_engine import Operation
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.shadows import shadow_of, touch
 from kernbench.simulation.streams import Streams
+from kernbench.simulation.weak_memory import FutureWrite, older_of, writes_of
 
 
 class OrderedStreams(Streams):
@@ -54,6 +55,13 @@ class OrderedStreams(Streams):
         op.moment = order.posted(op.stream, host.stream)
         access = order.access(op.moment.strand, op.name)
         written = {id(tensor) for tensor in outputs}
+        future: list[FutureWrite] = []
+        if order.weak is not None:
+            with host.as_one():
+                older = older_of(order, op.name, inputs, op.moment.strand, order.stream(host.stream), order.host)
+                future = writes_of(order, outputs)
+            if older:
+                order.weak.reading[op] = older
         for tensor in (*(each for each in inputs if id(each) not in written), *outputs):
             kept = shadow_of(order, tensor)
             if kept is not None:
@@ -63,3 +71,5 @@ class OrderedStreams(Streams):
                 touch(kept, tensor, access, writes=id(tensor) in written)
                 if op.name == "all_reduce":
                     kept.shadow.undefined = before
+        for each in future:
+            each.written(access)

@@ -13,7 +13,7 @@ from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.gemm import kernels_of
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.cost.registry import brought
-from kernbench.order import Choices, Order
+from kernbench.order import Choices, Order, WeakMemory
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager
 from kernbench.scheduler import ChosenOrder, RankScheduler
@@ -82,6 +82,7 @@ class Simulation:
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         fill_uninitialized: what fresh memory is filled with: ``"off"`` (nothing), ``"nan"`` or ``"0xAA"``.
         races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
+        memory: what reads see that nothing orders (:data:`kernbench.order.MEMORIES`).
         jitter: how quick ranks are; default: all alike.
         choices: say what goes first where several things could; the scheduler's policy asks them, too. None: nobody is asked.
 
@@ -124,6 +125,7 @@ class Simulation:
         exact_dtype: bool = False,
         fill_uninitialized: str = "off",
         races: str = "off",
+        memory: str = "strong",
         jitter: Jitter | None = None,
         choices: Choices | None = None,
     ) -> None:
@@ -142,16 +144,16 @@ class Simulation:
         engine.clocks.slowdown = kernels_of(device).sustained
         self.assumptions = Assumptions(unknown)
         self.remarks: dict[str, None] = {}
+        self.choices = choices
         self.descriptions: Descriptions | None = None
         self.executor = DataExecutor()
         self.hosts = Hosts(scheduler, sips, seed)
-        self.order = self.hosts.order = None if races == "off" else Order(races, user_location)
+        self.order = self.hosts.order = self._order(races, weak=memory == "weak")
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)
         self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
         self.steps = Steps(self.hosts)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
-        self.choices = choices
         self.giving_way: GivingWay | None = None
         self.jitter = jitter or Jitter()
         self.streams = self._streams()
@@ -181,6 +183,12 @@ class Simulation:
         if self.giving_way is not None and choices is not None:
             self.drain.release = self.giving_way.release
             self.executor.pick = self.matcher.mailbox.pick = self.memories.pick = choices.pick
+
+    def _order(self, races: str, *, weak: bool) -> Order | None:
+        if not weak:
+            return None if races == "off" else Order(races, user_location)
+        pick = None if self.choices is None else self.choices.pick
+        return Order(races, user_location, WeakMemory(pick, self.remarks.setdefault))
 
     def _streams(self) -> Streams:
         engine, hosts, ready = self.engine, self.hosts, self.scheduler.ready

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -83,6 +83,9 @@ class Checks(Protocol):
         self, access: Any, allocation: HostAllocation, index: torch.Tensor, active: torch.Tensor | None
     ) -> None:
         """Elements ``index`` are stored."""
+
+    def reading(self, read: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
+        """Does the load that it was told of: what ``read`` gives."""
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,

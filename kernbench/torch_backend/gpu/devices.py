@@ -22,7 +22,7 @@ from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu import autocasting, fused, overridden
 from kernbench.torch_backend.gpu.filling import filling
-from kernbench.torch_backend.gpu.ordered import OrderedHollowRecorder, OrderedRecorder
+from kernbench.torch_backend.gpu.ordered import OrderedHollowRecorder, OrderedRecorder, WeakRecorder
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
 from kernbench.torch_backend.hollow.recorder import HollowRecorder
@@ -49,12 +49,15 @@ class HostDevices:
         self.simulation = simulation
         self.seen: tuple[int, ...] | None = None
         self._devices: dict[Host, RankDevice] = {}
+        has_data = simulation.engine.enable_data
         if simulation.order is None:
-            self._recorder: type[Recorder] = Recorder if simulation.engine.enable_data else HollowRecorder
+            self._recorder: type[Recorder] = Recorder if has_data else HollowRecorder
+        elif simulation.order.weak is not None:
+            self._recorder = WeakRecorder
         else:
-            self._recorder = OrderedRecorder if simulation.engine.enable_data else OrderedHollowRecorder
-        if simulation.fill_uninitialized != "off" and simulation.engine.enable_data:
-            self._recorder = filling(simulation.fill_uninitialized, ordered=simulation.order is not None)
+            self._recorder = OrderedRecorder if has_data else OrderedHollowRecorder
+        if simulation.fill_uninitialized != "off" and has_data:
+            self._recorder = filling(self._recorder, simulation.fill_uninitialized)
         self._shared = self._recorder(simulation, self.current, shared=True)
         self._recording = False
 

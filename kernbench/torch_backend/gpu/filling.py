@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from kernbench.simulation.tensors import poison, storage_of
-from kernbench.torch_backend.gpu.ordered import OrderedRecorder
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.recording import Recorded, Recorder
 
@@ -35,15 +34,6 @@ class _Fills:
         return result
 
 
-class FillingRecorder(_Fills, Recorder):
-    """Records operations, and fills fresh memory."""
-
-
-class FillingOrderedRecorder(_Fills, OrderedRecorder):
-    """Records operations, tells what they touch, and fills fresh memory."""
-
-
-def filling(fill: str, *, ordered: bool) -> type[Recorder]:
-    """The recorder that fills with ``"nan"`` (the largest number of integers) or with ``"0xAA"`` in every byte."""
-    kind: type[FillingRecorder] | type[FillingOrderedRecorder] = FillingOrderedRecorder if ordered else FillingRecorder
-    return type(kind.__name__, (kind,), {"fill": fill})
+def filling(recorder: type[Recorder], fill: str) -> type[Recorder]:
+    """A recorder that fills besides, with ``"nan"`` (the largest number of integers) or with ``"0xAA"`` in every byte."""
+    return type(f"Filling{recorder.__name__}", (_Fills, recorder), {"fill": fill})

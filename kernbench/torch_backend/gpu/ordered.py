@@ -6,7 +6,8 @@ on, what is on the host by the host itself; a copy that does not block, from or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ import torch
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Undefined
 from kernbench.simulation.shadows import allocated, escapes, region_in, shadow_of, touch
 from kernbench.simulation.tensors import listed_tensors
+from kernbench.simulation.weak_memory import FutureWrite, OlderView, as_before, older_of, writes_of, written_anew
 from kernbench.torch_backend.gpu.captured_touches import CapturedTouches
 from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.gpu.recording import TRANSFER, Recorded, Recorder
+from kernbench.torch_backend.gpu.recording import TRANSFER, VIEW, Recorded, Recorder
 from kernbench.torch_backend.hollow.recorder import HollowRecorder
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -82,6 +84,25 @@ class _Touched:
                     at for at, _ in self.written
                 ] == [0]
             )  # fmt: skip
+
+    def mutated(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The arguments that it writes."""
+        found: list[torch.Tensor] = []
+        for at, name in self.written:
+            value = args[at] if at < len(args) else (kwargs or {}).get(name)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif value is not None:
+                found += listed_tensors((value,))
+        return found
+
+    def read(self, args: Any, kwargs: Any, mutated: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The arguments that it only reads; ``mutated``: those that it writes."""
+        if self.nothing:
+            return []
+        written = {id(tensor) for tensor in mutated}
+        given = listed_tensors((*args, *kwargs.values()) if kwargs else args)
+        return [tensor for tensor in given if id(tensor) not in written]
 
 
 class _TouchedByOperator(dict[Any, _Touched]):
@@ -161,13 +182,7 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
     order.one = not host.uses_gpu
     graph = host.capture
     found = _touched[operation.func]
-    mutated: list[torch.Tensor] = []
-    for at, name in found.written:
-        value = args[at] if at < len(args) else (kwargs or {}).get(name)
-        if isinstance(value, torch.Tensor):
-            mutated.append(value)
-        elif value is not None:
-            mutated += listed_tensors((value,))
+    mutated = found.mutated(args, kwargs)
     written = {id(tensor) for tensor in mutated}
     title = operation.title.removesuffix(".default")
     stage: _Touches | CapturedTouches
@@ -177,10 +192,8 @@ def touches(device: RankDevice, operation: Recorded, args: Any, kwargs: Any, res
     else:
         together = operation.kind == TRANSFER  # its nodes have all come from pinned memory
         stage = CapturedTouches(order, title, changes=found.changes)
-    if not found.nothing:
-        for tensor in listed_tensors((*args, *kwargs.values()) if kwargs else args):
-            if id(tensor) not in written:
-                stage.add(tensor, together=together)
+    for tensor in found.read(args, kwargs, mutated):
+        stage.add(tensor, together=together)
     for tensor in mutated:
         stage.add(tensor, together=together, writes=True)
     made = (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,))
@@ -252,6 +265,8 @@ def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[tor
         stage.add(source, together=is_pinned(source) and (bool(goes_on) or graph is not None))
     for tensor in made:
         stage.add(tensor, writes=True, fresh=True)
+    if order.weak is not None and graph is None:
+        written_anew(order, made)
     if isinstance(stage, CapturedTouches):
         stage.have_done_again(host, passes_on=len(sources) == 1)
     elif stage.undefined is not None and len(sources) == 1:
@@ -260,6 +275,66 @@ def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[tor
 
 class OrderedRecorder(_Tells, Recorder):
     """Records operations, and tells what they touch."""
+
+
+class _SeesOlder:
+    """A recorder whose operations read what nothing orders behind a write as it was before."""
+
+    _future: Sequence[FutureWrite] = ()
+
+    def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
+        host, order = device.host, device.host.order
+        launches = operation.kind > VIEW and not operation.allocates
+        if order is None or not launches or host.unrecorded or host.capture is not None or device.in_custom_operation:
+            return super()._computed(device, operation, func, args, kwargs)  # type: ignore[misc]
+        order.one = not host.uses_gpu
+        touched = _touched[operation.func]
+        mutated = touched.mutated(args, kwargs)
+        read = touched.read(args, kwargs, mutated) + (mutated if touched.changes else [])
+        self._future = writes_of(order, mutated)
+        with as_before(_older_here(device, operation.title, read), mutated):
+            return super()._computed(device, operation, func, args, kwargs)  # type: ignore[misc]
+
+    def _record(
+        self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any, result: Any, *, launched: bool = False
+    ) -> None:
+        future, self._future = self._future, ()  # another rank may compute before this has been recorded
+        super()._record(device, operation, args, kwargs, result, launched=launched)  # type: ignore[misc]
+        order = device.host.order
+        if order is not None and device.host.capture is None:
+            for each in future:
+                write = each.shadow.writer(each.region)
+                if write is not None:
+                    each.written(write)
+            written_anew(order, listed_tensors((result,)))
+
+
+def _older_here(device: RankDevice, name: str, tensors: Sequence[torch.Tensor]) -> list[OlderView]:
+    """What an operation on the current stream sees instead of what is in these tensors; those on the host are read by that."""
+    host, order = device.host, device.host.order
+    assert order is not None
+    stream = order.stream(host.stream)
+    on_gpu = [tensor for tensor in tensors if not order.one and block_of(tensor) is not None]
+    on_host = [tensor for tensor in tensors if order.one or block_of(tensor) is None]
+    name = name.removesuffix(".default")
+    return [
+        *older_of(order, name, on_gpu, stream, order.host),
+        *older_of(order, name, on_host, order.host),
+    ]
+
+
+@contextmanager
+def looking(device: RankDevice, name: str, tensor: torch.Tensor) -> Iterator[None]:
+    """For the length of a block the host gets values, not by an operation of torch: as it sees them."""
+    order = device.host.order
+    weak = order is not None and order.weak is not None and name not in _GIVES_MEMORY
+    older = _older_here(device, name, (tensor,)) if weak else []
+    with device.host.as_one() if older else nullcontext(), as_before(older):
+        yield
+
+
+class WeakRecorder(_SeesOlder, OrderedRecorder):
+    """Records operations, tells what they touch, and computes them on what they see."""
 
 
 class OrderedHollowRecorder(_Tells, HollowRecorder):

@@ -13,7 +13,7 @@ from kernbench.simulation import shadows
 from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
-from kernbench.torch_backend.gpu.ordered import looks, sent
+from kernbench.torch_backend.gpu.ordered import looking, looks, sent
 from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
 from kernbench.torch_backend.gpu.placement import PLAIN, Block, block_of, is_described, place, place_wrapper, stored_in
 from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
@@ -202,13 +202,14 @@ def _looks(name: str) -> Callable[..., Any]:
         if not assumed and block_of(tensor) is None:
             if mine.host.order is not None:
                 looks(mine, name, (tensor,))
-            return stock(tensor, *args, **kwargs)
+            with looking(mine, name, tensor):
+                return stock(tensor, *args, **kwargs)
         mine.simulation.host_reads.before((tensor,), name)
         if mine.host.order is not None:
             looks(mine, name, (tensor,))
         if assumed:
             tensor = visible(mine.simulation, tensor, name)
-        with mine.host.as_one():
+        with mine.host.as_one(), looking(mine, name, tensor):
             found = stock(tensor, *args, **kwargs)
         return number(found) if assumed and name in NUMBERS else found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,10 +40,12 @@ def load(
                     return found
         cut = pieces(access, access.box) if access.dense is None else None
         if cut is not None:
-            if checks is not None:
-                for piece in cut[0]:
-                    checks.read_piece(access, piece)
-            return _load_pieces(info, cut[0], cut[1], dtype, other)
+            read = partial(_load_pieces, info, cut[0], cut[1], dtype, other)
+            if checks is None:
+                return read()
+            for piece in cut[0]:
+                checks.read_piece(access, piece)
+            return checks.reading(read)
     raw = torch.uint8 if dtype in FLOAT8 else dtype
     fill = _as_bytes(other, dtype) if raw is not dtype else 0 if other is None else other
     if checks is None:
@@ -55,11 +58,9 @@ def load(
             checks.read_index(access, allocation, index, here)
     if not groups:
         return None
-    if len(groups) == 1 and groups[0][2] is None:
-        out = groups[0][0].flat(raw).take(groups[0][1])
-    else:
-        out = _gather(groups, raw, fill)
-    return out if raw is dtype else out.view(dtype)
+    gather = partial(_gather, groups, raw, fill)
+    out = gather() if checks is None else checks.reading(gather)
+    return out if raw is dtype or out is None else out.view(dtype)
 
 
 def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
@@ -75,6 +76,8 @@ def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
 
 def _gather(groups: list[tuple[HostAllocation, Tensor, Tensor | None]], dtype: torch.dtype, other: Any) -> Tensor:
     """The elements of several allocations, ``other`` where none is read."""
+    if len(groups) == 1 and groups[0][2] is None:
+        return groups[0][0].flat(dtype).take(groups[0][1])
     out: Any = other if type(other) is Tensor else torch.tensor(other, dtype=dtype)
     for allocation, index, here in groups:
         values = allocation.flat(dtype).take(index)
