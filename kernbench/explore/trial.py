@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from kernbench.order import GivenAnswer, OpenPoint
+from kernbench.order import GivenAnswer, MetPair, OpenPoint
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Trial:
         open: of a run that was followed (:class:`~kernbench.order.Conflicts`), the points at which other answers may matter.
         alike: how many answers there are elsewhere: runs that would be equivalent to this one.
         signature: equal for runs that are.
+        pairs: what met unordered.
     """
 
     schedule: str
@@ -60,6 +61,7 @@ class Trial:
     open: list[OpenPoint] = field(default_factory=list)
     alike: int = 0
     signature: Hashable = None
+    pairs: frozenset[MetPair] = frozenset()
 
 
 def compared(usual: Trial, other: Trial) -> Trouble | None:

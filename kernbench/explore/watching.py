@@ -98,6 +98,7 @@ class Watch:
                 )
             trial.open, trial.alike = self._conflicts.open()
             trial.signature = repr(self._conflicts.signature)
+            trial.pairs = self._conflicts.pairs
         return trial
 
     def _trouble(self, failure: BaseException | None) -> Trouble | None:

@@ -20,6 +20,7 @@ from kernbench.order.choices import schedule_asked as schedule_asked
 from kernbench.order.choices import schedule_of as schedule_of
 from kernbench.order.choices import told as told
 from kernbench.order.conflicts import Conflicts as Conflicts
+from kernbench.order.conflicts import MetPair as MetPair
 from kernbench.order.conflicts import OpenPoint as OpenPoint
 from kernbench.order.findings import MODES as MODES
 from kernbench.order.findings import FoundReport as FoundReport
