@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -64,29 +64,10 @@ def run_on_dask(tasks: Sequence[T], run: Run[T], *, scheduler: str | None, jobs:
     Raises:
         ConfigError: distributed is not installed, or nobody answers at the address.
     """
-    try:
-        import distributed
-    except ImportError:
-        raise ConfigError("this needs Dask: install kernbench[sweep], or use jobs=0") from None
-    with ExitStack() as stack:
-        if scheduler is None:
-            # One thread per process: a simulation changes the state of torch in its process while it runs.
-            cluster = distributed.LocalCluster(
-                n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs="ERROR"
-            )  # fmt: skip
-            stack.enter_context(cluster)
-            address: Any = cluster
-        else:
-            address = scheduler
-        try:
-            client = stack.enter_context(distributed.Client(address, set_as_default=False))
-        except (OSError, TimeoutError) as error:
-            raise ConfigError(f"no Dask scheduler answers at {scheduler}: {error}") from None
-        path = [entry for entry in sys.path if entry and Path(entry).is_dir()]
+    with connected(scheduler, jobs) as (distributed, client):
+        path = modules_path()
         futures = {
-            client.submit(
-                _run_remotely, run, task, [*path, str(Path.cwd())], key=f"kernbench-{task.key}", pure=False
-            ): task
+            client.submit(_run_remotely, run, task, path, key=f"kernbench-{task.key}", pure=False): task
             for task in tasks
         }
         for future in distributed.as_completed(futures, loop=client.loop):
@@ -99,7 +80,43 @@ def run_on_dask(tasks: Sequence[T], run: Run[T], *, scheduler: str | None, jobs:
             future.release()
 
 
-def _run_remotely(run: Run[T], task: T, path: list[str]) -> Outcome:
+@contextmanager
+def connected(scheduler: str | None, jobs: int | None = None) -> Iterator[tuple[Any, Any]]:
+    """The module ``distributed`` and a client of a scheduler; None: of a cluster of ``jobs`` processes on this machine.
+
+    Raises:
+        ConfigError: distributed is not installed, or nobody answers at the address.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise ConfigError("this needs Dask: install kernbench[sweep], or use jobs=0") from None
+    with ExitStack() as stack:
+        address: Any = scheduler
+        if scheduler is None:
+            # One thread per process: a simulation changes the state of torch in its process while it runs.
+            address = stack.enter_context(
+                distributed.LocalCluster(
+                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs="ERROR"
+                )
+            )
+        try:
+            client = stack.enter_context(distributed.Client(address, set_as_default=False))
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ConfigError(f"no Dask scheduler answers at {scheduler}: {error}") from None
+        yield distributed, client
+
+
+def modules_path() -> list[str]:
+    """Where modules are found here, for workers (:func:`find_modules`)."""
+    return [*(entry for entry in sys.path if entry and Path(entry).is_dir()), str(Path.cwd())]
+
+
+def find_modules(path: Sequence[str]) -> None:
     """In a worker: find modules where the client found them, as far as they are there."""
     sys.path.extend(entry for entry in path if entry not in sys.path)
+
+
+def _run_remotely(run: Run[T], task: T, path: list[str]) -> Outcome:
+    find_modules(path)
     return run(task)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,13 @@ dist.broadcast(torch.full((4,), 7.0, device="cuda"), src=leader)
 ENDLESS = """
 import os
 
-first, me = os.environ["FIRST"], str(os.getpid())
+from known_as import FIRST as first, SEEN
+
+me = str(os.getpid())
 if not os.path.exists(first):
     open(first, "w").write(me)
 if open(first).read() != me:  # the default schedule's run has ended
-    open(os.environ["SEEN"], "a").write(me + "\\n")
+    open(SEEN, "a").write(me + "\\n")
     while True:
         pass
 """
@@ -71,6 +74,58 @@ def test_results_do_not_depend_on_how_many_run_at_a_time(how: str, tmp_path: Pat
     assert re.match(r"found in run \d+, under schedule .*: mismatch", said[0])
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Dask scheduler with two workers."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs="ERROR"
+    ) as here:
+        yield here.scheduler_address
+
+
+@pytest.mark.parametrize("how", ["pct:2", "exhaustive:2"])
+def test_results_are_the_same_on_a_cluster(how: str, cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "leader.py").write_text(LEADER)
+    asked = ("--how", how, "--runs", "40", "leader.py")
+    here, there = (
+        subprocess.run(
+            command(*more, *asked), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
+        for more in ((), ("--scheduler", cluster))
+    )
+    assert here.stdout == there.stdout, there.stderr
+    assert (here.returncode, there.returncode) == (1, 1)
+
+
+def test_a_run_that_dies_on_a_cluster_is_an_error_and_the_next_one_runs(cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import os\nos._exit(3)\n")
+    (tmp_path / "fine.py").write_text("print('fine')\n")
+    dies, fine = (
+        subprocess.run(
+            command("--scheduler", cluster, "--runs", "3", name), cwd=tmp_path, env=environment(), capture_output=True,
+            text=True, check=False,
+        )
+        for name in ("dies.py", "fine.py")
+    )  # fmt: skip
+    assert "a run has died (exit code 3)" in dies.stderr
+    assert "nothing found in 4 runs" in fine.stdout, fine.stderr
+
+
+def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "leader.py").write_text(LEADER)
+    for more, words in (
+        (("--scheduler", "tcp://127.0.0.1:9"), "no Dask scheduler answers at tcp://127.0.0.1:9"),
+        (("--scheduler", "tcp://127.0.0.1:9", "--jobs", "2"), "--jobs is for runs on this machine"),
+    ):
+        said = subprocess.run(
+            command(*more, "leader.py"), cwd=tmp_path, capture_output=True, text=True, check=False,
+            env=environment(DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="2s"),
+        )  # fmt: skip
+        assert said.returncode != 0
+        assert words in said.stderr
+
+
 def test_what_was_run_is_a_page(tmp_path: Path) -> None:
     (tmp_path / "leader.py").write_text(LEADER)
     said = subprocess.run(
@@ -87,12 +142,14 @@ def test_what_was_run_is_a_page(tmp_path: Path) -> None:
     assert "replay" in dict(header["findings"])
 
 
-def test_an_interrupt_ends_all_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["here", "cluster"])
+def test_an_interrupt_ends_all_runs(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    more = ("--jobs", "2") if where == "here" else ("--scheduler", request.getfixturevalue("cluster"))
     seen = tmp_path / "seen"
     (tmp_path / "endless.py").write_text(ENDLESS)
+    (tmp_path / "known_as.py").write_text(f"FIRST, SEEN = {str(tmp_path / 'first')!r}, {str(seen)!r}\n")
     with subprocess.Popen(
-        command("--jobs", "2", "endless.py"), cwd=tmp_path, env=environment(SEEN=str(seen), FIRST=str(tmp_path / "first")),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        command(*more, "endless.py"), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as running:  # fmt: skip
         while not seen.exists() or len(seen.read_text().splitlines()) < 2:
             assert running.poll() is None
@@ -101,6 +158,9 @@ def test_an_interrupt_ends_all_runs(tmp_path: Path) -> None:
         assert running.wait() != 0
     pids = {int(line) for line in seen.read_text().split()}
     assert len(pids) == 2
+    last = time.monotonic() + (0 if where == "here" else 60)  # workers are told to stop, and look once a second
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < last:
+        time.sleep(0.1)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
