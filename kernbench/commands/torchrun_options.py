@@ -111,12 +111,25 @@ def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list
             name, *others = torchruns or fits.values() or [name]
             if others or name not in options:
                 break
-        whole.append("=".join([name, *value]))
         del rest[0]
         option = options[name]
+        if not value and (alone := _alone(option)) and not _names_choice(option, rest):
+            value = [alone]
+        whole.append("=".join([name, *value]))
         if not value and isinstance(option, click.Option) and not option.is_flag and rest:
             whole.append(rest.pop(0))
     return whole, rest
+
+
+def _alone(option: click.Parameter) -> str | None:
+    """What an option means that stands without its value, where it may."""
+    alone = option.flag_value if isinstance(option, click.Option) and not option.is_flag else None
+    return alone if isinstance(alone, str) else None
+
+
+def _names_choice(option: click.Parameter, rest: Sequence[str]) -> bool:
+    """Whether the next word is the value of an option that may stand alone, and not the program or another option."""
+    return isinstance(option.type, click.Choice) and rest[:1] != [] and rest[0] in option.type.choices
 
 
 def _spellings(option: str) -> tuple[str, ...]:
