@@ -30,7 +30,10 @@ def keep(host: Host, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def undo(host: Host) -> None:
-    """At the end of a capture: put back what was kept, and the states of generators. Memory that has been given back meanwhile has nothing to be put back."""
+    """At the end of a capture: put back what was kept, and the states of generators.
+
+    Memory that has been given back meanwhile has nothing to be put back.
+    """
     assert host.capture is not None
     with host.as_one(), torch.no_grad():
         for storage, before in host.capture.kept.values():

@@ -147,9 +147,12 @@ def test_a_graph_refuses_a_generator_that_it_does_not_know(run: Callable[..., li
         generator = torch.Generator(device="cuda")
         x = torch.empty(4, device="cuda")
         graph = torch.cuda.CUDAGraph()
-        with pytest.raises(RuntimeError, match="due to a previous error"), torch.cuda.graph(graph):
-            with pytest.raises(RuntimeError, match="register_generator_state"):
-                x.uniform_(generator=generator)
+        with (
+            pytest.raises(RuntimeError, match="due to a previous error"),
+            torch.cuda.graph(graph),
+            pytest.raises(RuntimeError, match="register_generator_state"),
+        ):
+            x.uniform_(generator=generator)
 
     run(body)
 

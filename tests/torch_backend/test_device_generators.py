@@ -59,7 +59,8 @@ def _states_come_back() -> None:
 
 def _states_are_shared_and_changed() -> None:
     """As trackers of random states do that work with CUDA graphs."""
-    assert hasattr(torch.Generator, "graphsafe_set_state") and hasattr(torch.Generator, "clone_state")
+    assert hasattr(torch.Generator, "graphsafe_set_state")
+    assert hasattr(torch.Generator, "clone_state")
     torch.cuda.manual_seed(3)
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     first, other = generator.graphsafe_get_state(), generator.clone_state()
@@ -67,10 +68,12 @@ def _states_are_shared_and_changed() -> None:
     assert torch.equal(torch.rand(4, device="cuda").cpu(), torch.rand(4, generator=torch.Generator().manual_seed(3)))
     generator.graphsafe_set_state(other)
     assert torch.equal(torch.randn(3, device="cuda").cpu(), expected(5, (3,))[0])
-    assert torch.cuda.initial_seed() == 5 and torch.equal(other.get_state(), torch.cuda.get_rng_state())
+    assert torch.cuda.initial_seed() == 5
+    assert torch.equal(other.get_state(), torch.cuda.get_rng_state())
     assert torch.equal(torch.randn(2, device="cuda", generator=generator).cpu(), expected(5, (3,), (2,))[1])
     generator.graphsafe_set_state(first)
-    assert torch.cuda.initial_seed() == 3 and isinstance(first, torch.Generator)
+    assert torch.cuda.initial_seed() == 3
+    assert isinstance(first, torch.Generator)
     with pytest.raises(TypeError, match="a generator of a GPU"):
         generator.graphsafe_set_state(torch.Generator())
 

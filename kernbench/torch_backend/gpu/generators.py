@@ -45,7 +45,7 @@ class GpuGenerator(torch._C.Generator):
     _shares: torch.Generator | None = None  # whose state it has, None: its own
 
     def __init__(self, device: Any = "cpu") -> None:
-        _MADE[self._cdata] = self
+        _MADE[_number(self)] = self
 
     @classmethod
     def on(cls, home: torch.Generator) -> GpuGenerator:
@@ -97,9 +97,14 @@ class GpuGenerator(torch._C.Generator):
         return torch._C.Generator.initial_seed(self.home)
 
 
+def _number(generator: Any) -> int:
+    number: int = generator._cdata
+    return number
+
+
 def home_of(generator: torch.Generator) -> torch.Generator:
     """What torch's operations draw from when a program gives them ``generator``."""
-    ours = _MADE.get(generator._cdata)
+    ours = _MADE.get(_number(generator))
     return generator if ours is None else ours.home
 
 

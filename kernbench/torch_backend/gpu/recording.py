@@ -369,7 +369,8 @@ class Recorder(TorchDispatchMode):
                 host.prepare(self._host_costs.view)
         elif operation.kind > VIEW and not operation.host_reads:
             if host.capture is not None and not operation.allocates:
-                self._capture(device, operation, func, args, kwargs or {}, result)  # before it is told, as below: it waits for kernels
+                # before it is told, as below: it waits for kernels
+                self._capture(device, operation, func, args, kwargs or {}, result)
             self._record(device, operation, args, kwargs, result)
         return result
 
@@ -383,7 +384,9 @@ class Recorder(TorchDispatchMode):
             if operation.draws and kwargs.get("generator") is not None:
                 kwargs = {**kwargs, "generator": home_of(kwargs["generator"])}
             again = functools.partial(func, *args, **kwargs)
-            host.capture.add(computes_again(host, device.generators.as_now(again) if operation.draws else again, result))
+            host.capture.add(
+                computes_again(host, device.generators.as_now(again) if operation.draws else again, result)
+            )
 
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation."""
