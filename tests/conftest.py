@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 import kernbench
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.topology import TopologyHandle, resolve_topology
+from tests.warm_python import WARM
 
 
 @pytest.fixture
@@ -37,6 +39,20 @@ def ctx() -> Iterator[RuntimeContext]:
     """A simulation of the default system."""
     with kernbench.simulate() as context:
         yield context
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A ``python`` whose processes are forks of one that has imported torch and kernbench (:mod:`tests.warm_python`)."""
+    return str(WARM.executable(tmp_path_factory.mktemp("warm") / "python"))
+
+
+@pytest.fixture(scope="module")
+def started_warm(warm_python: str) -> Iterator[None]:
+    """What a module's tests start as ``sys.executable`` is that one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm_python)
+        yield
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.docs.warm import WARM
+from tests.warm_python import WARM
 
 ROOT = Path(__file__).parents[2]
 UPDATE = bool(os.environ.get("KERNBENCH_UPDATE_DOCS"))
@@ -140,10 +140,12 @@ class Page:
         tools = self.folder / ".bin"
         tools.mkdir(exist_ok=True)
         for name, target in (("python", ""), ("kernbench", "-m kernbench.cli")):
-            run = WARM.tool(target) if self.is_warm else f"{shlex.quote(sys.executable)} {target}"
             tool = tools / name
-            tool.write_text(f'#!/bin/sh\nexec {run} "$@"\n')
-            tool.chmod(0o755)
+            if self.is_warm:
+                WARM.executable(tool, target)
+            else:
+                tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {target} "$@"\n')
+                tool.chmod(0o755)
         environment = {
             **os.environ,
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",

@@ -24,6 +24,7 @@ def kept() -> dict[str, StepResult]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("started_warm")
 @pytest.mark.parametrize("names", [QUICK, pytest.param(MORE, marks=pytest.mark.long)], ids=["quick", "more"])
 def test_a_row_comes_to_what_the_file_says(names: tuple[str, ...], kept: dict[str, StepResult], tmp_path: Path) -> None:
     rows = [row for row in selected(()) if row.id in names]

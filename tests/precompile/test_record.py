@@ -12,7 +12,7 @@ import yaml
 
 from kernbench.precompile import Record, precompile, read_spaces, record, variants
 from kernbench.testing.kernels import KernelWatch
-from tests.testing.conftest import run_pytest as run_pytest
+from tests.testing.conftest import fresh_pytest as fresh_pytest
 
 pytest.importorskip("triton")
 pytest_plugins = ["pytester"]
@@ -59,18 +59,19 @@ def test_tuned():
 """
 
 
+@pytest.mark.long  # docs/precompile.md does the same, once
 @pytest.mark.timeout(400)  # processes of its own, which import torch
 def test_what_a_run_launches_is_compiled_before_the_next(
-    pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, fresh_pytest: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(acme_kernels=KERNELS, test_acme=TESTS)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(pytester.path / "first"))
-    result = run_pytest("--kernbench-record", "kernels.yaml")
+    result = fresh_pytest("--kernbench-record", "kernels.yaml")
     result.assert_outcomes(passed=7)
     assert "kernels: 8 compiled by the tests: scale_kernel (6), tuned_kernel (2)" in result.stdout.str()
     assert len(variants(read_spaces(pytester.path / "kernels.yaml"))) == 8
     monkeypatch.setenv("TRITON_CACHE_DIR", str(pytester.path / "second"))
-    result = run_pytest("--kernbench-precompile", "kernels.yaml", "--kernbench-precompile-values")
+    result = fresh_pytest("--kernbench-precompile", "kernels.yaml", "--kernbench-precompile-values")
     result.assert_outcomes(passed=7)
     summary = r"kernels: 8 compiled ahead in .* s, 0 were in the cache; 0 compiled by the tests"
     assert re.search(summary, result.stdout.str())

@@ -53,6 +53,7 @@ _SLOW = (
     "zero_bubble_v",
     "dtensor_ops",
     "fsdp1",
+    "fsdp2",
     "hsdp",
     "tensor_and_sharded",
     "interleaved",

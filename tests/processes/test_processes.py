@@ -270,7 +270,7 @@ def test_what_cannot_be_had_is_refused():
     assert "have no memory in common" in str(failures(symmetric, 2))
 
 
-def test_the_command_runs_a_program_in_processes(tmp_path):
+def test_the_command_runs_a_program_in_processes(warm_python, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -279,7 +279,7 @@ def test_the_command_runs_a_program_in_processes(tmp_path):
         "dist.all_reduce(x)\n"
         "print(x.sum().item(), os.environ['RANK'])\n"
     )
-    command = [sys.executable, "-m", "kernbench", "run", "--nproc-per-node", "2", "--system", "dgx_h100", str(script)]
+    command = [warm_python, "-m", "kernbench", "run", "--nproc-per-node", "2", "--system", "dgx_h100", str(script)]
     seen = []
     for isolation in ("carrier", "process"):
         done = subprocess.run(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("started_warm")
 SHELF = Path(__file__).parent / "shelf"
 ROOT = Path(__file__).parents[2]
 

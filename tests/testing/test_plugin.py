@@ -11,7 +11,7 @@ pytest_plugins = ["pytester"]
 Run = Callable[..., pytest.RunResult]
 
 
-def test_it_is_inert_for_others(pytester: pytest.Pytester, run_pytest: Run) -> None:
+def test_it_is_inert_for_others(pytester: pytest.Pytester, fresh_pytest: Run) -> None:
     pytester.makepyfile(
         """
         import sys
@@ -23,7 +23,7 @@ def test_it_is_inert_for_others(pytester: pytest.Pytester, run_pytest: Run) -> N
             assert own <= {"kernbench.version"}
         """
     )
-    result = run_pytest("--setup-show")
+    result = fresh_pytest("--setup-show")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*kernbench: memory*")
     result.stdout.no_fnmatch_line("*test_resources*")

@@ -33,8 +33,13 @@ def question(**changes: Any) -> Question:
     return Question(str(PROGRAM), **{**given, **changes})
 
 
+pytestmark = pytest.mark.usefixtures("started_warm")
+FRESH = sys.executable
+"""One test has a fresh Python."""
+
+
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answer, Path]:
+def answer(started_warm: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Answer, Path]:
     """Two widths, one of which fails on two systems."""
     output = tmp_path_factory.mktemp("answer")
     asked = question(
@@ -97,7 +102,8 @@ def test_a_page_of_it(answer: tuple[Answer, Path], tmp_path: Path) -> None:
 
 
 def test_a_point_is_what_kernbench_run_says(answer: tuple[Answer, Path], tmp_path: Path) -> None:
-    result = run("--no-data", "--steps", "2", "--json", tmp_path / "r.json", PROGRAM, "--width", "32", "--batch", "2")
+    asked = ("--no-data", "--steps", "2", "--json", tmp_path / "r.json", PROGRAM, "--width", "32", "--batch", "2")
+    result = run(*asked, python=FRESH)
     assert result.returncode == 0, result.stderr
     read = read_result(tmp_path / "r.json")
     assert read.throughput is not None
@@ -107,18 +113,9 @@ def test_a_point_is_what_kernbench_run_says(answer: tuple[Answer, Path], tmp_pat
     assert row["peak_bytes"] == max(rank.peak_bytes for rank in read.ranks)
 
 
-def run(*args: Any, program: str = "run") -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "kernbench",
-        program,
-        "--nproc-per-node",
-        "2",
-        "--system",
-        "dgx_h100",
-        *map(str, args),
-    ]
+def run(*args: Any, python: str = "") -> subprocess.CompletedProcess[str]:
+    asked = ["run", "--nproc-per-node", "2", "--system", "dgx_h100", *map(str, args)]
+    command = [python or sys.executable, "-m", "kernbench", *asked]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -1,7 +1,7 @@
-"""A Python that has imported what takes long: each ``python`` and ``kernbench`` of a page is a fork of it.
+"""A Python that has imported what takes long: what pages and tests start as ``python`` is a fork of it.
 
-Most of a page's commands are over in less time than their imports take. What a fresh process would do and a fork of this one
-does not is import torch and kernbench with the command's own environment: where a command sets any, it has a fresh one.
+Most commands are over in less time than their imports take. What a fresh process would do and a fork of this one does not is
+import torch and kernbench with the command's own environment: where a command sets any, it has a fresh one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.docs.warm_client import CODE, LENGTH, exactly
+from tests.warm_client import CODE, LENGTH, exactly
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
+_PYTHON = sys.executable
 _CLIENT = Path(__file__).with_name("warm_client.py")
 
-_SHELLS_OWN = frozenset(("COLUMNS", "OLDPWD", "PATH", "PWD", "PYTEST_CURRENT_TEST", "PYTHONPATH", "SHLVL", "_"))
+_SHELLS_OWN = frozenset(
+    ("COLUMNS", "HOME", "LINES", "OLDPWD", "PATH", "PWD", "PYTHONPATH", "PY_COLORS", "SHLVL", "USERPROFILE", "_")
+)
+_PYTESTS_OWN = "PYTEST_"
 """What the environment of a command may have otherwise: none of it is looked at by an import."""
 
 
@@ -38,17 +42,23 @@ class WarmPython:
         self._name: str | None = None
         self._end: socket.socket | None = None
 
-    def tool(self, arguments: str) -> str:
+    def tool(self, arguments: str = "") -> str:
         """The shell command that runs ``python`` with these arguments, and those behind them."""
         if self._name is None:
-            self._name = f"kernbench-docs-{os.getpid()}"
+            self._name = f"kernbench-tests-{os.getpid()}"
             self._end = _started(self._name)
-        client = " ".join(map(shlex.quote, (sys.executable, "-I", "-S", str(_CLIENT), self._name)))
+        client = " ".join(map(shlex.quote, (_PYTHON, "-I", "-S", str(_CLIENT), self._name)))
         return f"{client} {arguments}"
+
+    def executable(self, path: Path, arguments: str = "") -> Path:
+        """Make ``path`` an executable that is ``python`` with these arguments, and those it is given."""
+        path.write_text(f'#!/bin/sh\nexec {self.tool(arguments)} "$@"\n')
+        path.chmod(0o755)
+        return path
 
 
 WARM = WarmPython()
-"""One for all pages of a process."""
+"""One for all that a process of the tests starts."""
 
 
 def _started(name: str) -> socket.socket:
@@ -59,7 +69,7 @@ def _started(name: str) -> socket.socket:
         listener.listen()
         ends = (theirs.fileno(), listener.fileno())
         subprocess.Popen(
-            [sys.executable, "-m", __name__, *map(str, ends)], cwd=ROOT, pass_fds=ends,
+            [_PYTHON, "-m", __name__, *map(str, ends)], cwd=ROOT, pass_fds=ends,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     return mine
@@ -107,7 +117,9 @@ def _look_after(client: socket.socket, environment: Mapping[str, str]) -> list[s
 
 
 def _less_own(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _SHELLS_OWN}
+    return {
+        name: value for name, value in environment.items() if name not in _SHELLS_OWN and not name.startswith(_PYTESTS_OWN)
+    }  # fmt: skip
 
 
 def _become(request: Mapping[str, Any], files: Sequence[int]) -> list[str]:

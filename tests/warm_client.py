@@ -1,4 +1,4 @@
-"""``python`` for a page's commands: a fork of the process of :mod:`tests.docs.warm`, with the files and folder of this one.
+"""``python`` for a command: a fork of the process of :mod:`tests.warm_python`, with the files and folder of this one.
 
 Run by itself, with nothing imported but what is needed: it stands for a command that has to start at once.
 """
@@ -40,6 +40,8 @@ def _run(name: str, words: Sequence[str]) -> int:
 
 
 def _main(name: str, words: Sequence[str]) -> None:
+    if words and words[0].startswith("-m") and words[0] != "-m":
+        words = ["-m", words[0][2:], *words[1:]]
     is_program = bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
     code = _run(name, words) if is_program else -1
     if code == -1:
