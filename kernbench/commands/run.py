@@ -302,7 +302,7 @@ def _print_races(ctx: RuntimeContext) -> int:
         click.echo(f"excused: {race.kind} at {race.where}: {race.excuse}", err=True)
     if not races.found:
         click.echo(
-            "no races among streams, hosts and collectives of the torch operations that ran, and no look at memory that "
+            "no races among the streams, hosts, collectives and kernels of what ran, and no look at memory that "
             "nobody has written (docs/order.md)",
             err=True,
         )

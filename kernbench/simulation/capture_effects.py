@@ -30,13 +30,18 @@ def keep(host: Host, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def undo(host: Host) -> None:
-    """At the end of a capture: put back what was kept. Memory that has been given back meanwhile has nothing to be put back."""
+    """At the end of a capture: put back what was kept, and the states of generators.
+
+    Memory that has been given back meanwhile has nothing to be put back.
+    """
     assert host.capture is not None
     with host.as_one(), torch.no_grad():
         for storage, before in host.capture.kept.values():
             if storage.nbytes() == before.numel():
                 _bytes_of(storage).copy_(before)
     host.capture.kept.clear()
+    for generator, state in host.capture.random.values():
+        generator.set_state(state)
 
 
 class _MemoryBehindPointers:

@@ -20,6 +20,12 @@ NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
 """What it says at the end of such a capture."""
 
+FOREIGN_GENERATOR = (
+    "Attempt to increase offset for a CUDA generator not in capture mode: register the generator with the graph before "
+    "the capture (CUDAGraph.register_generator_state)."
+)
+"""What it says of random numbers from a generator that the graph does not know."""
+
 
 class GraphCapture:
     """The steps of one graph.
@@ -30,6 +36,7 @@ class GraphCapture:
         works: by collective of the capture, the one that stands for it in the present replay.
         posted: collectives of the capture.
         kept: by storage, what was in memory that the capture has written (:mod:`~kernbench.simulation.capture_effects`).
+        random: the generators that it may draw from, by identity, with the states that they had when it began.
         broken: whether something was not permitted.
         order: what happens before what in a replay; None: nobody wants to know.
     """
@@ -41,7 +48,18 @@ class GraphCapture:
         self.works: dict[Any, Any] = {}
         self.posted: list[Operation] = []
         self.kept: dict[int, tuple[Any, Any]] = {}
+        self.random: dict[int, tuple[Any, Any]] = {}
         self.broken = False
+
+    def may_draw(self, generator: Any) -> None:
+        """A generator belongs to the graph: what the capture draws from it, it has not drawn when the capture ends."""
+        self.random[id(generator)] = generator, generator.get_state()
+
+    def draw(self, generator: Any) -> None:
+        """Raise what CUDA says of a generator that does not belong to the graph."""
+        if id(generator) not in self.random:
+            self.broken = True
+            raise RuntimeError(FOREIGN_GENERATOR)
 
     def add(self, step: Callable[[], Any]) -> None:
         """Have a step taken, after those before it, whenever the graph is replayed."""

@@ -115,6 +115,48 @@ def test_random_numbers_differ_between_replays(run: Callable[..., list[Any]]) ->
     assert run(body) == [False]
 
 
+def test_a_graph_draws_from_the_states_that_it_was_captured_with(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        default = torch.cuda.default_generators[0]
+        default.manual_seed(3)
+        own, other = default.graphsafe_get_state(), default.clone_state().manual_seed(5)
+        given = torch.Generator(device="cuda").manual_seed(7)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(other)
+        graph.register_generator_state(given)
+        x, y, z = (torch.empty(4, device="cuda") for _ in range(3))
+        with torch.cuda.graph(graph):
+            x.uniform_()
+            default.graphsafe_set_state(other)
+            y.uniform_()
+            z.uniform_(generator=given)
+            default.graphsafe_set_state(own)
+        drawn = []
+        for _ in range(2):
+            graph.replay()
+            drawn += [x.clone(), y.clone(), z.clone()]
+        host = [torch.Generator().manual_seed(seed) for seed in (3, 5, 7)]
+        wanted = [torch.rand(4, generator=each) for _ in range(2) for each in host]
+        return [torch.equal(a.cpu(), b) for a, b in zip(drawn, wanted, strict=True)]
+
+    assert run(body) == [[True] * 6]
+
+
+def test_a_graph_refuses_a_generator_that_it_does_not_know(run: Callable[..., list[Any]]) -> None:
+    def body() -> None:
+        generator = torch.Generator(device="cuda")
+        x = torch.empty(4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with (
+            pytest.raises(RuntimeError, match="due to a previous error"),
+            torch.cuda.graph(graph),
+            pytest.raises(RuntimeError, match="register_generator_state"),
+        ):
+            x.uniform_(generator=generator)
+
+    run(body)
+
+
 @pytest.mark.parametrize(
     ("act", "message"),
     [

@@ -57,6 +57,27 @@ def _states_come_back() -> None:
     assert not torch.equal(torch.cuda.get_rng_state(), inside)
 
 
+def _states_are_shared_and_changed() -> None:
+    """As trackers of random states do that work with CUDA graphs."""
+    assert hasattr(torch.Generator, "graphsafe_set_state")
+    assert hasattr(torch.Generator, "clone_state")
+    torch.cuda.manual_seed(3)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    first, other = generator.graphsafe_get_state(), generator.clone_state()
+    other.manual_seed(5)
+    assert torch.equal(torch.rand(4, device="cuda").cpu(), torch.rand(4, generator=torch.Generator().manual_seed(3)))
+    generator.graphsafe_set_state(other)
+    assert torch.equal(torch.randn(3, device="cuda").cpu(), expected(5, (3,))[0])
+    assert torch.cuda.initial_seed() == 5
+    assert torch.equal(other.get_state(), torch.cuda.get_rng_state())
+    assert torch.equal(torch.randn(2, device="cuda", generator=generator).cpu(), expected(5, (3,), (2,))[1])
+    generator.graphsafe_set_state(first)
+    assert torch.cuda.initial_seed() == 3
+    assert isinstance(first, torch.Generator)
+    with pytest.raises(TypeError, match="a generator of a GPU"):
+        generator.graphsafe_set_state(torch.Generator())
+
+
 def _each_device_has_its_own() -> None:
     torch.cuda.manual_seed_all(3)
     assert torch.equal(torch.rand(4, device="cuda:0"), torch.rand(4, device="cuda:1").to("cuda:0"))
@@ -107,6 +128,7 @@ def _a_tracker_leaves_the_host_alone() -> None:
         _two_streams,
         _manual_seed_reaches_both,
         _states_come_back,
+        _states_are_shared_and_changed,
         _each_device_has_its_own,
         _a_generator_that_is_given_is_used,
         _checkpoint_draws_the_same_again,

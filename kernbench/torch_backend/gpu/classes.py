@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._device
 
+from kernbench.torch_backend.gpu.generators import GpuGenerator
 from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.gpu.streams import Event, Stream
 from kernbench.torch_backend.patches import Patches
@@ -96,13 +97,17 @@ class _EventKind(_OfAnyDevice):
 
 
 class _GeneratorKind(type):
-    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own."""
+    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own. Its methods are torch's."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_stock_generator, name)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _stock_generator)
 
     def __call__(cls, device: Any = "cpu") -> Any:
-        return _stock_generator(device="cpu" if torch.device(device).type == "cuda" else device)
+        on_gpu = type(device) is int or torch.device(device).type == "cuda"
+        return GpuGenerator(device="cpu") if on_gpu else _stock_generator(device=device)
 
 
 class _TensorKind(type):

@@ -16,6 +16,7 @@ from kernbench.simulation.capture_effects import undo
 from kernbench.simulation.graph_capture import INVALIDATED, GraphCapture
 from kernbench.torch_backend.gpu import streams
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
+from kernbench.torch_backend.gpu.generators import home_of
 
 _DEFAULT_STREAM = (
     "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
@@ -42,6 +43,7 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False) -> None:
         self._graph: GraphCapture | None = None
         self._done = False
+        self._registered: list[torch.Generator] = []
         self._pool = graph_pool_handle()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
@@ -55,9 +57,15 @@ class CUDAGraph:
         if host.capture is not None or self._graph is not None:
             raise RuntimeError(_OWNS_ONE)
         self._pool = pool or self._pool
-        self._random = torch.cuda.get_rng_state()
         order = None if host.order is None else host.order.capture()
         self._graph = host.capture = GraphCapture(host.stream, order)
+        generators = bound_devices().mine().generators
+        for generator in (generators.home(torch.cuda.current_device()), *map(home_of, self._registered)):
+            host.capture.may_draw(generator)
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        """Let the graph draw from a generator beside the GPU's own: a replay goes on from the state that it has then."""
+        self._registered.append(generator)
 
     def capture_end(self) -> None:
         """The graph is whole. Raises RuntimeError if something was done in between that CUDA does not permit."""
@@ -67,7 +75,6 @@ class CUDAGraph:
             for op in host.capture.posted:  # its values have to come before what they have changed is put back
                 mine.simulation.wait_on_stream(op)
             undo(host)
-            torch.cuda.set_rng_state(self._random)
         graph, host.capture = host.capture, None
         if host.order is not None:
             host.order.capturing = None

@@ -30,7 +30,7 @@ from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_look
 from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.gpu.captured_values import computes_again
 from kernbench.torch_backend.gpu.flop_counts import FlopCounts, formula_of
-from kernbench.torch_backend.gpu.generators import draws
+from kernbench.torch_backend.gpu.generators import draws, home_of
 from kernbench.torch_backend.gpu.missing_kernels import kernel_of
 from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
@@ -369,18 +369,24 @@ class Recorder(TorchDispatchMode):
                 host.prepare(self._host_costs.view)
         elif operation.kind > VIEW and not operation.host_reads:
             if host.capture is not None and not operation.allocates:
-                self._capture(device, func, args, kwargs, result)  # before it is told, as below: it waits for kernels
+                # before it is told, as below: it waits for kernels
+                self._capture(device, operation, func, args, kwargs or {}, result)
             self._record(device, operation, args, kwargs, result)
         return result
 
     @staticmethod
-    def _capture(device: RankDevice, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _capture(device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Have the values of an operation on a GPU computed again when the graph that is being captured is replayed."""
-        tensors = listed_tensors((*args, *(kwargs or {}).values(), result))
+        tensors = listed_tensors((*args, *kwargs.values(), result))
         if device.moving or any(block_of(each) is not None for each in tensors):
             host = device.host
             assert host.capture is not None
-            host.capture.add(computes_again(host, lambda: func(*args, **(kwargs or {})), result))
+            if operation.draws and kwargs.get("generator") is not None:
+                kwargs = {**kwargs, "generator": home_of(kwargs["generator"])}
+            again = functools.partial(func, *args, **kwargs)
+            host.capture.add(
+                computes_again(host, device.generators.as_now(again) if operation.draws else again, result)
+            )
 
     def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operation."""
@@ -443,7 +449,12 @@ class Recorder(TorchDispatchMode):
         else:
             blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
             index = next((device.index_of(block.memory.sip) for block in blocks if block is not None), None)
-        if index is None or kwargs.get("generator") is not None:
+        given = kwargs.get("generator")
+        if given is not None:
+            kwargs = {**kwargs, "generator": home_of(given)}
+        if index is not None and device.host.capture is not None:
+            device.host.capture.draw(device.generators.home(index) if given is None else kwargs["generator"])
+        if index is None or given is not None:
             return operation.call(*args, **kwargs)
         with device.generators.drawing(index):
             return operation.call(*args, **kwargs)
