@@ -1,15 +1,17 @@
-"""What looking for races costs on *this* machine: training steps with the detector on and off.
+"""What looking for races costs on *this* machine: training steps and communication kernels with the detector on and off.
 
     python -m benches.order_cost
     python -m benches.order_cost --steps 20 --width 512
 
-Each program trains a few layers on simulated ranks: DDP, FSDP2, a tensor-parallel plan of DTensors, and CUDA graphs of the
-forward and backward passes. Both modes run in
-turns, in CPU seconds of the process. The goal is at most 1.3 times.
+The programs train a few layers on simulated ranks (DDP, FSDP2, a tensor-parallel plan of DTensors, CUDA graphs of the
+forward and backward passes), or launch a kernel over symmetric memory, or one that gathers. Both modes run in turns, in CPU
+seconds of the process. The goals are 1.3 times for training steps, 3 for communication kernels, 10 for gathered accesses, and
+twice the memory that the ranks have.
 """
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +20,7 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,9 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 import kernbench
 from benches.harness.speed_command import SpeedRun, speed_options
 from benches.harness.turns import CPU, Comparison, Outcome, Side
+from benches.kernels.symmetric import gather_kernel, gemm_reduce_scatter_kernel, one_shot_kernel, two_shot_kernel
 
 NAME = "order_cost"
-GOAL = 1.3
+GOALS = {"step": 1.3, "kernel": 3.0, "gather": 10.0, "memory": 2.0}
 
 
 @dataclass(frozen=True)
@@ -103,28 +107,118 @@ def _worker(rank: int, build: Callable[[CostPlan], nn.Module], plan: CostPlan, m
             marks.append(CPU())
 
 
+Call = Callable[[], object]
+_PROGRAMS, _BLOCK = 16, 1024
+
+
+def _symmetric(*shape: int) -> Any:
+    buffer = symm_mem.empty(shape, device="cuda")  # type: ignore[call-overload]
+    buffer.fill_(1)
+    return symm_mem.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def _tables(handle: Any) -> tuple[int, int]:
+    return handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev
+
+
+def _one_shot(rank: int, world: int) -> Call:
+    handle, out = _symmetric(_PROGRAMS * _BLOCK), torch.empty(_PROGRAMS * _BLOCK, device="cuda")
+    return lambda: one_shot_kernel[(_PROGRAMS,)](*_tables(handle), out, rank, world, _BLOCK)
+
+
+def _two_shot(rank: int, world: int) -> Call:
+    handle = _symmetric(_PROGRAMS * world * _BLOCK)
+    return lambda: two_shot_kernel[(_PROGRAMS,)](*_tables(handle), rank, world, _BLOCK)
+
+
+def _gemm_reduce_scatter(rank: int, world: int, tile: int = 32, inner: int = 128) -> Call:
+    handle = _symmetric(world * tile, _PROGRAMS * tile)
+    a, b = torch.ones(world * tile, inner, device="cuda"), torch.ones(inner, _PROGRAMS * tile, device="cuda")
+    out = torch.empty(tile, _PROGRAMS * tile, device="cuda")
+    return lambda: gemm_reduce_scatter_kernel[(_PROGRAMS,)](a, b, *_tables(handle), out, inner, rank, world, tile)
+
+
+def _gather(rank: int, world: int, block: int = 128) -> Call:
+    x, out = (torch.ones(_PROGRAMS * block, device="cuda") for _ in range(2))
+    index = torch.randperm(_PROGRAMS * block, device="cuda")
+    return lambda: gather_kernel[(_PROGRAMS,)](x, index, out, block)
+
+
+KERNELS: dict[str, tuple[Callable[[int, int], Call], str]] = {
+    "one-shot all-reduce": (_one_shot, "kernel"),
+    "two-shot all-reduce": (_two_shot, "kernel"),
+    "gemm and reduce-scatter": (_gemm_reduce_scatter, "kernel"),
+    "gather": (_gather, "gather"),
+}
+
+
+def _launches(rank: int, make: Callable[[int, int], Call], plan: CostPlan, marks: list[float]) -> None:
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    call = make(rank, plan.world)
+    for _ in range(plan.steps + 2):
+        call()
+        torch.cuda.synchronize()
+        dist.barrier()
+        if rank == 0:
+            marks.append(CPU())
+
+
+def launch_seconds(make: Callable[[int, int], Call], plan: CostPlan, races: bool) -> float:
+    """CPU seconds of the best launch of all ranks but the first."""
+    return _best(_launches, make, plan, races)
+
+
+def added_bytes(build: Callable[[CostPlan], nn.Module], plan: CostPlan, races: bool) -> float:
+    """Bytes that the ranks have on their GPUs at their peaks; with ``races``, and what Python has besides at its own."""
+    peaks: list[int] = []
+
+    def body(rank: int) -> None:
+        _worker(rank, build, plan, [])
+        peaks.append(torch.cuda.max_memory_allocated())
+
+    def traced(races: bool) -> int:
+        tracemalloc.start()
+        with kernbench.simulate("dgx_h100", races=races) as ctx:
+            ctx.multiprocessing.spawn(body, nprocs=plan.world)
+            most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    if not races:
+        traced(False)
+        return float(sum(peaks))
+    added = traced(True) - traced(False)
+    return float(sum(peaks[: plan.world]) + added)
+
+
 def step_seconds(build: Callable[[CostPlan], nn.Module], plan: CostPlan, races: bool) -> float:
     """CPU seconds of the best step but the first."""
+    return _best(_worker, build, plan, races)
+
+
+def _best(worker: Callable[..., None], what: Any, plan: CostPlan, races: bool) -> float:
     marks: list[float] = []
     with kernbench.simulate("dgx_h100", races=races) as ctx:
-        ctx.multiprocessing.spawn(_worker, args=(build, plan, marks), nprocs=plan.world)
+        ctx.multiprocessing.spawn(worker, args=(what, plan, marks), nprocs=plan.world)
     return min(after - before for before, after in pairwise(marks[1:]))
 
 
 def figures(plan: CostPlan | None = None) -> list[Comparison]:
-    """One for each program."""
+    """One for each program, one for each kernel, and one of memory."""
     chosen = plan or CostPlan()
+
+    def compared(name: str, unit: str, measure: Callable[..., float], what: Any, goal: str) -> Comparison:
+        modes = {"races": True, "off": False}
+        sides = {mode: Side(lambda on=on: measure(what, chosen, races=on)) for mode, on in modes.items()}  # type: ignore[misc]
+        return Comparison(f"{name}, {chosen.world} ranks", unit, lambda: sides, {"off": GOALS[goal]})
+
     return [
-        Comparison(
-            f"step of {what}, {chosen.world} ranks", "ms",
-            lambda build=build: {  # type: ignore[misc]
-                "races": Side(lambda: step_seconds(build, chosen, races=True)),
-                "off": Side(lambda: step_seconds(build, chosen, races=False)),
-            },
-            {"off": GOAL},
-        )
-        for what, build in PROGRAMS.items()
-    ]  # fmt: skip
+        *(compared(f"step of {what}", "ms", step_seconds, build, "step") for what, build in PROGRAMS.items()),
+        *(compared(what, "ms", launch_seconds, make, goal) for what, (make, goal) in KERNELS.items()),
+        compared("memory of DDP", "MiB", added_bytes, PROGRAMS["DDP"], "memory"),
+    ]
 
 
 def run(ctx: Any = None, plan: CostPlan | None = None, speed: SpeedRun | None = None) -> list[Outcome]:

@@ -90,7 +90,8 @@ def connected(scheduler: str | None, jobs: int | None = None) -> Iterator[tuple[
     try:
         import distributed
     except ImportError:
-        raise ConfigError("this needs Dask: install kernbench[sweep], or use jobs=0") from None
+        without = "use jobs=0" if scheduler is None else "leave out the scheduler"
+        raise ConfigError(f"this needs Dask: install kernbench[sweep], or {without}") from None
     with ExitStack() as stack:
         address: Any = scheduler
         if scheduler is None:

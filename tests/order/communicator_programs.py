@@ -61,3 +61,9 @@ def gather_of_columns(fixed: bool) -> None:
     mine = columns.contiguous() if fixed else columns
     parts = [torch.empty(8, 8, device="cuda") for _ in range(2)] if dist.get_rank() == 0 else None
     dist.gather(mine, parts)
+
+
+PROGRAMS = (
+    two_streams_on_one_communicator, signals_of_two_groups_that_collide, order_of_collectives_decided_by_data,
+    gather_of_columns,
+)  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 import kernbench
-from tests.order import graph_programs, kernel_programs, stream_programs, undefined_programs
+from tests.order import communicator_programs, graph_programs, kernel_programs, stream_programs, undefined_programs
 from tests.order.test_streams import races_of
 
 Program = Callable[[bool], None]
@@ -15,6 +15,7 @@ Program = Callable[[bool], None]
 PAIRS: tuple[Program, ...] = (
     *stream_programs.PAIRS, *kernel_programs.PAIRS, *undefined_programs.PAIRS, *graph_programs.PAIRS,
 )  # fmt: skip
+CORRECT: tuple[Program, ...] = (*PAIRS, *communicator_programs.PROGRAMS)
 NAMES = [program.__name__ for program in PAIRS]
 LONG_RUN = [f"{how}:{seed}" for seed in range(1, 101) for how in ("random", "pct:3:40")]
 
@@ -42,7 +43,7 @@ def test_a_pair_under_a_schedule(number: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("program", PAIRS, ids=NAMES)
+@pytest.mark.parametrize("program", CORRECT, ids=lambda program: program.__name__)
 def test_a_correct_program_is_clean_under_200_schedules(program: Program) -> None:
     assert found_under(program, True, LONG_RUN) == []
 
