@@ -18,12 +18,15 @@ from kernbench.commands.explore_cluster import runs_on
 from kernbench.commands.explore_runs import GIVEN, AskedRuns, ForkedRuns, warm_up
 from kernbench.commands.report_option import report_option
 from kernbench.commands.torchrun_options import DASHES, TorchrunCommand
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import FoundTrouble, Trial, explored, searched, shrunk, ulps
 from kernbench.explore.study import RunLog, study_of
 from kernbench.html_report.study import write_study
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager
+
+_PATIENCE = 2
+"""With fewer ranks, so many times as many schedules are tried as it took to find something with all of them."""
 
 ExploredRuns = Callable[[AskedRuns, Iterable[str]], Iterator[Trial]]
 """Runs a program under schedules, and gives what each came to, in their order."""
@@ -52,7 +55,9 @@ def _params() -> list[click.Parameter]:
 )
 @click.option("--differences/--no-differences", default=True, help="Values and output that differ from those of the default "
               "schedule are something that is found, too.")  # fmt: skip
-@click.option("--shrink/--no-shrink", default=True, help="Look for the fewest choices that find the same.")
+@click.option(
+    "--shrink/--no-shrink", default=True, help="Look for the fewest choices, and the fewest ranks, that find the same."
+)
 @report_option
 def command(
     runs: int, how: str, jobs: int | None, scheduler: str | None, differences: bool, shrink: bool, report_file: str | None,
@@ -104,6 +109,8 @@ def _explore(
     words: list[tuple[str, str]] = []
     if found is not None:
         words = _tell(found, asked, run, log, shrink=shrink)
+        if shrink:
+            words += _tell_of_fewer_ranks(found, asked, run, log, how)
     else:
         click.echo(f"nothing found in {count} runs ({how}): no race, no failure, and the same values in all of them")
         if told_of:
@@ -141,6 +148,31 @@ def _tell(
     replay = schedule_of(choice for choice, _ in choices) if shrink else found.trial.schedule
     click.echo(f"replay: kernbench run --schedule {replay} ... (the same options and program)")
     return [*words, ("replay", f"kernbench run --schedule {replay} ... (the same options and program)")]
+
+
+def _tell_of_fewer_ranks(
+    found: FoundTrouble, asked: AskedRuns, run: ExploredRuns, log: RunLog, how: str
+) -> list[tuple[str, str]]:
+    """Print how the same is found with the fewest ranks, if not all are needed; gives that for the page, heading and text."""
+    world = asked.values["nproc_per_node"]
+    if type(world) is not int:
+        return []
+    log.part = "shrink"
+    how, most = ("random" if how.startswith("exhaustive") else how), _PATIENCE * (found.runs - 1)
+    for fewer in range(1, world):
+        less = replace(asked, values={**asked.values, "nproc_per_node": fewer})
+        try:
+            again, _ = explored(log.noting(partial(run, less)), how, most)
+        except KernbenchError:  # options that name a rank which is not there
+            continue
+        if again is None or not again.trouble.same_as(found.trouble):
+            continue
+        choices = [] if again.runs == 1 else shrunk(log.noting(partial(run, less)), again)[0]
+        schedule = "" if not choices else f" --schedule {schedule_of(choice for choice, _ in choices)}"
+        words = f"kernbench run --nproc-per-node {fewer}{schedule} ... (the same other options and program)"
+        click.echo(f"with {fewer} of {world} ranks the same is found: {words}")
+        return [(f"with {fewer} of {world} ranks", words)]
+    return []
 
 
 def _apart(found: FoundTrouble, item: int, asked: AskedRuns, run: ExploredRuns) -> str:

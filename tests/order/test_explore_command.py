@@ -126,6 +126,22 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
         assert words in said.stderr
 
 
+def test_the_fewest_ranks_are_told(tmp_path: Path) -> None:
+    """One rank leads itself; with two, both may think that they lead."""
+    (tmp_path / "leader.py").write_text(LEADER)
+    asked = [each if each != "2" else "4" for each in command("--how", "random", "--runs", "60", "leader.py")]
+    said = subprocess.run(asked, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False).stdout
+    fewer = re.search(
+        r"with 2 of 4 ranks the same is found: kernbench run --nproc-per-node 2 (--schedule \S+) \.\.\.", said
+    )
+    assert fewer is not None, said
+    run = [sys.executable, "-m", "kernbench", "run", "--nproc-per-node", "2", "--system", "dgx_h100", *fewer[1].split()]
+    again = subprocess.run(
+        [*run, "leader.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert "does not match between ranks" in again.stderr
+
+
 def test_what_was_run_is_a_page(tmp_path: Path) -> None:
     (tmp_path / "leader.py").write_text(LEADER)
     said = subprocess.run(
