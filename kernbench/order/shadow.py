@@ -107,6 +107,10 @@ class Shadow:
                     self._meets(cell, cell.write, True, access, False)
             self._keep_strided(region).reads = {access.strand: access}
             return
+        first = bisect_left(self._starts, region.lo)
+        if first < len(cells) and cells[first].region == region:
+            self._read(cells[first], access)
+            return
         touched = self._split(region)
         for cell in touched:
             self._read(cell, access)

@@ -317,8 +317,9 @@ class KernelOrder:
                 continue
             told = self._access(strand, info)
             self._spread(told, info)
-            for run in np.split(mine, edges):
-                region = ByteRegion(int(run[0]), int(run[-1]) + item)
+            begins, ends = mine[np.r_[0, edges]], mine[np.r_[edges - 1, -1]] + item
+            for lo, hi in zip(begins.tolist(), ends.tolist(), strict=True):
+                region = ByteRegion(lo, hi)
                 if writes:
                     self._stored(shadow, allocation, region, told)
                 else:
