@@ -364,7 +364,8 @@ class RunningBatch:
                 self._execution = Execution([launch.launch for launch in self._launches], launcher.memory)
                 self._execution.party = self._party
                 self._execution.pick = launcher.executor.pick
-            status = self._execution.run()
+            with launcher.hosts.current().as_one():
+                status = self._execution.run()
         except Exception as error:
             self.errors = self._blame(error)
             return True
