@@ -18,7 +18,6 @@ from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host
 from kernbench.torch_backend.gpu.devices import bound_devices
 
-
 _OTHER = "stream "
 """What names of streams begin with that a program makes."""
 
