@@ -81,7 +81,7 @@ def _several(
             out_of_bounds(access, least, None, None)
         here = left & (address >= allocation.base) & (address < allocation.base + allocation.nbytes)
         index = torch.where(here, (address - allocation.base) >> (item.bit_length() - 1), 0)
-        first, last = (int(v) - allocation.base for v in torch.aminmax(address[here]))
-        access.touch(allocation, by_launch_of_elements(access.batch, item, access.tile, here), first, last + item)
+        first, end = least - allocation.base, (int(index.max()) + 1) * item
+        access.touch(allocation, by_launch_of_elements(access.batch, item, access.tile, here), first, end)
         out.append((allocation, index, here))
         left = left & ~here
