@@ -47,7 +47,7 @@ def test_times_without_values_are_those_with_values():
 @pytest.mark.parametrize("system", ["sip8", "dgx_h100"])
 def test_ranks_that_split_the_work_compute_for_less_time_each(system):
     """Launches of several ranks run together: nothing of what a rank has in its own memory goes over links."""
-    plan = tp_mlp.Plan(sequence=64)
+    plan = tp_mlp.Plan(hidden=512, ffn=2048, sequence=64, batch=4)
     busy = [measured(tp_mlp, plan, Layout(ranks), system).compute for ranks in (1, 2, 8)]
     assert busy[0] > busy[1] > busy[2]
 
