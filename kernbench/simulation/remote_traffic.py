@@ -46,20 +46,20 @@ class RemoteTraffic:
 
 
 def traffic_of_launches(
-    topology: Topology, memory: MemoryStore, moved: Mapping[tuple[int, int], TensorTraffic], sips: Sequence[int]
+    topology: Topology, memory: MemoryStore, moved: Sequence[Mapping[int, TensorTraffic]], sips: Sequence[int]
 ) -> tuple[RemoteTraffic, frozenset[int]]:
     """The remote part of what launches moved that run at one time, and the numbers of those that moved any.
 
     Args:
-        moved: by number of the launch and base address of the allocation.
+        moved: for each launch by base address of the allocation.
         sips: of the launches.
     """
     remote, movers = RemoteTraffic(topology), set()
-    for (launch, base), traffic in moved.items():
-        home = memory.find_host(base)
-        if home is None or home.space == "host" or home.sip == sips[launch]:
-            continue
-        remote.move(home.sip, sips[launch], traffic.read)
-        remote.move(sips[launch], home.sip, traffic.written)
-        movers.add(launch)
+    for launch, (sip, by_base) in enumerate(zip(sips, moved, strict=True)):
+        for base, traffic in by_base.items():
+            home = memory.find_host(base)
+            if home is not None and home.space != "host" and home.sip != sip:
+                remote.move(home.sip, sip, traffic.read)
+                remote.move(sip, home.sip, traffic.written)
+                movers.add(launch)
     return remote, frozenset(movers)

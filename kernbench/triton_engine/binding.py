@@ -77,7 +77,7 @@ class RankRoots:
         return found
 
 
-Snapshot = tuple[dict[int, int], dict[tuple[int, int], TensorTraffic]]
+Snapshot = tuple[dict[int, int], list[dict[int, TensorTraffic]]]
 """Bytes by operation, and what :meth:`Binding.traffic` gives."""
 
 
@@ -96,8 +96,8 @@ class Binding:
         self.memory: AllocationMap = memory if memory is not None else registry
         #: Per pointer argument: allocation and byte offset of each launch's pointer.
         self.roots: dict[int, list[tuple[HostAllocation, int]]] = {}
-        #: Bytes moved, by number of the launch and base address of the allocation, and by operation.
-        self._traffic: dict[tuple[int, int], TensorTraffic] = {}
+        #: Bytes moved, for each launch by base address of the allocation, and by operation.
+        self._traffic: list[dict[int, TensorTraffic]] = [{} for _ in launches]
         self.bytes: dict[int, int] = {}
         #: Elements that each launch updated atomically.
         self.atomics = [0] * len(launches)
@@ -247,9 +247,10 @@ class Binding:
         ``signals``: every word in between may be one; else whoever calls this says which are (:meth:`signal`).
         """
         for launch, nbytes in shares.items():
-            t = self._traffic.get((launch, allocation.base))
+            by_base = self._traffic[launch]
+            t = by_base.get(allocation.base)
             if t is None:
-                t = self._traffic[launch, allocation.base] = TensorTraffic(allocation.name)
+                t = by_base[allocation.base] = TensorTraffic(allocation.name)
             if info.result_types:
                 t.read += nbytes
                 if low < t.read_low:
@@ -302,8 +303,8 @@ class Binding:
         if high > moved[2]:
             moved[2] = high
 
-    def traffic(self) -> dict[tuple[int, int], TensorTraffic]:
-        """Bytes moved, by number of the launch and base address of the allocation."""
+    def traffic(self) -> list[dict[int, TensorTraffic]]:
+        """Bytes moved, for each launch by base address of the allocation."""
         for info, roots, (nbytes, low, high) in self._alike.values():
             for launch, (allocation, start) in zip(roots.order, roots.bases, strict=True):
                 self.touch(info, allocation, {launch: nbytes}, low + start, high + start)
@@ -312,7 +313,9 @@ class Binding:
 
     def snapshot_counts(self) -> Snapshot:
         """What has been counted so far, for :meth:`restore_counts`."""
-        return dict(self.bytes), {key: copy(traffic) for key, traffic in self.traffic().items()}
+        return dict(self.bytes), [
+            {base: copy(traffic) for base, traffic in by_base.items()} for by_base in self.traffic()
+        ]
 
     def restore_counts(self, saved: Snapshot) -> None:
         """Count from there again."""

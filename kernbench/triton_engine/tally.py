@@ -13,7 +13,7 @@ from .runners import Ready
 def count(
     binding: Binding, ready: Ready, block_lanes: Sequence[Sequence[int]], programs: int, only: int | None = None
 ) -> Counts:
-    """What the launches of ``binding`` did so far, together, or ``only`` the one of that number.
+    """What the launches of ``binding`` did so far, together, or ``only`` the one of that number, without its lines.
 
     Args:
         ready: their program.
@@ -30,15 +30,17 @@ def count(
             out.flops[kind] = out.flops.get(kind, 0) + amount * n
             if kind[1] == "special":
                 out.transcendentals += amount * n
-            out.add_to_line(info.loc.user, 0, amount * n)
+            if only is None:
+                out.add_to_line(info.loc.user, 0, amount * n)
         if isinstance(block.term, ForBack):
             head = binding.program.blocks[block.term.head].term
             assert isinstance(head, ForHead)
             where = str(head.loop.loc)
             out.trips[where] = out.trips.get(where, 0) + n
     by_base: dict[int, TensorTraffic] = {}
-    for (launch, base), traffic in binding.traffic().items():
-        if launch in launches:
+    moved = binding.traffic()
+    for launch in launches:
+        for base, traffic in moved[launch].items():
             by_base[base] = traffic if base not in by_base else by_base[base].beside(traffic)
     for traffic in by_base.values():
         out.bytes_read += traffic.read
