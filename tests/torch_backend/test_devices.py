@@ -136,7 +136,7 @@ class _AsksWhatIsCast(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         _AsksWhatIsCast.asked.append(_autocast_of_cuda())
         (x,) = ctx.saved_tensors
         assert (x @ x).dtype is torch.bfloat16  # in fp32 what backward computes would differ from a GPU's
