@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -114,6 +116,56 @@ def test_autocast_for_cuda(ranks: Ranks) -> None:
             return (torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")).dtype
 
     assert ranks(body, 1) == [torch.bfloat16]
+
+
+def _autocast_of_cuda() -> tuple[bool, bool, torch.dtype]:
+    return torch.is_autocast_enabled(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+
+class _AsksWhatIsCast(torch.autograd.Function):
+    """A product by hand, as packages of kernels write it; ``asked`` has what forward and backward were told."""
+
+    asked: list[tuple[bool, bool, torch.dtype]]
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        _AsksWhatIsCast.asked.append(_autocast_of_cuda())
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        _AsksWhatIsCast.asked.append(_autocast_of_cuda())
+        (x,) = ctx.saved_tensors
+        assert (x @ x).dtype is torch.bfloat16  # in fp32 what backward computes would differ from a GPU's
+        return grad.float() @ x.T + x.T @ grad
+
+
+def test_autocast_for_cuda_is_told_to_who_asks() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        outside = _autocast_of_cuda()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert _autocast_of_cuda() == (True, True, torch.bfloat16)
+            with torch.autocast("cuda", enabled=False):
+                assert _autocast_of_cuda()[:2] == (False, False)
+            with torch.autocast("cuda"):
+                assert _autocast_of_cuda() == (True, True, torch.bfloat16)  # as is set, not CUDA's first default
+        assert _autocast_of_cuda() == outside == (False, False, torch.float16)
+        with torch.autocast("cpu"):
+            assert _autocast_of_cuda() == outside
+
+
+def test_autocast_reaches_a_functions_backward() -> None:
+    """`custom_fwd` asks for CUDA's autocast and `custom_bwd` enters it again."""
+    _AsksWhatIsCast.asked = []
+    with kernbench.simulated_gpu("dgx_h100"):
+        x = torch.ones(2, 2, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = _AsksWhatIsCast.apply(x)
+        y.float().sum().backward()
+    assert _AsksWhatIsCast.asked == [(True, True, torch.bfloat16)] * 2
 
 
 def test_what_only_cuda_counts() -> None:
