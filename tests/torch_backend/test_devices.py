@@ -39,13 +39,29 @@ def test_tensors_are_where_they_were_put(ranks: Ranks, name: str) -> None:
 
 
 CASTS = {
-    "to a GPU": (lambda: torch.ones(2).type_as(torch.ones(1, device="cuda:1", dtype=torch.float16)), "cuda:1", torch.float16),
+    "to a GPU": (
+        lambda: torch.ones(2).type_as(torch.ones(1, device="cuda:1", dtype=torch.float16)),
+        "cuda:1",
+        torch.float16,
+    ),
     "to a GPU, same dtype": (lambda: torch.ones(2).type_as(torch.ones(1, device="cuda:1")), "cuda:1", torch.float32),
-    "to another GPU": (lambda: torch.ones(2, device="cuda:0").type_as(torch.ones(1, device="cuda:1")), "cuda:1", torch.float32),
+    "to another GPU": (
+        lambda: torch.ones(2, device="cuda:0").type_as(torch.ones(1, device="cuda:1")),
+        "cuda:1",
+        torch.float32,
+    ),
     "to the host": (lambda: torch.ones(2, device="cuda:1").type_as(torch.ones(1).double()), "cpu", torch.float64),
-    "on a GPU": (lambda: torch.ones(2, device="cuda:1").type_as(torch.ones(1, device="cuda:1").int()), "cuda:1", torch.int32),
+    "on a GPU": (
+        lambda: torch.ones(2, device="cuda:1").type_as(torch.ones(1, device="cuda:1").int()),
+        "cuda:1",
+        torch.int32,
+    ),
     "to a type of the host": (lambda: torch.ones(2, device="cuda:1").type(torch.DoubleTensor), "cpu", torch.float64),
-    "to the name of a type of the host": (lambda: torch.ones(2, device="cuda:1").type("torch.FloatTensor"), "cpu", torch.float32),
+    "to the name of a type of the host": (
+        lambda: torch.ones(2, device="cuda:1").type("torch.FloatTensor"),
+        "cpu",
+        torch.float32,
+    ),
     "to a dtype": (lambda: torch.ones(2, device="cuda:1").type(torch.float64), "cuda:1", torch.float64),
 }
 
