@@ -40,6 +40,45 @@ def test_tensors_are_where_they_were_put(ranks: Ranks, name: str) -> None:
     assert ranks(body, 2) == [expected] * 2
 
 
+CASTS = {
+    "to a GPU": (
+        lambda: torch.ones(2).type_as(torch.ones(1, device="cuda:1", dtype=torch.float16)),
+        "cuda:1",
+        torch.float16,
+    ),
+    "to a GPU, same dtype": (lambda: torch.ones(2).type_as(torch.ones(1, device="cuda:1")), "cuda:1", torch.float32),
+    "to another GPU": (
+        lambda: torch.ones(2, device="cuda:0").type_as(torch.ones(1, device="cuda:1")),
+        "cuda:1",
+        torch.float32,
+    ),
+    "to the host": (lambda: torch.ones(2, device="cuda:1").type_as(torch.ones(1).double()), "cpu", torch.float64),
+    "on a GPU": (
+        lambda: torch.ones(2, device="cuda:1").type_as(torch.ones(1, device="cuda:1").int()),
+        "cuda:1",
+        torch.int32,
+    ),
+    "to a type of the host": (lambda: torch.ones(2, device="cuda:1").type(torch.DoubleTensor), "cpu", torch.float64),
+    "to the name of a type of the host": (
+        lambda: torch.ones(2, device="cuda:1").type("torch.FloatTensor"),
+        "cpu",
+        torch.float32,
+    ),
+    "to a dtype": (lambda: torch.ones(2, device="cuda:1").type(torch.float64), "cuda:1", torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", list(CASTS))
+def test_a_type_says_where(ranks: Ranks, name: str) -> None:
+    cast, device, dtype = CASTS[name]
+
+    def body() -> list[object]:
+        made = cast()
+        return [made.device, made.dtype, made.sum().item()]
+
+    assert ranks(body, 2) == [[torch.device(device), dtype, 2.0]] * 2
+
+
 def test_ranks_drive_their_own_device(ranks: Ranks) -> None:
     def body() -> tuple[object, ...]:
         rank = dist.get_rank()

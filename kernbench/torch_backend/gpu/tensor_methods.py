@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.parameter
@@ -26,6 +26,7 @@ _stock_device, _stock_is_cuda = _Base.device, _Base.is_cuda
 _stock_deepcopy: Any = torch.Tensor.__deepcopy__
 _stock_item: Any = torch.Tensor.item
 _stock_repr: Any = torch.Tensor.__repr__
+_stock_type_as: Any = torch.Tensor.type_as
 
 
 def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -137,7 +138,18 @@ def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: 
         dtype = f"{dtype.__module__}.{dtype.__name__}"
     if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
         return to(tensor, "cuda", TENSOR_TYPES[dtype.removeprefix("torch.cuda.")])
+    if isinstance(dtype, str) and current_device() is not None and block_of(tensor) is not None:
+        of_host = TENSOR_TYPES.get(dtype.removeprefix("torch."))
+        if of_host is not None:  # the type's name says where, too
+            return to(tensor, "cpu", of_host)
     return _stock_type(tensor, dtype, *args, **kwargs)
+
+
+def type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``Tensor.type_as``: to C++ the host's and a GPU's tensors are in one place, so it would change the dtype alone."""
+    if current_device() is None or tensor.device == other.device:
+        return cast(torch.Tensor, _stock_type_as(tensor, other))
+    return to(tensor, other.device, other.dtype)
 
 
 def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -255,6 +267,7 @@ _METHODS: dict[str, Any] = {
     "is_pinned": is_pinned,
     "record_stream": record_stream,
     "type": type_or_cast,
+    "type_as": type_as,
     "new": _beside(torch.Tensor.new),
     "new_tensor": _beside(torch.Tensor.new_tensor),
     "__deepcopy__": deepcopy,
