@@ -136,6 +136,12 @@ class Communicator:
         self._open: dict[int, Collective] = {}
         self.environ: tuple[tuple[str, str], ...] | None = None
         self._monitors: Communicator | None = None
+        self._sips: dict[int, tuple[int, Location]] = {}
+
+    def drive(self, rank: int, sip: int, location: Location) -> tuple[int, Location] | None:
+        """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
+        first = self._sips.setdefault(sip, (rank, location))
+        return None if first[0] == rank else first
 
     @property
     def monitors(self) -> Communicator:

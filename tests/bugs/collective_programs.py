@@ -71,8 +71,8 @@ def norm_of_one_rank(fixed: bool) -> None:
     fully_shard(model)
     model(torch.ones(2, 8, device="cuda")).sum().backward()
     if fixed or dist.get_rank() == 0:
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        print(norm.full_tensor().item() > 0)  # here
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # here
+        print(norm.full_tensor().item() > 0)
     dist.barrier()
 
 
