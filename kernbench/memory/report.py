@@ -110,7 +110,9 @@ class OutOfMemoryReport:
             f"{f'; besides, stated: {fixed}' if fixed else ''}"
         )
         if self.others:
-            each = ", ".join(f"rank {rank} {format_size(nbytes)}" for rank, nbytes in list(self.others.items())[:_SHOWN])
+            each = ", ".join(
+                f"rank {rank} {format_size(nbytes)}" for rank, nbytes in list(self.others.items())[:_SHOWN]
+            )
             yield f"  other ranks have {format_size(sum(self.others.values()))} of this device: {each}"
         categories = self.composition.categories
         yield from self._table("in use for", categories, self.allocated, len(categories))

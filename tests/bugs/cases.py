@@ -75,7 +75,7 @@ BUGS = (
     Bug(one.expert_whose_rows_nobody_writes, "tgale96/grouped_gemm#36", None, ranks=1),
     Bug(one.rows_cut_off_without_a_gradient, "pytorch/FBGEMM#5754", None, ranks=1),
     Bug(one.pinned_buffer_filled_again, "pytorch/tutorials#3261", _RACE, "fill_", races=True, ranks=1),
-    Bug(one.indices_read_before_they_come, "sgl-project/sglang#16493", _RACE, "To order them: synchronize", races=True, ranks=1),
+    Bug(one.indices_read_before_they_come, "sgl-project/sglang#16493", _RACE, "To order them: sync", races=True, ranks=1),
     Bug(one.prefetched_into_the_batch_in_use, "BVLC/caffe#2998", _RACE, "write after read", races=True, ranks=1),
     Bug(one.losses_with_their_graphs, "pytorch/pytorch#17568", _ROOM, "activations", ranks=1,
         options={"memory_limit": "60MB"}),

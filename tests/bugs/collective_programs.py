@@ -123,7 +123,7 @@ def stages_that_send_before_they_receive(fixed: bool) -> None:
 
 
 def all_that_is_received_in_one_batch(fixed: bool) -> None:
-    """A skip connection: rank 2 gets from 0 and from 1 at once, while 0 waits for both of its sends and 1 for what 2 would send."""
+    """A skip connection: rank 2 gets from 0 and from 1 at once, while 1 sends only behind what 2 would send it."""
     rank = dist.get_rank()
     x, y = torch.ones(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
     if rank == 0:

@@ -72,3 +72,17 @@ def test_memory_that_nobody_has_written_shows_when_it_is_filled(
     for fixed in (False, True):
         assert _run(bug, fixed=fixed, races=False, fill_uninitialized="nan") == ({}, ())
         assert ("nan" in capfd.readouterr().out) is not fixed
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_gpu_that_nobody_has_chosen_is_remarked(chosen: bool) -> None:
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        if chosen:
+            torch.cuda.set_device(rank)
+        dist.all_reduce(torch.ones(4, device="cuda"))
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+        remarks = list(ctx.simulation.remarks)
+    assert [remark.startswith("`cuda` is each rank's own GPU here") for remark in remarks] == ([] if chosen else [True])

@@ -112,9 +112,7 @@ class GroupMaker:
     def ask_for(self, parent: Communicator, name: str, members: tuple[int, ...]) -> None:
         """This rank calls ``new_group``. Raises :class:`CollectiveMismatchError` if others made another one in its place."""
         simulation = self._simulation
-        simulation.world.communicators.ask_for(
-            parent, name, simulation.hosts.current_rank(), members, user_location()
-        )
+        simulation.world.communicators.ask_for(parent, name, simulation.hosts.current_rank(), members, user_location())
 
     def default_members(self, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
         """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.sim_engine.operation import Operation
 from kernbench.errors import KernbenchError
+from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.locations import user_location
@@ -278,7 +278,9 @@ class PostingGroup(_ProcessGroup):
         block = next(filter(None, map(block_of, tensors)), None)
         if block is not None:
             sip = block.memory.sip
-        elif tensors or not self._device.host.uses_gpu:  # of the host: DDP's reducer gives such, which on hardware are not
+        elif (
+            tensors or not self._device.host.uses_gpu
+        ):  # of the host: DDP's reducer gives such, which on hardware are not
             return
         else:
             device = getattr(opts, "device", None)  # of a barrier
