@@ -48,7 +48,7 @@ CONTENTS = {
         "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/memory", "docs/order", "docs/bugs",
     ],
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
-    "Times": ["docs/trace", "docs/report", "docs/cost_models", "docs/accuracy", "docs/limits"],
+    "Times": ["docs/trace", "docs/profiler", "docs/report", "docs/cost_models", "docs/accuracy", "docs/limits"],
     "Studies": ["docs/testing", "docs/benches", "docs/speed", "docs/sweep", "docs/what_if", "docs/precompile", "docs/autotune"],
     "The house": ["docs/architecture", "docs/plugins", "CONTRIBUTING", "adr/README", "CHANGELOG"],
     "Reference": ["docs/site/reference"],

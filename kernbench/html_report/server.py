@@ -116,8 +116,8 @@ class ReportServer:
 
     def wait(self) -> None:
         """Serve until KeyboardInterrupt, which this raises."""
-        while True:
-            threading.Event().wait()
+        while True:  # not for ever at once: a signal that comes just before this thread falls asleep does not wake it
+            threading.Event().wait(PERIOD)
 
     def close(self) -> None:
         """Serve nothing any more. Who has the page open hears how things stand at the end. Idempotent."""

@@ -289,7 +289,7 @@ class RankSide(Uplink):
                 self.compute()
         while self.posted and (first := self._to_come_first(inputs)) is not None:
             self.call("await_values", self.number(first.op))
-        with self.simulation.torch_recorder.paused():
+        with self.simulation.torch_recorder.paused(), self.host.as_one():
             posted = self.posted[number] = self.payloads.bring(op, inputs, outputs, self._to_come())
         return number, posted
 

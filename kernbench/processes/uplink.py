@@ -23,6 +23,9 @@ from kernbench.triton_engine.memory import write_epoch
 _AMONG_RANKS = frozenset({"post", "message", "store", "await_values", "wait_for_first", "group"})
 """Calls that only a rank can make."""
 
+_FOR_OPERATIONS = frozenset({"wait", "wait_for_first", "finish_stream", "synchronize"})
+"""Calls that wait for operations."""
+
 _MOST_KEPT = 256
 """Calls that are kept before they are sent, though nobody waits for an answer."""
 
@@ -157,8 +160,10 @@ class Uplink:
                 value, error, clock, now, news = self._wire.receive()
             except (EOFError, OSError):
                 gone()
-            host.clock = clock
+            begin, host.clock = host.clock, clock
             self.simulation.engine.now = now
+            if host.watcher is not None and clock > begin:
+                host.watcher.waited(begin, for_gpu=name in _FOR_OPERATIONS and host.uses_gpu)
             for each in news:
                 self._learn(*each)
         if error is not None:
@@ -187,7 +192,7 @@ class Uplink:
         if error is not None:
             op.error = restored(error)
         if executed and not posted.copied:
-            with self.simulation.torch_recorder.paused():
+            with self.simulation.torch_recorder.paused(), self.host.as_one():
                 if op.error is None:
                     self.payloads.take_outputs(posted, effect)
                     write_epoch.bump()

@@ -62,10 +62,12 @@ class History:
 
     Attributes:
         noted: told of each operation that is added, with the shapes of the tensors given; None: nobody is.
+        told: by rank, who is told of each of its calls.
     """
 
     def __init__(self) -> None:
         self.noted: Callable[[Operation, Sequence[tuple[int, ...]]], None] | None = None
+        self.told: dict[int, Callable[[Call], None]] = {}
         self._calls: dict[int, deque[tuple[Any, ...]]] = {}  # the fields of a Call: many are made, few are read
         self._counts: dict[int, int] = {}
 
@@ -95,6 +97,8 @@ class History:
         calls.append((rank, number, group, sequence, signature, op, location, peer, shapes))
         if self.noted is not None:
             self.noted(op, _given(signature, shapes))
+        if self.told and (tell := self.told.get(rank)) is not None:
+            tell(self.of(rank)[-1])
 
     def count(self, rank: int) -> int:
         """How many calls a rank has made."""

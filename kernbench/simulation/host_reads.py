@@ -84,8 +84,9 @@ class HostReads:
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
-        for op in host.before(name):
-            self.waits.wait(op)
+        with host.one_wait():
+            for op in host.before(name):
+                self.waits.wait(op)
         host.awaited.pop(name, None)
         if host.order is not None:
             host.order.host_waits(host.order.mark(name))
@@ -101,8 +102,9 @@ class HostReads:
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
-        for op in list(host.tails.values()):
-            self.waits.wait(op)
+        with host.one_wait():
+            for op in list(host.tails.values()):
+                self.waits.wait(op)
         host.awaited.clear()
         if host.order is not None:
             host.order.host_waits_for_all()

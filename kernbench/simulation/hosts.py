@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from greenlet import getcurrent
@@ -24,6 +25,28 @@ from kernbench.simulation.graph_capture import GraphCapture
 def seed_of(seed: int, rank: int | None) -> int:
     """The seed of a rank's generators until it sets one: differs between ranks, as separate processes' do. Main: ``seed``."""
     return seed if rank is None else seed * 1_000_003 + rank + 1
+
+
+class HostWatcher(Protocol):
+    """Is told what a host does while it does it."""
+
+    def launched(self, op: Operation) -> None:
+        """The host has put an operation on a stream; its clock is when the call returns."""
+
+    def waited(self, begin: float, for_gpu: bool) -> None:
+        """The host has waited since ``begin`` (virtual s), for a GPU or for somebody else; its clock is when it goes on."""
+
+    def allocated(self, nbytes: int, in_all: int, reserved: int, sip: int) -> None:
+        """The program has taken ``nbytes`` of a SIP's memory, or given them back (negative); it has ``in_all`` now."""
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """For the length of a block, what torch computes is no operation of the program."""
+
+    def passed_on(self) -> None:
+        """What is being recorded is a wrapper's operation: what it consists of is the program's."""
+
+    def within(self) -> AbstractContextManager[Any]:
+        """For the length of a block, while an operation is recorded, what torch computes is the program's again."""
 
 
 class Host:
@@ -51,6 +74,7 @@ class Host:
         generator: its random generator.
         account: what it has done so far.
         order: what happens before what it does; None: nobody wants to know.
+        watcher: is told what it does; None: nobody is.
     """
 
     __slots__ = (
@@ -78,6 +102,7 @@ class Host:
         "unsettled",
         "untimed",
         "uses_gpu",
+        "watcher",
     )
 
     def __init__(self, rank: int | None, sip: int, seed: int, clock: float = 0.0) -> None:
@@ -102,6 +127,7 @@ class Host:
         self.progress_seen = -1
         self.account = Account()
         self.order: RankOrder | None = None
+        self.watcher: HostWatcher | None = None
         self._seed = seed_of(seed, rank)
         self._generator: torch.Generator | None = None
 
@@ -176,9 +202,21 @@ class Host:
         """For the length of a block, what torch computes is no operation of the program."""
         outer, self.unrecorded = self.unrecorded, True
         try:
-            yield
+            with nullcontext() if self.watcher is None else self.watcher.beside():
+                yield
         finally:
             self.unrecorded = outer
+
+    @contextmanager
+    def one_wait(self) -> Iterator[None]:
+        """For the length of a block the host waits for a GPU, to who watches it once."""
+        watcher, self.watcher, begin = self.watcher, None, self.clock
+        try:
+            yield
+        finally:
+            self.watcher = watcher
+            if watcher is not None and self.clock > begin:
+                watcher.waited(begin, for_gpu=True)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

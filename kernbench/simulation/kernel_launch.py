@@ -274,13 +274,27 @@ class SampledLaunch(TritonLaunch):
         stored = self.launcher.streams.stored_of(arg)
         return arg.is_meta or (stored is not None and stored.hollow)
 
+    def _with_stand_ins(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments, with memory for tensors that have none; the same for one that is given several times."""
+        made: dict[Any, torch.Tensor] = {}
+        values = []
+        for arg in args:
+            if self._nobody_has(arg):
+                memory = self.launcher.streams.stored_of(arg)
+                known = (id(memory or arg), arg.storage_offset(), arg.shape, arg.stride(), arg.dtype)
+                if known not in made:
+                    made[known] = _stand_in(arg)
+                arg = made[known]
+            values.append(arg)
+        return values
+
     def _sample(self) -> Cost:
         launch, device = self.launch, self.launcher.engine.topology.device
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         programs = math.prod(launch.grid)
         if programs:
-            values = [_stand_in(arg) if self._nobody_has(arg) else arg for arg in launch.args]
+            values = self._with_stand_ins(launch.args)
             execution = Execution(
                 [replace(launch, args=values)], self.launcher.memory, dry=True, only=_SAMPLED_PROGRAMS
             )
@@ -350,7 +364,8 @@ class RunningBatch:
                 self._execution = Execution([launch.launch for launch in self._launches], launcher.memory)
                 self._execution.party = self._party
                 self._execution.pick = launcher.executor.pick
-            status = self._execution.run()
+            with launcher.hosts.current().as_one():
+                status = self._execution.run()
         except Exception as error:
             self.errors = self._blame(error)
             return True
@@ -369,20 +384,24 @@ class RunningBatch:
         assert self._execution is not None
         if isinstance(self._execution.checks, KernelOrder):
             self._execution.checks.ended()
-        counts = self._execution.counts()
-        own = counts.scaled(1 / len(self._launches)) if len(self._launches) > 1 else counts
         launcher = self._launches[0].launcher
         topology = launcher.engine.topology
-        cost = _cost_of(self._launches[0], own)
         sips = [launch.op.sip for launch in self._launches]
-        remote = traffic_of_launches(topology, launcher.engine.memory, self._execution.traffic.items(), sips)
-        if remote.nbytes:
-            share = peer_share(topology.device, own.programs)
-            cost = over_links(cost, remote.seconds / share, remote.latency)
-        for launch in self._launches:
+        traffic = self._execution.traffic()
+        remote, movers = traffic_of_launches(topology, launcher.engine.memory, traffic, sips)
+        costs: list[tuple[Counts, Cost]] = []  # launches that did alike cost alike
+        seconds = []
+        for number, (launch, own) in enumerate(zip(self._launches, self._execution.counts_by_launch(), strict=True)):
+            cost = next((cost for counts, cost in costs if counts == own), None)
+            if cost is None:
+                cost = _cost_of(launch, own)
+                costs.append((own, cost))
+            if number in movers:
+                cost = over_links(cost, remote.seconds / peer_share(topology.device, own.programs), remote.latency)
             launch.op.detail = {**(launch.op.detail or {}), **summary(own)}
             _note_cost(launch, cost)
-        launcher.signal_timing.finished(self._party, cost.seconds)
+            seconds.append(cost.seconds)
+        launcher.signal_timing.finished(self._party, seconds)
         self.errors = [None] * len(self._launches)
 
     def _blame(self, error: Exception) -> Sequence[BaseException | None]:

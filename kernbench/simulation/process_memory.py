@@ -174,6 +174,8 @@ class ProcessMemory:
             self._noticeable = ledger.peak >> _PLACED_SHARE
         elif len(events) >= KEPT:
             ledger.forget()
+        if host.watcher is not None:
+            host.watcher.allocated(extent.size, allocator.allocated, allocator.reserved, ledger.sip)
         return entry
 
     def give_back(self, entry: Entry) -> None:
@@ -182,7 +184,7 @@ class ProcessMemory:
             return
         extent = entry[EXTENT]
         entry[EXTENT] = None
-        host = self.host
+        host, size = self.host, extent.size
         if extent.streams is None:
             self.allocator.free(extent)
         else:
@@ -195,6 +197,8 @@ class ProcessMemory:
         entry[DIED] = host.clock if self._now is None else self._now()
         entry[DEATH_PHASE] = host.phase
         self.ledger.events.append(entry)
+        if host.watcher is not None:
+            host.watcher.allocated(-size, self.allocator.allocated, self.allocator.reserved, self.ledger.sip)
 
     def close(self) -> None:
         """The simulation has ended. What dies later is not noted: it may die in the middle of a garbage collection, which would

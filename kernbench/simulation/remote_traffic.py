@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 from kernbench.sim_engine import MemoryStore
 from kernbench.topology import Topology
@@ -46,20 +46,20 @@ class RemoteTraffic:
 
 
 def traffic_of_launches(
-    topology: Topology, memory: MemoryStore, moved: Iterable[tuple[int, TensorTraffic]], sips: list[int]
-) -> RemoteTraffic:
-    """The remote part of what launches moved.
+    topology: Topology, memory: MemoryStore, moved: Mapping[tuple[int, int], TensorTraffic], sips: Sequence[int]
+) -> tuple[RemoteTraffic, frozenset[int]]:
+    """The remote part of what launches moved that run at one time, and the numbers of those that moved any.
 
     Args:
-        moved: base addresses of allocations, and all launches' traffic with them.
-        sips: of the launches; where they are several, each has moved as much as the others.
+        moved: by number of the launch and base address of the allocation.
+        sips: of the launches.
     """
-    remote = RemoteTraffic(topology)
-    for base, traffic in moved:
+    remote, movers = RemoteTraffic(topology), set()
+    for (launch, base), traffic in moved.items():
         home = memory.find_host(base)
-        if home is None or home.space == "host":
+        if home is None or home.space == "host" or home.sip == sips[launch]:
             continue
-        for sip in sips:
-            remote.move(home.sip, sip, traffic.read / len(sips))
-            remote.move(sip, home.sip, traffic.written / len(sips))
-    return remote
+        remote.move(home.sip, sips[launch], traffic.read)
+        remote.move(sips[launch], home.sip, traffic.written)
+        movers.add(launch)
+    return remote, frozenset(movers)

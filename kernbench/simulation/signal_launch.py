@@ -105,7 +105,7 @@ class SignalLaunch:
             self.errors = [None]
             if self._order is not None:
                 self._order.ended()
-            self._timing.finished(self._party, LEAST)
+            self._timing.finished(self._party, [LEAST])
         return swapped
 
     def describe_wait(self) -> str:

@@ -22,10 +22,10 @@ from kernbench.triton_engine.signals import Party
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A party whose end is not known yet: whom it meets, whom it listens to, and how long its own work takes (s)."""
+    """A party whose end is not known yet: whom it meets, whom it listens to, and how long each one's own work takes (s)."""
 
     party: Party
-    seconds: float
+    seconds: Sequence[float]
     meets: Sequence[Party]
     listens_to: Sequence[Party]
 
@@ -41,12 +41,12 @@ class SignalTiming:
         """Forget them: their world is gone."""
         self._open.clear()
 
-    def finished(self, party: Party, seconds: float) -> None:
-        """The values of ``party`` are final; its own work takes ``seconds``."""
+    def finished(self, party: Party, seconds: Sequence[float]) -> None:
+        """The values of ``party`` are final; the own work of its operations takes ``seconds``."""
         party.finished = True
         if not party.heard and not (party.met and len(party.operations) > 1):
-            for op in party.operations:
-                self._engine.set_duration(op, seconds)
+            for op, own in zip(party.operations, seconds, strict=True):
+                self._engine.set_duration(op, own)
             return
         meets = [other for other in party.heard if not other.finished or other.has_heard(party)]
         listens_to = [other for other in party.heard if other not in meets]
@@ -74,7 +74,7 @@ class SignalTiming:
         )  # fmt: skip
 
     def _end(self, item: _Open) -> None:
-        for op in item.party.operations:
+        for op, seconds in zip(item.party.operations, item.seconds, strict=True):
             assert op.start is not None
             begin = op.start
             for other in self._heard_by(op, item.party, item.meets):
@@ -85,9 +85,9 @@ class SignalTiming:
                 for other in self._heard_by(op, item.party, item.listens_to)
             )
             for signal in signals:
-                clock = max(clock, signal) + item.seconds / len(signals)
-            waited = clock - item.seconds - op.start if signals else begin - op.start
-            self._engine.end_after_waiting(op, item.seconds, max(waited, 0.0))
+                clock = max(clock, signal) + seconds / len(signals)
+            waited = clock - seconds - op.start if signals else begin - op.start
+            self._engine.end_after_waiting(op, seconds, max(waited, 0.0))
 
     @staticmethod
     def _heard_by(op: Operation, party: Party, others: Sequence[Party]) -> list[Party]:

@@ -92,6 +92,8 @@ class Streams:
         host.tails[host.stream] = op
         if self._hooks is not None:
             self._hooks.launched(op)
+        if host.watcher is not None:
+            host.watcher.launched(op)
         return op
 
     def stored_of(self, tensor: torch.Tensor) -> Stored | None:

@@ -121,8 +121,11 @@ class Waits:
         """Move a host's clock forward to the end of what it has waited for, and log the wait."""
         end = awaited.end
         if end is not None and end > host.clock:
-            self._engine.op_log.add_wait((host.rank, host.clock, end, awaited, host.sip))
+            begin = host.clock
+            self._engine.op_log.add_wait((host.rank, begin, end, awaited, host.sip))
             host.clock = end
+            if host.watcher is not None:
+                host.watcher.waited(begin, for_gpu=isinstance(awaited, Operation) and host.uses_gpu)
 
     def resume_done(self) -> bool:
         """In main: resume every greenlet whose handle is done, in the order in which they began to wait, or as the policy says.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu, graphs
-from kernbench.torch_backend.features import operator_libraries, profiling
+from kernbench.torch_backend.features import operator_libraries
 from kernbench.torch_backend.gpu import (
     classes,
     cuda_names,
@@ -35,6 +35,7 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
+from kernbench.torch_backend.profiling import session as profiling
 from kernbench.torch_backend.rank_state import clocks, timed_statements, warning_filters
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals

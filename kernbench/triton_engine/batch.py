@@ -15,6 +15,7 @@ from .frontend.program import Jump
 from .lanes import Lanes, cut, flatten, join, pick
 from .memory import write_epoch
 from .ptx import Frame
+from .shares import Shares, lanes_by_launch
 from .values import Affine, Desc, Ptr, from_lane_array
 
 
@@ -44,9 +45,18 @@ class Batch(Lanes):
     doing: Any = None
     #: One lane per program, once asked for (see :mod:`.thread_lanes`).
     leaders: Any = None
+    #: Lanes of each launch, once asked for.
+    _by_launch: Shares | None = None
 
     def __post_init__(self) -> None:
         self.size = prod(self.lanes)
+
+    @property
+    def lanes_by_launch(self) -> Shares:
+        """How many lanes of each launch there are."""
+        if self._by_launch is None:
+            self._by_launch = lanes_by_launch(self)
+        return self._by_launch
 
     def rank_roots(self, root: int, item: int) -> RankRoots:
         """Where the pointers of argument ``root`` are in memory, of a batch whose ranks differ along its first axis only."""

@@ -19,6 +19,7 @@ from .counts import Counts, TensorTraffic
 from .frontend.program import OpInfo, Program
 from .lanes import Lanes
 from .memory import AllocationMap, Checks, HostAllocation, allocation_of, find_live, registry
+from .shares import Shares
 from .signals import MOST_BYTES, WORD, Party, may_signal
 from .values import Affine, Ptr, dense_int, exact_bounds, from_lane_array, host_descriptor, wrap
 
@@ -76,6 +77,10 @@ class RankRoots:
         return found
 
 
+Snapshot = tuple[dict[int, int], dict[tuple[int, int], TensorTraffic]]
+"""Bytes by operation, and what :meth:`Binding.traffic` gives."""
+
+
 class Binding:
     """The launches of an execution, their arguments as values, and memory as their lanes see it."""
 
@@ -91,11 +96,11 @@ class Binding:
         self.memory: AllocationMap = memory if memory is not None else registry
         #: Per pointer argument: allocation and byte offset of each launch's pointer.
         self.roots: dict[int, list[tuple[HostAllocation, int]]] = {}
-        #: Bytes moved, by base address of the allocation and by operation.
-        self.traffic: dict[int, TensorTraffic] = {}
+        #: Bytes moved, by number of the launch and base address of the allocation, and by operation.
+        self._traffic: dict[tuple[int, int], TensorTraffic] = {}
         self.bytes: dict[int, int] = {}
-        #: Elements updated atomically.
-        self.atomics = 0
+        #: Elements that each launch updated atomically.
+        self.atomics = [0] * len(launches)
         self._known: dict[int, HostAllocation] = {}
         #: What readers of its signals see; None where nobody asks.
         self.party: Party | None = None
@@ -235,28 +240,29 @@ class Binding:
         return True
 
     def touch(
-        self, info: OpInfo, allocation: HostAllocation, nbytes: int, low: int, high: int, *, signals: bool = True
+        self, info: OpInfo, allocation: HostAllocation, shares: Shares, low: int, high: int, *, signals: bool = True
     ) -> None:
-        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation.
+        """Account for bytes, by launch, moved between byte offsets ``low`` and ``high`` of an allocation.
 
         ``signals``: every word in between may be one; else whoever calls this says which are (:meth:`signal`).
         """
-        t = self.traffic.get(allocation.base)
-        if t is None:
-            t = self.traffic[allocation.base] = TensorTraffic(allocation.name)
-        if info.result_types:
-            t.read += nbytes
-            if low < t.read_low:
-                t.read_low = low
-            if high > t.read_high:
-                t.read_high = high
-        if not info.result_types or info.row.atomic:
-            t.written += nbytes
-            if low < t.write_low:
-                t.write_low = low
-            if high > t.write_high:
-                t.write_high = high
-        self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
+        for launch, nbytes in shares.items():
+            t = self._traffic.get((launch, allocation.base))
+            if t is None:
+                t = self._traffic[launch, allocation.base] = TensorTraffic(allocation.name)
+            if info.result_types:
+                t.read += nbytes
+                if low < t.read_low:
+                    t.read_low = low
+                if high > t.read_high:
+                    t.read_high = high
+            if not info.result_types or info.row.atomic:
+                t.written += nbytes
+                if low < t.write_low:
+                    t.write_low = low
+                if high > t.write_high:
+                    t.write_high = high
+            self.bytes[info.index] = self.bytes.get(info.index, 0) + nbytes
         if signals and allocation.words is not None and high - low <= MOST_BYTES and may_signal(info):
             self.signal(allocation, range(low - low % WORD, high, WORD), not info.result_types)
 
@@ -283,7 +289,7 @@ class Binding:
         return found
 
     def touch_alike(self, info: OpInfo, roots: RankRoots, nbytes: int, low: int, high: int) -> None:
-        """As :meth:`touch` for every rank of ``roots``; offsets are relative to the pointers."""
+        """``nbytes`` moved by each launch of ``roots`` in its own allocation; offsets are relative to the pointers."""
         key = (info.index, roots.root, roots.order)
         entry = self._alike.get(key)
         if entry is None:
@@ -296,22 +302,22 @@ class Binding:
         if high > moved[2]:
             moved[2] = high
 
-    def settled_traffic(self) -> dict[int, TensorTraffic]:
-        """``traffic``, with what ranks moved alike entered."""
+    def traffic(self) -> dict[tuple[int, int], TensorTraffic]:
+        """Bytes moved, by number of the launch and base address of the allocation."""
         for info, roots, (nbytes, low, high) in self._alike.values():
-            for allocation, start in roots.bases:
-                self.touch(info, allocation, nbytes, low + start, high + start)
+            for launch, (allocation, start) in zip(roots.order, roots.bases, strict=True):
+                self.touch(info, allocation, {launch: nbytes}, low + start, high + start)
         self._alike.clear()
-        return self.traffic
+        return self._traffic
 
-    def snapshot_counts(self) -> tuple[dict[int, int], dict[int, TensorTraffic]]:
+    def snapshot_counts(self) -> Snapshot:
         """What has been counted so far, for :meth:`restore_counts`."""
-        return dict(self.bytes), {base: copy(traffic) for base, traffic in self.settled_traffic().items()}
+        return dict(self.bytes), {key: copy(traffic) for key, traffic in self.traffic().items()}
 
-    def restore_counts(self, saved: tuple[dict[int, int], dict[int, TensorTraffic]]) -> None:
+    def restore_counts(self, saved: Snapshot) -> None:
         """Count from there again."""
         self._alike.clear()
-        self.bytes, self.traffic = saved
+        self.bytes, self._traffic = saved
 
     def program_of(self, linear: int) -> tuple[int, int, int]:
         """Program id of the program with this number."""

@@ -23,6 +23,14 @@ class TensorTraffic:
     write_low: int = 1 << 62
     write_high: int = 0
 
+    def beside(self, other: TensorTraffic) -> TensorTraffic:
+        """What two moved."""
+        return TensorTraffic(
+            self.name, self.read + other.read, self.written + other.written,
+            min(self.read_low, other.read_low), max(self.read_high, other.read_high),
+            min(self.write_low, other.write_low), max(self.write_high, other.write_high),
+        )  # fmt: skip
+
     @property
     def unique_read(self) -> int:
         """Bytes between the lowest and the highest address read, at most ``read``."""

@@ -32,7 +32,7 @@ from .ptx import Stuck
 from .report import describe_wait
 from .runners import Runner, ready
 from .tally import count
-from .thread_lanes import programs_of, shared, together, whole
+from .thread_lanes import programs_by_launch, programs_of, shared, together, whole
 from .values import Affine, Ptr, Value, exact_bounds, from_lane_array, lane_array
 
 Status = Literal["done", "waiting", "yielded"]
@@ -69,8 +69,8 @@ class Execution(Binding):
         self.profile: dict[int, list[float]] | None = {} if profile else None
         alone = profile or dry or wave is not None
         self._code = self.ready.code if alone else self.ready.fused
-        #: Lanes that entered each block.
-        self.block_lanes = [0] * len(self.program.blocks)
+        #: Lanes of each launch that entered each block.
+        self.block_lanes = [[0] * len(self.program.blocks) for _ in launches]
         self.checks = checks_of(self) or (None if dry else self.memory.checks(self))
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
@@ -240,7 +240,7 @@ class Execution(Binding):
         """Run ``batch`` until it ends, splits, parks, or reaches a block that is not below ``limit``."""
         blocks = self.program.blocks
         code = self._code
-        block_lanes = self.block_lanes
+        block_lanes, several = self.block_lanes, self.n_ranks > 1
         env = batch.env
         info: OpInfo | None = None
         timed = self.profile is not None
@@ -253,7 +253,11 @@ class Execution(Binding):
                 else:
                     for k in block.kills:
                         env[k] = None
-                    block_lanes[batch.pc] += programs_of(batch)
+                    if several:
+                        for launch, lanes in programs_by_launch(batch).items():
+                            block_lanes[launch][batch.pc] += lanes
+                    else:
+                        block_lanes[0][batch.pc] += programs_of(batch)
                 if timed:
                     info = self._timed(batch, todo)
                 else:
@@ -428,6 +432,11 @@ class Execution(Binding):
         """What the execution did so far, for all its launches together."""
         programs = self.programs * self.n_ranks if self.sampled is None else self.sampled
         return count(self, self.ready, self.block_lanes, programs)
+
+    def counts_by_launch(self) -> list[Counts]:
+        """What each launch did so far (bytes by line of the kernel are not told apart)."""
+        launches = range(self.n_ranks)
+        return [count(self, self.ready, self.block_lanes, self.programs, launch) for launch in launches]
 
 
 def _bulk(v: Value) -> int:

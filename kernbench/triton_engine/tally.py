@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .binding import Binding
-from .counts import Counts
+from .counts import Counts, TensorTraffic
 from .frontend.program import ForBack, ForHead
 from .runners import Ready
 
 
-def count(binding: Binding, ready: Ready, block_lanes: list[int], programs: int) -> Counts:
-    """What the launches of ``binding`` did so far, together.
+def count(
+    binding: Binding, ready: Ready, block_lanes: Sequence[Sequence[int]], programs: int, only: int | None = None
+) -> Counts:
+    """What the launches of ``binding`` did so far, together, or ``only`` the one of that number.
 
     Args:
         ready: their program.
-        block_lanes: lanes that entered each block.
-        programs: how many programs ran, of all ranks.
+        block_lanes: lanes of each launch that entered each block.
+        programs: how many programs ran, of those launches.
     """
-    out = Counts(programs=programs, atomics=binding.atomics)
-    for block, n, work in zip(binding.program.blocks, block_lanes, ready.work, strict=True):
+    launches = range(binding.n_ranks) if only is None else (only,)
+    out = Counts(programs=programs, atomics=sum(binding.atomics[launch] for launch in launches))
+    entered = [sum(lanes) for lanes in zip(*(block_lanes[launch] for launch in launches), strict=True)]
+    for block, n, work in zip(binding.program.blocks, entered, ready.work, strict=True):
         if not n:
             continue
         for info, amount, kind in work:
@@ -30,7 +36,11 @@ def count(binding: Binding, ready: Ready, block_lanes: list[int], programs: int)
             assert isinstance(head, ForHead)
             where = str(head.loop.loc)
             out.trips[where] = out.trips.get(where, 0) + n
-    for traffic in binding.settled_traffic().values():
+    by_base: dict[int, TensorTraffic] = {}
+    for (launch, base), traffic in binding.traffic().items():
+        if launch in launches:
+            by_base[base] = traffic if base not in by_base else by_base[base].beside(traffic)
+    for traffic in by_base.values():
         out.bytes_read += traffic.read
         out.bytes_written += traffic.written
         out.unique_bytes_read += traffic.unique_read
@@ -39,6 +49,6 @@ def count(binding: Binding, ready: Ready, block_lanes: list[int], programs: int)
         while name in out.by_tensor:
             name += "'"
         out.by_tensor[name] = traffic
-    for index, nbytes in binding.bytes.items():
+    for index, nbytes in {} if only is not None else binding.bytes.items():
         out.add_to_line(binding.program.ops[index].loc.user, nbytes, 0)
     return out

@@ -31,6 +31,7 @@ from .frontend.program import OpInfo
 from .lanes import flatten, pick, unflatten, varies
 from .ops.registry import UnsupportedOpError
 from .ptx import Stuck
+from .shares import Shares
 from .values import Affine, Box, Desc, Ptr, lane_array
 
 Run = Callable[..., Any]
@@ -294,6 +295,11 @@ def _refused(info: OpInfo, what: str, batch: Batch) -> UnsupportedOpError:
         f"and which part of a tile a thread has is not known before compilation. Let tl.arange count what threads count, or "
         f"keep to scalars in inline assembly."
     )
+
+
+def programs_by_launch(batch: Batch) -> Shares:
+    """How many programs a batch has, of each of its launches."""
+    return (batch if batch.threads is None else leaders(batch).batch).lanes_by_launch
 
 
 def programs_of(batch: Batch) -> int:

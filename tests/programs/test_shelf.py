@@ -64,14 +64,30 @@ def test_data_parallel(program: str, who: Callable[[int, int], list[Any]], tmp_p
     assert alone[0]["losses"][-1] != pytest.approx(alone[0]["losses"][0], rel=1e-3), "it trains"
 
 
-@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.long), 4])
-def test_a_trainer_in_a_namespace_package(tensor: int, tmp_path: Path) -> None:
-    """Over tensor and data parallelism: the groups are in a module, which is each rank's."""
-    alone = told(run(1, [str(SHELF / "train_parallel.py"), "1"], tmp_path))
-    ranks = told(run(4, [str(SHELF / "train_parallel.py"), str(tensor)], tmp_path))
-    assert {rank: said["who"] for rank, said in ranks.items()} == {rank: [rank, [rank]] for rank in range(4)}
+@pytest.fixture(scope="module")
+def losses_of_one(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of the trainer in a namespace package."""
+    return told(run(1, [str(SHELF / "train_parallel.py"), "1", "1", "1"], tmp_path_factory.mktemp("one")))[0]["losses"]
+
+
+@pytest.mark.parametrize(
+    ("world", "split"),
+    [
+        (8, (2, 2, 2)),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(4, (1, 1, 1)), (4, (4, 1, 1)), (4, (1, 4, 1)), (4, (1, 1, 4)), (8, (2, 1, 2)), (8, (1, 2, 2))]
+        ),
+    ],
+)
+def test_a_trainer_in_a_namespace_package(
+    world: int, split: tuple[int, int, int], losses_of_one: list[float], tmp_path: Path
+) -> None:
+    """Over tensor, pipeline and context parallelism, the rest data: the groups are in a module, which is each rank's."""
+    ranks = told(run(world, [str(SHELF / "train_parallel.py"), *map(str, split)], tmp_path))
+    assert {rank: said["who"] for rank, said in ranks.items()} == {rank: [rank, [rank]] for rank in range(world)}
     for said in ranks.values():
-        assert said["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
+        assert said["losses"] == pytest.approx(losses_of_one, rel=1e-4)
 
 
 @needs("accelerate")

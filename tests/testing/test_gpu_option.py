@@ -78,3 +78,33 @@ def test_the_fixture_gives_its_context(kernbench_gpu):
 
     torch.ones(3, device="cuda").sum().item()
     assert kernbench_gpu.now() > 0
+
+
+TORCHS_OWN = """
+import torch
+from torch.testing._internal.common_cuda import TEST_CUDA, TEST_MULTIGPU
+from torch.testing._internal.common_device_type import deviceCountAtLeast, dtypes, instantiate_device_type_tests, onlyCUDA
+from torch.testing._internal.common_utils import TestCase
+
+class TestSums(TestCase):
+    @dtypes(torch.float32, torch.int64)
+    def test_sum(self, device, dtype):
+        assert torch.cuda.current_stream().stream_id != 0 or device == "cpu"  # as torch's own tests want it
+        self.assertEqual(torch.ones(4, device=device, dtype=dtype).sum().item(), 4)
+
+    @onlyCUDA
+    @deviceCountAtLeast(2)
+    def test_two(self, devices):
+        assert TEST_CUDA and TEST_MULTIGPU
+        self.assertEqual(torch.ones(1, device=devices[1]).device.index, 1)
+
+instantiate_device_type_tests(TestSums, globals())
+"""
+
+
+def test_torchs_own_tests_by_device_find_gpus(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("expecttest", reason="torch's own test utilities need expecttest")
+    pytester.makepyfile(TORCHS_OWN)
+    result = pytester.runpytest_subprocess("--kernbench-gpu", "dgx_a100", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(passed=5, skipped=1)
+    result.stdout.fnmatch_lines(["*TestSumsCUDA::test_two_cuda PASSED*"])

@@ -44,6 +44,14 @@ def test_times_without_values_are_those_with_values():
     assert without.figures["loss"] is None
 
 
+@pytest.mark.parametrize("system", ["sip8", "dgx_h100"])
+def test_ranks_that_split_the_work_compute_for_less_time_each(system):
+    """Launches of several ranks run together: nothing of what a rank has in its own memory goes over links."""
+    plan = tp_mlp.Plan(hidden=512, ffn=2048, sequence=64, batch=4)
+    busy = [measured(tp_mlp, plan, Layout(ranks), system).compute for ranks in (1, 2, 8)]
+    assert busy[0] > busy[1] > busy[2]
+
+
 def test_gpt_block_values_do_not_depend_on_the_split():
     plan = gpt_block.Plan(hidden=32, heads=4, groups=2, sequence=16, batch=1)
     values = gpt_block.Values()

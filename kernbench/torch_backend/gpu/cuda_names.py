@@ -278,6 +278,15 @@ ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
 }, CUDA, ACCELERATOR)  # fmt: skip
 """Attributes of ``torch._C`` that ``torch.accelerator`` calls."""
 
+OF_A_BUILD: dict[str, Any] = each_its_own({
+    "_cuda_setStream": streams.set_stream_by_number,
+    "_cuda_getDevice": current_device_index,
+    "_cuda_setDevice": set_device,
+    "_cuda_getDeviceCount": device_count,
+    "_cuda_synchronize": synchronize,
+}, CUDA, ACCELERATOR, ACCELERATOR_IN_C)  # fmt: skip
+"""Attributes of ``torch._C`` that a torch which was built with CUDA has, and that programs and torch's own tests call."""
+
 NVTX: dict[str, Any] = {
     **{
         name: lambda *args, **kwargs: 0 for name in ("range_push", "range_pop", "range_start", "range_end", "mark")
@@ -314,6 +323,8 @@ def install(patches: Patches) -> None:
     for _, owner, table in _TABLES:
         for name, value in table.items():
             patches.set(owner, name, value)
+    for name, value in OF_A_BUILD.items():
+        patches.add(torch._C, name, value)
     for module in (
         torch.cuda.random,
         torch.cuda.memory,

@@ -339,6 +339,8 @@ class Recorder(TorchDispatchMode):
             if cls.__module__.startswith("torch._subclasses."):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
             if cls not in PLAIN and cls.__torch_dispatch__ is not _NO_DISPATCH:
+                if (watcher := self._who().host.watcher) is not None:
+                    watcher.passed_on()
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         device = self._who()
         host = device.host
@@ -361,6 +363,9 @@ class Recorder(TorchDispatchMode):
                 _before_host_read(device, operation.name, args[0])
         if operation.check is not None and self._capability:
             operation.check(self._capability, args)
+        if operation.kind == SKIP and host.watcher is not None:
+            with host.watcher.within():
+                return self._computed(device, operation, func, args, kwargs)
         result = self._computed(device, operation, func, args, kwargs)
         if host.unrecorded or self._hosts.inside_kernel:
             return result
@@ -415,7 +420,7 @@ class Recorder(TorchDispatchMode):
         device.in_custom_operation += custom
         on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
         try:
-            with open_recorder(self):
+            with open_recorder(self), nullcontext() if host.watcher is None else host.watcher.within():
                 result = operation.body(args, kwargs, on_gpu, host.rank)
         finally:
             device.in_custom_operation -= custom

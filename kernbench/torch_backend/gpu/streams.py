@@ -18,9 +18,14 @@ from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host
 from kernbench.torch_backend.gpu.devices import bound_devices
 
+_OTHER = "stream "
+"""What names of streams begin with that a program makes."""
+
 
 class Stream:
     """A stream of a simulated GPU; without a ``name``, a new one."""
+
+    device_type = 1  # ``c10::DeviceType::CUDA``
 
     def __init__(self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any) -> None:
         devices = bound_devices()
@@ -30,7 +35,7 @@ class Stream:
         if name is None:
             mine = devices.mine()
             mine.streams_made += 1
-            name = f"stream {mine.streams_made}"
+            name = f"{_OTHER}{mine.streams_made}"
         self.name = name
         self.cuda_stream = self.stream_id = 0 if name == COMPUTE_STREAM else int(name.rpartition(" ")[2])
 
@@ -210,6 +215,14 @@ def set_stream(stream: Any) -> None:
     """``torch.cuda.set_stream``."""
     if stream is not None:
         bound_devices().mine().host.stream = stream.name
+
+
+def set_stream_by_number(stream_id: int, device_index: int, device_type: int) -> None:
+    """``torch._C._cuda_setStream``: the device becomes the current one, too."""
+    devices = bound_devices()
+    host = devices.mine().host
+    host.sip = devices.mine().sip(device_index)
+    host.stream = COMPUTE_STREAM if stream_id == 0 else f"{_OTHER}{stream_id}"
 
 
 def current_stream(device: Any = None) -> Stream:

@@ -1,6 +1,6 @@
 """Modules that a rank is the first to import.
 
-Those of torch see stock torch.
+Those of torch see stock torch, but for what its own tests are written with.
 
 They keep what they find (``class CudaInterface: Event = torch.cuda.Event``), and would keep a stand-in beyond the simulation.
 So while one of them is executed, the patches are lifted. Nobody else runs meanwhile: an import does not switch ranks.
@@ -58,6 +58,8 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
 """What is changed in a module once it is there."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
+TESTING = "torch.testing._internal."
+"""What torch's own tests are written with: it asks when it is imported whether there are GPUs, and is meant for these."""
 
 
 class StockImports:
@@ -99,7 +101,8 @@ class StockImports:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             loader = _Loader(spec.loader.name, spec.loader.path)
-            loader.lifted = self._lifted if name.startswith(PREFIXES) else nullcontext
+            stock = name.startswith(PREFIXES) and not name.startswith(TESTING)
+            loader.lifted = self._lifted if stock else nullcontext
             loader.patches = self._patches
             loader.modules = modules if per_rank else None
             spec.loader = loader

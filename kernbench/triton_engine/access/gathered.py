@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.shares import by_launch_of_elements
 from kernbench.triton_engine.values import dense_mask
 
 from .faults import gather_outside, out_of_bounds
@@ -51,7 +52,7 @@ def flat_index(access: Access) -> list[tuple[HostAllocation, Tensor, Tensor | No
         gather_outside(access, index, allocation, least if least < 0 else most)
     if item > 1:
         index = index >> (item.bit_length() - 1)
-    access.touch(allocation, active_elements(access, active) * item, least, most + item)
+    access.touch(allocation, by_launch_of_elements(batch, item, access.tile, active), least, most + item)
     return [(allocation, index, active)]
 
 
@@ -80,7 +81,7 @@ def _several(
             out_of_bounds(access, least, None, None)
         here = left & (address >= allocation.base) & (address < allocation.base + allocation.nbytes)
         index = torch.where(here, (address - allocation.base) >> (item.bit_length() - 1), 0)
-        count = int(here.sum())
-        access.touch(allocation, count * item, 0, allocation.nbytes)
+        first, end = least - allocation.base, (int(index.max()) + 1) * item
+        access.touch(allocation, by_launch_of_elements(access.batch, item, access.tile, here), first, end)
         out.append((allocation, index, here))
         left = left & ~here

@@ -6,6 +6,7 @@ from typing import Any
 
 from kernbench.errors import MemoryAccessError
 from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.shares import by_launch
 
 from .faults import first_outside, out_of_bounds
 from .footprint import Cell, Footprint, Piece, footprint
@@ -66,5 +67,5 @@ def place(
             f"kernel {access.info.kernel}: address not aligned to {item} bytes in {allocation.describe()}\n"
             f"  at {access.info.loc}"
         )
-    access.touch(allocation, foot.active * item, least, most)
+    access.touch(allocation, by_launch(access.batch, foot.active * item, cell), least, most)
     return Piece(allocation, origin // item, foot, at, cell)

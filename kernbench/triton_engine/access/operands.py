@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.shares import Shares
 from kernbench.triton_engine.values import Affine, Box, Ptr
 
 #: First index, and the one past the last, per tile dimension: ints, arrays over the lanes, or None where there is no mask.
@@ -48,9 +49,9 @@ class Access:
         found: HostAllocation | None = self.batch.execution.find(address)
         return found
 
-    def touch(self, allocation: HostAllocation, nbytes: int, low: int, high: int) -> None:
-        """Account for ``nbytes`` moved between byte offsets ``low`` and ``high`` of an allocation."""
-        self.batch.execution.touch(self.info, allocation, nbytes, low, high)
+    def touch(self, allocation: HostAllocation, shares: Shares, low: int, high: int) -> None:
+        """Account for bytes, by launch, moved between byte offsets ``low`` and ``high`` of an allocation."""
+        self.batch.execution.touch(self.info, allocation, shares, low, high)
 
     def whole_in_bounds(self) -> bool:
         """True if every element of an affine access, masked or not, lies inside one allocation."""

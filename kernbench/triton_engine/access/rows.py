@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.shares import by_launch
 from kernbench.triton_engine.values import Affine, dense_int, dense_mask
 
 from .footprint import Footprint, footprint
@@ -112,7 +113,7 @@ def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
     if place is None:
         return None
     allocation, begin, first, end = place
-    access.touch(allocation, active_elements(access, active) * access.item, first, end)
+    access.touch(allocation, by_launch(access.batch, active_elements(access, active) * access.item), first, end)
     at = (index.reshape(-1) - int(index.min())) >> (access.item.bit_length() - 1)
     memory = allocation.flat(raw).as_strided([int(at.max()) + 1, *found.foot.sizes], [1, *found.foot.steps], begin)
     rows = _in_place(memory.index_select(0, at), index.shape, [nl + j for j in found.along])
@@ -164,7 +165,7 @@ def store_rows(access: Access, source: Tensor) -> bool:
     if place is None:
         return False
     allocation, begin, first, end = place
-    access.touch(allocation, values.numel() * item, first, end)
+    access.touch(allocation, by_launch(access.batch, values.numel() * item), first, end)
     at = (index - int(index.min())) >> (item.bit_length() - 1)
     flat = allocation.flat(source.dtype).numpy()[begin:]
     strides = tuple(s * item for s in (1, *foot.steps))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.shares import by_launch
 from kernbench.triton_engine.values import Affine, filled, lane_array
 
 from .footprint import Footprint
@@ -161,7 +162,9 @@ def _fetch(
     most = lo + windows.span + foot.most
     if lo + foot.least < 0 or most > allocation.nbytes or windows.step % item or begin % item:
         return None
-    access.touch(allocation, foot.active * item * len(windows.starts), lo + foot.least, most)
+    access.touch(
+        allocation, by_launch(access.batch, foot.active * item * len(windows.starts)), lo + foot.least, most
+    )  # fmt: skip
     memory = allocation.flat(raw).as_strided(windows.sizes, windows.steps, begin // item + foot.flip)
     out = memory.index_select(0, windows.index)
     if foot.backwards:

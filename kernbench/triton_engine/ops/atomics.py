@@ -19,6 +19,7 @@ from kernbench.triton_engine.fixed_width import np_unsigned
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty, memory_dtype
 from kernbench.triton_engine.memory import HostAllocation
+from kernbench.triton_engine.shares import by_launch_of_places
 from kernbench.triton_engine.values import Ptr, Value, from_lane_array
 
 from .registry import op
@@ -145,6 +146,12 @@ def _tell(
     )  # fmt: skip
 
 
+def count_updates(batch: Any, keep: np.ndarray | None, per_lane: int) -> None:
+    """Count updates of the elements ``keep`` of all lanes' tiles of ``per_lane`` elements (None: all)."""
+    for launch, number in by_launch_of_places(batch, 1, keep, per_lane).items():
+        batch.execution.atomics[launch] += number
+
+
 def _meet(batch: Any, info: OpInfo) -> None:
     """Tell who wants to know it that threads have met before an update."""
     if info.met and batch.execution.checks is not None:
@@ -171,7 +178,7 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
         for allocation, index, keep in flat_elements(batch, info, p, tile, dtype, mask):
             flat = allocation.flat(raw).numpy()
             mine = values if keep is None else values[keep]
-            batch.execution.atomics += len(index)
+            count_updates(batch, keep, prod(tile))
             if batch.execution.dry:
                 got: np.ndarray | None = flat[index]
                 changed = False
@@ -210,7 +217,7 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
         for allocation, index, keep in flat_elements(batch, info, p, tile, dtype, True):
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
-            batch.execution.atomics += len(index)
+            count_updates(batch, keep, prod(tile))
             before = flat[index] if allocation.words is not None else None
             changed = compare_and_swap(flat, index, which, wanted, new, old, batch.execution.dry)
             if batch.execution.checks is not None and not batch.execution.dry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from kernbench.triton_engine.values import (
     wrap,
 )
 
-from .atomics import flat_elements, raw_operand, update
+from .atomics import count_updates, flat_elements, raw_operand, update
 from .masks import mask_and
 from .registry import op
 from .shape import materialise, spread
@@ -265,7 +266,7 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
         for allocation, at, keep in flat_elements(batch, info, p, inner, dtype, mask):
             flat = allocation.flat(raw).numpy()
             update(kind, flat, at, values if keep is None else values[keep], False, dtype is torch.bfloat16)
-            batch.execution.atomics += len(at)
+            count_updates(batch, keep, prod(inner))
         batch.wrote()
         return None
 

@@ -22,6 +22,7 @@ from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
 from kernbench.triton_engine.ptx.state import State
+from kernbench.triton_engine.shares import Shares, by_launch, by_launch_of_places
 
 from .memory import settle
 from .registry import UnsupportedOpError, op
@@ -82,7 +83,7 @@ class BatchMemory:
             found = self._allocation_of(first)
             if first + nbytes > found.base + found.nbytes:
                 raise self._past_the_end_of(found)
-            self._touch(found, nbytes * times)
+            self._touch(found, by_launch(self.batch, nbytes * times))
             return [(found, _ALL_OF_ONE, (signed - found.base) // nbytes)]
         left = np.ones(len(signed), dtype=bool)
         while left.any():
@@ -91,7 +92,7 @@ class BatchMemory:
             here = left & (signed >= found.base) & (signed + nbytes <= found.base + found.nbytes)
             if not here[signed == first].any():
                 raise self._past_the_end_of(found)
-            self._touch(found, self._accesses(signed, here) * nbytes)
+            self._touch(found, self._accesses(signed, here, nbytes))
             out.append((found, here, (signed[here] - found.base) // nbytes))
             left &= ~here
         return out
@@ -111,15 +112,20 @@ class BatchMemory:
             f"  {self.batch.describe_lanes(None)}\n  at {self.info.loc}"
         )
 
-    def _touch(self, allocation: HostAllocation, nbytes: int) -> None:
+    def _touch(self, allocation: HostAllocation, shares: Shares) -> None:
         if allocation.base not in self._echoes:
-            self.batch.execution.touch(self.info, allocation, nbytes, 0, allocation.nbytes, signals=False)
+            self.batch.execution.touch(self.info, allocation, shares, 0, allocation.nbytes, signals=False)
 
-    def _accesses(self, address: np.ndarray, here: np.ndarray) -> int:
-        """How many accesses there are: what threads of a program do to one address is one."""
-        if self.batch.threads is None or len(here) != self.batch.size:
-            return int(here.sum())
-        return len(np.unique(np.stack([address[here], self.batch.program_keys()[here]]), axis=1).T)
+    def _accesses(self, address: np.ndarray, here: np.ndarray, nbytes: int) -> Shares:
+        """Bytes accessed ``here``, by launch: what threads of a program do to one address is one access."""
+        batch = self.batch
+        if batch.threads is not None and len(here) == batch.size:
+            each = np.stack([address[here], batch.program_keys()[here]])
+            _, first = np.unique(each, axis=1, return_index=True)
+            return by_launch_of_places(batch, nbytes, np.flatnonzero(here)[first], 1)
+        if len(here) == self.size:
+            return by_launch_of_places(batch, nbytes, self._lanes(np.flatnonzero(here)), 1)
+        return by_launch(batch, int(here.sum()) * nbytes)
 
     def _signal(self, allocation: HostAllocation, offsets: np.ndarray, wrote: bool) -> None:
         if allocation.words is not None and len(offsets) <= _MOST_SIGNALS:
