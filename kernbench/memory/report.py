@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernbench.memory.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS, TEMPORARIES, Composition
@@ -33,6 +33,7 @@ class OutOfMemoryReport:
         scales: whether what a program does then takes memory in proportion to the batch: it is in no step of an optimizer.
         settings: of the allocator.
         composition: what was in use for what.
+        others: bytes that other ranks have reserved on the same device, by rank.
     """
 
     rank: int | None
@@ -51,6 +52,7 @@ class OutOfMemoryReport:
     scales: bool
     settings: str
     composition: Composition
+    others: dict[int, int] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:
@@ -83,6 +85,11 @@ class OutOfMemoryReport:
                     "have the same; buffers to gather them are not counted)"
                 )
                 break
+        if sum(self.others.values()) >= missing:
+            yield (
+                "a GPU for each rank: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything is allocated, and "
+                "map_location where tensors are loaded"
+            )
         yield f"{format_size(missing)} more memory"
 
     def __str__(self) -> str:
@@ -102,6 +109,11 @@ class OutOfMemoryReport:
             f"  {format_size(self.allocated)} in use, {format_size(self.reserved - self.allocated)} reserved beside it"
             f"{f'; besides, stated: {fixed}' if fixed else ''}"
         )
+        if self.others:
+            each = ", ".join(
+                f"rank {rank} {format_size(nbytes)}" for rank, nbytes in list(self.others.items())[:_SHOWN]
+            )
+            yield f"  other ranks have {format_size(sum(self.others.values()))} of this device: {each}"
         categories = self.composition.categories
         yield from self._table("in use for", categories, self.allocated, len(categories))
         yield from self._table("from line", self.composition.places, self.allocated, _SHOWN)

@@ -136,6 +136,12 @@ class Communicator:
         self._open: dict[int, Collective] = {}
         self.environ: tuple[tuple[str, str], ...] | None = None
         self._monitors: Communicator | None = None
+        self._sips: dict[int, tuple[int, Location]] = {}
+
+    def drive(self, rank: int, sip: int, location: Location) -> tuple[int, Location] | None:
+        """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
+        first = self._sips.setdefault(sip, (rank, location))
+        return None if first[0] == rank else first
 
     @property
     def monitors(self) -> Communicator:
@@ -198,11 +204,38 @@ class Communicators:
         self.folding: Folding | None = None
         self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
         self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
+        self._asked_for: dict[tuple[Communicator, str], tuple[int, tuple[int, ...], Location]] = {}
 
     def clear(self) -> None:
         """Forget them: their world has ended."""
         self._made.clear()
         self._calls.clear()
+        self._asked_for.clear()
+
+    def ask_for(self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location) -> None:
+        """``rank`` wants a part of ``parent``, as its group ``name``: torch numbers groups in the order of the calls, and the
+        members find each other by that number.
+
+        Raises:
+            CollectiveMismatchError: another rank wanted a group of other members under that name.
+        """
+        first, theirs, there = self._asked_for.setdefault((parent, name), (rank, members, location))
+        if theirs == members:
+            return
+        mine, other = (f"new_group(ranks {list(ranks)})" for ranks in (members, theirs))
+        raise CollectiveMismatchError.between(
+            f"new_group #{name} of {parent.name} does not match between ranks {first} and {rank} (ranks differ):\n"
+            f"  rank {first}: {other} at {there}\n"
+            f"  rank {rank}: {mine} at {location}\n"
+            "Every rank must call new_group for every group, in the same order, also for those that it is no member of: ranks "
+            "that number groups differently do not find each other. With use_local_synchronization=True the members alone do.",
+            parent.name,
+            int(name) if name.isdecimal() else 0,
+            {
+                first: {"operation": "new_group", "ranks": str(list(theirs)), "at": str(there)},
+                rank: {"operation": "new_group", "ranks": str(list(members)), "at": str(location)},
+            },
+        )
 
     def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
         """The next one called ``name`` that ``rank`` makes with ``members``; ``everybody``: they are the world."""

@@ -307,6 +307,10 @@ class ProcessMemory:
             reserved=allocator.reserved, limit=allocator.limit, capacity=self.total, overhead=dict(self.overhead.parts),
             world=memories.world_size, scales=host.phase % PHASES != STEP, settings=allocator.settings.text,
             composition=Composition.of(self.ledger.alive()),
+            others={
+                each.host.rank: each.allocator.reserved
+                for each in others if each.host.rank is not None and each.allocator.reserved
+            },
         )  # fmt: skip
         error.memory_report = report  # type: ignore[attr-defined]
         error.__notes__ = [str(report)]  # type: ignore[attr-defined]  # what `add_note` does; Python 3.10 shows it nowhere by itself

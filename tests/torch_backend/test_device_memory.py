@@ -25,14 +25,20 @@ WIDTH = 256
 
 
 def run(
-    body: Callable[[], Any], ranks: int = 1, *, limit: int | str = "device", system: str = "dgx_h100", **options: Any
+    body: Callable[[], Any],
+    ranks: int = 1,
+    *,
+    limit: int | str = "device",
+    system: str = "dgx_h100",
+    backend: str = "nccl",
+    **options: Any,
 ) -> tuple[list[Any], list[RankMemory], list[str]]:
     """What ``body`` returns in each rank, the memory of each, and the lines that ``kernbench run`` prints of it."""
     results: list[Any] = [None] * ranks
 
     def worker(rank: int) -> None:
         torch.cuda.set_device(rank)
-        dist.init_process_group("nccl")
+        dist.init_process_group(backend)
         results[rank] = body()
         dist.destroy_process_group()
 
@@ -211,7 +217,7 @@ def test_two_processes_share_a_device() -> None:
         del kept
         return message
 
-    (_, message), _, _ = run(body, 2, enable_data=False)
+    (_, message), _, _ = run(body, 2, backend="gloo", enable_data=False)
     assert "Process -1 has 45" in message
     assert "Including non-PyTorch memory" in message
 

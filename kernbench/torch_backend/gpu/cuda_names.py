@@ -70,7 +70,7 @@ def set_device(device: Any) -> None:
     mine = current_device()
     if mine is None or device is None or (isinstance(device, int) and device < 0):
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
-    mine.host.uses_gpu = True
+    mine.host.uses_gpu = mine.chosen = True
     mine.host.sip = mine.sip(device)
 
 

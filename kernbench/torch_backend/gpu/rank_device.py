@@ -11,6 +11,7 @@ import torch
 from kernbench.cost.work import Cost, copy_cost, over_links
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.hosts import Host
+from kernbench.simulation.locations import user_location
 from kernbench.simulation.remote_traffic import RemoteTraffic
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
@@ -46,6 +47,7 @@ class RankDevice:
         diverted: takes operations of torch instead of the stream, if anything does.
         cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
         cold_events: events to come until it is warm again.
+        chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
     """
 
     def __init__(self, simulation: Simulation, host: Host, seen: Sequence[int] | None = None) -> None:
@@ -59,6 +61,7 @@ class RankDevice:
         self.diverted: Diverted | None = None
         self.cache_clears = 0
         self.cold_events = 0
+        self.chosen = host.rank is None
         self._first = 0
         topology, sips = simulation.topology, simulation.sips
         home = None if host.rank is None else topology.node_of(sips[host.rank])
@@ -129,7 +132,18 @@ class RankDevice:
 
     def memory_at(self, device: Any = None) -> DeviceMemory:
         """Memory of a device given as torch lets one give it; default: the current one."""
+        if not self.chosen and not isinstance(device, int) and (device is None or torch.device(device).index is None):
+            self._remark_on_choice()
         return self.simulation.storages.memory(self.sip(device))
+
+    def _remark_on_choice(self) -> None:
+        """The program uses the current GPU, and has made none the current one."""
+        self.chosen = True
+        if self.index:
+            self.simulation.remarks.setdefault(
+                "`cuda` is each rank's own GPU here; on hardware it is cuda:0 for every rank that has not called "
+                f"torch.cuda.set_device, as at {user_location()}"
+            )
 
     def sip(self, device: Any = None) -> int:
         """The SIP that a device is, which is given as torch lets one give it. A number beyond the node is one of the system."""

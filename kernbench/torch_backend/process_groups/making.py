@@ -15,6 +15,8 @@ import torch.distributed.distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.errors import KernbenchError
+from kernbench.simulation.groups import Communicator
+from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.process_groups.futures import Futures
@@ -107,6 +109,11 @@ class GroupMaker:
             timeout not in DEFAULT_TIMEOUTS, name, description, store,
         )  # fmt: skip
 
+    def ask_for(self, parent: Communicator, name: str, members: tuple[int, ...]) -> None:
+        """This rank calls ``new_group``. Raises :class:`CollectiveMismatchError` if others made another one in its place."""
+        simulation = self._simulation
+        simulation.world.communicators.ask_for(parent, name, simulation.hosts.current_rank(), members, user_location())
+
     def default_members(self, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
         """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
         mine, world = self._simulation.hosts.current_rank(), len(self._everybody)
@@ -166,9 +173,10 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         )
         if global_ranks_in_group:
             default = c10d._get_default_group()
+            members = tuple(default.communicator.ranks[rank] for rank in global_ranks_in_group)
+            maker.ask_for(default.communicator, group_name, members)
             if default.rank() not in global_ranks_in_group:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
-            members = tuple(default.communicator.ranks[rank] for rank in global_ranks_in_group)
         else:
             members, group_rank = maker.default_members(group_size, group_rank, prefixed)
         config = str(c10d.BackendConfig(c10d.Backend(str(backend))))

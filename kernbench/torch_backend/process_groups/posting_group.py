@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.groups import Communicator, Signature
+from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
@@ -23,6 +25,9 @@ from kernbench.torch_backend.process_groups.backend_options import BackendOption
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.work import Work
 from kernbench.torch_backend.relies_on import Reliance
+
+_NCCL = frozenset({"nccl", "cpu:gloo,cuda:nccl", "undefined"})
+"""Backends whose collectives of GPUs are NCCL's."""
 
 _BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
 
@@ -77,6 +82,7 @@ class PostingGroup(_ProcessGroup):
         self._futures = futures
         self.communicator = communicator
         self._connected = False
+        self._seen = communicator.size == 1 or backend not in _NCCL
         self.splits = 0
         self._rank = rank
         self.backend_name = backend
@@ -235,6 +241,8 @@ class PostingGroup(_ProcessGroup):
             simulation.values.settle_stream()
         summands = premultiplied(opts, inputs) if reduction is not None and opts is not None else inputs
         self._count_memory(summands, outputs)
+        if not self._seen:
+            self._look_at_device(op, opts, summands, outputs)
         graph = host.capture
         if graph is not None:
             keep(host, outputs)
@@ -260,6 +268,37 @@ class PostingGroup(_ProcessGroup):
             if block is not None:
                 self._connected = True
                 block.owner.connect()
+
+    def _look_at_device(self, op: str, opts: Any, inputs: Tensors, outputs: Tensors) -> None:
+        """What NCCL would say of where the first collective's tensors are.
+
+        Raises :class:`KernbenchError` if another member uses the same GPU.
+        """
+        tensors = (*inputs, *outputs)
+        block = next(filter(None, map(block_of, tensors)), None)
+        if block is not None:
+            sip = block.memory.sip
+        elif (
+            tensors or not self._device.host.uses_gpu
+        ):  # of the host: DDP's reducer gives such, which on hardware are not
+            return
+        else:
+            device = getattr(opts, "device", None)  # of a barrier
+            if device is not None and device.type == "cpu":
+                return
+            sip = self._device.sip(device)
+        self._seen = True
+        me, here = self.communicator.ranks[self._rank], user_location()
+        before = self.communicator.drive(me, sip, here)
+        if before is not None:
+            first, there = before
+            raise KernbenchError(
+                f"{op}: duplicate GPU: ranks {first} and {me} of {self.communicator.name} both use cuda:"
+                f"{self._device.index_of(sip)}, and {self.backend_name} wants a GPU of its own for each.\n"
+                f"  rank {first}: at {there}\n"
+                f"  rank {me}: at {here}\n"
+                "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else uses the GPU."
+            )
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
         """Give an operation its deadline."""

@@ -1,0 +1,89 @@
+"""Which bug each program is, where it was told of, and what a run must say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import kernbench
+from tests.bugs import collective_programs as many
+from tests.bugs import memory_programs as one
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A program of one of the two modules.
+
+    Attributes:
+        issue: where it was told of.
+        error: what the wrong program raises; None: a run says nothing (docs/bugs.md says why).
+        says: a part of the report.
+        mark: ends the line that the report must name; empty: torch's own error names no line.
+        races: whether it is found with races only.
+        ranks: that run it.
+        sets_device: whether each rank first makes its GPU the current one.
+        options: of the simulation.
+    """
+
+    program: Callable[[bool], None]
+    issue: str
+    error: type[BaseException] | None
+    says: str = ""
+    mark: str = "here"
+    races: bool = False
+    ranks: int = 2
+    sets_device: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+_MISMATCH, _DEADLOCK = kernbench.CollectiveMismatchError, kernbench.DeadlockError
+_ACCESS, _RACE, _ROOM = kernbench.MemoryAccessError, kernbench.RaceError, torch.OutOfMemoryError
+
+BUGS = (
+    Bug(many.metrics_with_other_names, "Lightning-AI/pytorch-lightning#19106", _MISMATCH, "rank 0: all_reduce"),
+    Bug(many.loss_reduced_by_one_rank, "huggingface/trl#296", _DEADLOCK, "Rank 1 never will: it has ended"),
+    Bug(many.group_of_each_nodes_own_ranks, "sgl-project/sglang#15805", _MISMATCH, "new_group(ranks [2, 3])", ranks=4),
+    Bug(many.group_made_by_its_members, "dylanyunlon/Neuron_SP#589", None, ranks=4),
+    Bug(many.state_dict_of_one_rank, "huggingface/accelerate#3250", _MISMATCH, "rank 1: barrier"),
+    Bug(many.norm_of_one_rank, "dylanyunlon/Neuron_SP#589", _MISMATCH, "rank 1: barrier"),
+    Bug(many.lengths_that_differ, "Theano/libgpuarray#425", _MISMATCH, "(shape differ)"),
+    Bug(many.sums_that_differ_in_size, "NVIDIA/nccl#1417", _MISMATCH, "(shape differ)"),
+    Bug(many.rank_that_calls_another_collective, "ROCm/rccl#429", _MISMATCH, "rank 2: all_gather", ranks=4),
+    Bug(many.both_send_first, "NVIDIA/nccl#479", _DEADLOCK, "rank 0 -> rank 1 -> rank 0"),
+    Bug(many.stages_that_send_before_they_receive, "pytorch/pytorch#172668", _DEADLOCK, "rank 0 -> rank 1 -> rank 0"),
+    Bug(many.all_that_is_received_in_one_batch, "pytorch/PiPPy#969", _DEADLOCK, "rank 1 -> rank 2 -> rank 1", ranks=3),
+    Bug(many.batches_that_differ_in_number, "dmlc/dgl#2539", _DEADLOCK, "Rank 0 never will: it has ended"),
+    Bug(many.validation_that_begins_early, "lifeiteng/vall-e#93", _MISMATCH, "(shape differ)"),
+    Bug(many.parameters_without_gradients, "speechbrain/speechbrain#2340", RuntimeError, "find_unused_parameters", mark=""),
+    Bug(many.last_step_without_gradients, "pytorch/pytorch#128949", None),
+    Bug(many.accumulated_without_the_last, "modelscope/FunASR#3472", None),
+    Bug(many.expert_without_tokens, "PaddlePaddle/PaddleFormers#3010", _MISMATCH, "rank 0: all_to_all"),
+    Bug(many.batch_that_is_skipped, "dylanyunlon/Neuron_SP#589", _DEADLOCK, "Rank 1 never will: it has ended"),
+    Bug(many.ranks_on_one_gpu, "pytorch/pytorch#15051", kernbench.KernbenchError, "duplicate GPU", sets_device=False),
+    Bug(many.barrier_on_the_first_gpu, "pytorch/pytorch#124714", kernbench.KernbenchError, "duplicate GPU", sets_device=False),
+    Bug(many.norm_on_the_host, "dylanyunlon/Neuron_SP#151", None),
+    Bug(many.messages_in_another_order, "PaddlePaddle/Paddle#41652", None),
+    Bug(many.mean_of_means, "allenai/OLMo#453", None),
+    Bug(one.offsets_of_32_bits, "databricks/megablocks#185", _ACCESS, "writes element -2147479552", "offsets", ranks=1),
+    Bug(one.product_of_an_odd_length, "triton-lang/triton#630", _ACCESS, "reads element 640 of a", "product", ranks=1),
+    Bug(one.masked_load_without_other, "sgl-project/sglang#27074", None, ranks=1),
+    Bug(one.padding_used_as_an_index, "vllm-project/vllm-ascend#8531", _ACCESS, "reads element -1", "padded", ranks=1),
+    Bug(one.counts_without_atomics, "triton-lang/triton#1088", _RACE, "_counted", "count", races=True, ranks=1),
+    Bug(one.expert_whose_rows_nobody_writes, "tgale96/grouped_gemm#36", None, ranks=1),
+    Bug(one.rows_cut_off_without_a_gradient, "pytorch/FBGEMM#5754", None, ranks=1),
+    Bug(one.pinned_buffer_filled_again, "pytorch/tutorials#3261", _RACE, "fill_", races=True, ranks=1),
+    Bug(one.indices_read_before_they_come, "sgl-project/sglang#16493", _RACE, "To order them: sync", races=True, ranks=1),
+    Bug(one.prefetched_into_the_batch_in_use, "BVLC/caffe#2998", _RACE, "write after read", races=True, ranks=1),
+    Bug(one.losses_with_their_graphs, "pytorch/pytorch#17568", _ROOM, "activations", ranks=1,
+        options={"memory_limit": "60MB"}),
+    Bug(one.state_loaded_beside_the_model, "yuantianyuan01/FastWAM#20", _ROOM, "optimizer state", ranks=1,
+        options={"memory_limit": "110MB"}),
+    Bug(one.state_of_all_ranks_on_the_first_gpu, "pytorch/examples#1078", _ROOM, "a GPU for each rank", ranks=8,
+        options={"enable_data": False}),
+)  # fmt: skip
+
+FILLED = (one.expert_whose_rows_nobody_writes, one.rows_cut_off_without_a_gradient)
+"""Programs that print NaN with ``fill_uninitialized="nan"``."""
