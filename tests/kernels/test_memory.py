@@ -326,6 +326,27 @@ def test_descriptor_strides_of_a_program():
 
 
 @triton.jit
+def either_descriptor_kernel(x_ptr, y_ptr, which_ptr, out_ptr, N: tl.constexpr):
+    """Each program chooses one of two descriptors by a value that it reads."""
+    pid = tl.program_id(0)
+    if tl.load(which_ptr + pid) > 0:
+        chosen = tl.make_tensor_descriptor(x_ptr, [N, N], [N, 1], [4, N])
+    else:
+        chosen = tl.make_tensor_descriptor(y_ptr, [N, N], [N, 1], [4, N])
+    i, j = tl.arange(0, 4)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out_ptr + (pid * 4 + i) * N + j, chosen.load([4, 0]))
+
+
+@pytest.mark.usefixtures("_workspace")
+@pytest.mark.parametrize("which", [[1], [0], [1, 0, 0, 1]])
+def test_a_descriptor_is_chosen(which):
+    x, y, out = torch.randn(16, 16), torch.randn(16, 16), torch.full((len(which), 4, 16), -1.0)
+    either_descriptor_kernel[(len(which),)](x, y, torch.tensor(which), out, N=16)
+    for got, first in zip(out, which, strict=True):
+        assert torch.equal(got, (x if first else y)[4:8])
+
+
+@triton.jit
 def ragged_double_kernel(source, target, first_ptr, size_ptr, BLOCK_M: tl.constexpr, N: tl.constexpr):
     """One batch per program: rows ``first`` to ``first + size``, and not one more."""
     first, size = tl.load(first_ptr + tl.program_id(0)), tl.load(size_ptr + tl.program_id(0))
