@@ -67,7 +67,8 @@ def test_kernels_have_the_times_of_the_simulation() -> None:
     (events, rows), operations = spawned(body)
     ran = operations[-len(events) :]
     by_start = sorted(ran, key=lambda op: op.enqueue)
-    assert sorted(us for _, us in events) == pytest.approx(sorted((op.end - op.start) * 1e6 for op in by_start))
+    in_nanoseconds = pytest.approx(sorted((op.end - op.start) * 1e6 for op in by_start), abs=2e-3)
+    assert sorted(us for _, us in events) == in_nanoseconds
     names = [name for name, _ in events]
     assert {"scale_kernel", "ncclDevKernel_AllReduce_Sum_f32", "Memcpy DtoH (Device -> Host)"} <= set(names)
     assert rows["aten::addmm"].count == 1

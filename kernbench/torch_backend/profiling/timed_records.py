@@ -24,7 +24,7 @@ class TimedRecord:
     Args:
         record: torch's.
         at: virtual time, us since the simulation began.
-        numbers: of threads and calls, by torch's, which count over all ranks.
+        numbers: of threads, calls and forward calls, by torch's, which count what was before, too. -1: the last one.
     """
 
     def __init__(self, record: Any, at: float, numbers: dict[tuple[str, int], int]) -> None:
@@ -52,11 +52,16 @@ class TimedRecord:
         there = self._record.fwd_thread_id()
         return self._number("thread", there) if there else 0
 
+    def sequence_nr(self) -> int:
+        """Number of the forward call that it is, or whose gradient it is; -1 if it has none."""
+        given = self._record.sequence_nr()
+        return self._number("sequence", given) if given >= 0 else -1
+
     def _number(self, kind: str, given: int) -> int:
         known = self._numbers.get((kind, given))
         if known is None:
-            known = 1 + sum(key[0] == kind for key in self._numbers) if kind == "thread" else len(self._numbers) + 1
-            self._numbers[kind, given] = known
+            last = self._numbers.get((kind, -1), 0)
+            known = self._numbers[kind, -1] = self._numbers[kind, given] = last + 1
         return known
 
 
