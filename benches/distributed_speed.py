@@ -1,10 +1,10 @@
 """How long torch.distributed programs take on the host: simulated ranks beside torch's own ways and gloo processes.
 
-    python -m benches.distributed_speed [--ranks 8,64,1024] [--only "all_reduce"] [--json FILE]
+    python -m benches.distributed_speed [--isolation process] [--ranks 8,64,1024] [--only "all_reduce"] [--json FILE]
 
 Wall-clock time of this machine, all sides in turns, because only their ratios mean something: kernbench's ranks as threads
 that take turns, as greenlets, and as processes; torch's threaded process group; ``LocalTensorMode``, where it can run the
-program; 8 processes with gloo.
+program; 8 processes with gloo. ``--isolation process`` takes the figures of ranks that are processes instead.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ NAME = "distributed_speed"
 RANKS = 8
 SMALL, LARGE = 256, 16 << 20
 """Elements of fp32: 1 KiB and 64 MiB."""
+WARM_UP = 5
+"""Steps until a rank that is a process keeps what DTensor and torch do of a step, as gloo's have it from the rounds before."""
 LASTING = ("kernbench", "threaded", "local tensors", "gloo, started before")
 """Sides of what does not include their start."""
 
@@ -54,8 +56,8 @@ def all_reduces(rank: int, world_size: int, size: int, repeats: int) -> list[flo
     return [min(times)]
 
 
-def training(rank: int, world_size: int, steps: int) -> list[float]:
-    """A tensor-parallel MLP by DTensor; seconds per step, the first left out."""
+def training(rank: int, world_size: int, steps: int, warm_up: int = 1) -> list[float]:
+    """A tensor-parallel MLP by DTensor; seconds per step, the first ``warm_up`` left out."""
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -69,12 +71,12 @@ def training(rank: int, world_size: int, steps: int) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     begin = clock()
     for step in range(steps):
-        if step == 1:
+        if step == warm_up:
             begin = clock()
         optimizer.zero_grad()
         model(torch.ones(32, 256)).square().mean().backward()
         optimizer.step()
-    return [(clock() - begin) / (steps - 1)]
+    return [(clock() - begin) / (steps - warm_up)]
 
 
 def small_model(rank: int, world_size: int) -> list[float]:
@@ -180,8 +182,64 @@ def memory(ranks: int = 1024) -> float:
     return float(done.stdout.split()[-1])
 
 
+def memory_per_process(ranks: int = 8) -> float:
+    """Bytes that one more rank adds, which is a process and waits: what so many beyond the first add, shared pages in parts."""
+    program = (
+        "from benches.distributed_speed import family_memory\nfrom benches.harness.distributed_sides import forked\n"
+        f"print(*(forked(count, family_memory).result[0] for count in (1, {ranks} + 1)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    one, all_of_them = map(float, done.stdout.split()[-2:])
+    return (all_of_them - one) / ranks
+
+
+def family_memory(rank: int, world_size: int) -> list[float]:
+    """Bytes of the simulation and of all ranks, which wait: proportional set sizes (Linux), in rank 0."""
+    dist.all_reduce(torch.ones(SMALL))
+    found = 0
+    if rank == 0:
+        simulation = os.getppid()
+        with open(f"/proc/{simulation}/task/{simulation}/children") as file:
+            found = sum(map(proportional, (simulation, *map(int, file.read().split()))))
+    dist.barrier()
+    return [float(found)]
+
+
+def proportional(process: int) -> int:
+    """Memory of a process, bytes; of pages that several have, each has its part."""
+    with open(f"/proc/{process}/smaps_rollup") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+
+
+def process_figures(ranks: Sequence[int] = (8, 64, 1024), steps: int = 10) -> list[Comparison]:
+    """Of ranks that are processes, in the order of the table."""
+    import torch.distributed.tensor.parallel  # noqa: F401  # as the processes with gloo, they have imported before
+
+    lasting = ("processes", "kernbench", "gloo, started before")
+
+    def start(count: int) -> Comparison:
+        sides = _on(("processes", "kernbench"), lambda side: side(count, first_all_reduce).seconds)
+        return Comparison(f"start to first all_reduce x {count}", "ms", sides, limit={8: 150.0, 64: 800.0}.get(count))
+
+    def all_reduce(label: str, unit: str, size: int, repeats: int, **goals: Any) -> Comparison:
+        sides = _on(lasting, lambda side: side(RANKS, all_reduces, size, repeats).result[0])
+        return Comparison(f"all_reduce {label} x {RANKS}", unit, sides, **goals)
+
+    return [
+        *(start(count) for count in ranks),
+        all_reduce("1 KiB", "us", SMALL, 20, limit=250.0),
+        all_reduce("64 MiB", "ms", LARGE, 1, goals={"gloo, started before": 0.6}),
+        Comparison(
+            f"DTensor training step x {RANKS}", "ms",
+            _on(lasting, lambda side: side(RANKS, training, steps + WARM_UP, WARM_UP).result[0]),
+            {"gloo, started before": 0.7},
+        ),
+        Comparison("memory of an idle rank", "MiB", lambda: {"processes": Side(memory_per_process)}, limit=25.0),
+    ]  # fmt: skip
+
+
 def figures(ranks: Sequence[int] = (8, 64, 1024), steps: int = 10) -> list[Comparison]:
-    """In the order of the table."""
+    """Of ranks that share this process, in the order of the table."""
     return [
         *(starts(count) for count in ranks),
         all_reduce("1 KiB", "us", SMALL, 20, {"local tensors": 0.8}),
@@ -199,20 +257,28 @@ def figures(ranks: Sequence[int] = (8, 64, 1024), steps: int = 10) -> list[Compa
     ]  # fmt: skip
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None, **options: Any) -> list[Outcome]:
+def run(ctx: Any = None, speed: SpeedRun | None = None, isolation: str = "carrier", **options: Any) -> list[Outcome]:
     """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
-    return (speed or SpeedRun()).run(NAME, figures(**options))
+    make = process_figures if isolation == "process" else figures
+    return (speed or SpeedRun()).run(NAME, make(**options))
 
 
 @click.command(name=NAME, help=__doc__)
 @click.option(
-    "--ranks", callback=sizes, default="8,64,1024", show_default=True, help="World sizes to start, separated by commas."
+    "--isolation",
+    type=click.Choice(["carrier", "process"]),
+    default="carrier",
+    show_default=True,
+    help="What our ranks are.",
+)
+@click.option(
+    "--ranks", callback=sizes, default="8,64,1024", help="World sizes to start, separated by commas.", show_default=True
 )
 @click.option("--steps", type=click.IntRange(min=2), default=10, show_default=True, help="Training steps.")
 @speed_options
-def command(speed: SpeedRun, ranks: tuple[int, ...], steps: int) -> None:
+def command(speed: SpeedRun, isolation: str, ranks: tuple[int, ...], steps: int) -> None:
     """Measure and print."""
-    run(speed=speed, ranks=ranks, steps=steps)
+    run(speed=speed, isolation=isolation, ranks=ranks, steps=steps)
 
 
 if __name__ == "__main__":

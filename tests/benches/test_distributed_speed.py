@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benches.distributed_speed import EmptyMode, all_reduces
+from benches.distributed_speed import EmptyMode, all_reduces, family_memory, process_figures
 from benches.harness.distributed_sides import SIDES, GlooProcesses
 
 
@@ -29,6 +29,20 @@ def test_a_side_runs_the_program_in_every_rank(side):
 def test_a_side_times_all_reduces(side):
     (seconds,) = SIDES[side](2, all_reduces, 16, 1).result
     assert seconds > 0
+
+
+def test_an_idle_rank_that_is_a_process_adds_its_memory():
+    one, three = (SIDES["processes"](ranks, family_memory).result[0] for ranks in (1, 3))
+    assert 0 < three - one < one
+
+
+def test_figures_of_processes_stand_beside_sides_that_there_are():
+    figures = process_figures()
+    assert len({figure.name for figure in figures}) == len(figures)
+    for figure in figures:
+        ours, *others = figure.sides()
+        assert ours == "processes"
+        assert set(figure.goals) <= set(others)
 
 
 def test_a_side_raises_what_a_rank_raised():
