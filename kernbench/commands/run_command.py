@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.stand_ins import nvidia_smi
 
 if TYPE_CHECKING:
     from kernbench.commands.run_failures import ShownFailures
@@ -30,8 +31,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def found(program: str) -> str | None:
-    """The path of a command, as a shell would find it: beside the Python that runs this, then on ``PATH``."""
-    return shutil.which(program, path=_path(os.environ))
+    """The path of a command, as a shell would find it: ours (``nvidia-smi``), beside the Python that runs this, on ``PATH``."""
+    return shutil.which(program, path=nvidia_smi.on_path(_path(os.environ)))
 
 
 def _path(environ: Mapping[str, str]) -> str:
@@ -93,10 +94,15 @@ class RankCommand:
     def _started(self, address: str, topology: Topology) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process; it has ended when the block has."""
         from kernbench.runtime_api.joining import variables_of
+        from kernbench.torch_backend.gpu import inventory
         from kernbench.torch_backend.gpu.cuda_names import properties_of
 
         told = variables_of(address, topology.sips_per_node, os.environ, vars(properties_of(topology)))
         environ = {**os.environ, **told, "PATH": _path(os.environ)}
+        if inventory.has_smi(topology):
+            environ.update(
+                inventory.variables_of(inventory.idle_gpus(topology)), PATH=nvidia_smi.on_path(environ["PATH"])
+            )
         process = subprocess.Popen(self._arguments, env=environ, preexec_fn=_end_with_parent)
         try:
             yield process

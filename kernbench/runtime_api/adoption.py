@@ -11,6 +11,7 @@ program's, as they are under ``python``.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,9 +28,11 @@ from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.simulation import Simulation
+from kernbench.stand_ins import nvidia_smi
 from kernbench.topology import TopologyHandle
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.gpu import overridden
+from kernbench.torch_backend.gpu.inventory import has_smi
 from kernbench.torch_backend.patches import Patches
 
 DRIVER_THREAD = "kernbench-driver"
@@ -69,6 +72,9 @@ class Adoption:
             raise KernbenchError("this is a rank already: it has a GPU")
         self._threads = torch.get_num_threads()
         self._restore = self._memory_of_the_last_world()
+        self._path = os.environ.get("PATH", os.defpath)
+        if has_smi(simulation.topology):
+            os.environ["PATH"] = nvidia_smi.on_path(self._path)
         environment = self._multiprocessing.open_world(SpawnCall(_is_here, (), 1, "carrier", ()))
         assert isinstance(environment, Environment)
         adopted = threading.Event()
@@ -104,6 +110,8 @@ class Adoption:
             driver.join()
             self._simulation.scheduler.be_driven_here()
             torch.set_num_threads(self._threads)  # a thread that sets it sets it for itself alone
+            if os.environ.get("PATH") == nvidia_smi.on_path(self._path):  # and not what the program has set
+                os.environ["PATH"] = self._path
             if idle and self._restore is not None:
                 self._restore()
         failure, self._error = self._error, None

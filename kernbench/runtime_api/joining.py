@@ -50,7 +50,7 @@ def variables_of(
         properties: of a GPU, which processes may ask for before they join.
     """
     path = [str(Path(start_up.__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
-    told = {PROPERTIES: json.dumps(dict(properties or {}))}
+    told = {PROPERTIES: json.dumps(dict(properties or {}), default=str)}
     return {ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
+from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
-from kernbench.torch_backend.gpu import replaced_data
+from kernbench.torch_backend.gpu import inventory, nvml, replaced_data
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
@@ -84,6 +85,9 @@ class Environment:
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
+        self.state.of_children = inventory.variables_of_children
+        if inventory.has_smi(simulation.topology):
+            self.state.search_path = nvidia_smi.on_path
         self._imports = StockImports(self._patches, self._lifted, self.state)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -110,6 +114,7 @@ class Environment:
             signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
+            nvml.install(self._patches)
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
             self.state.open(self._patches)

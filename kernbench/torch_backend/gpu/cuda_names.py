@@ -18,6 +18,7 @@ from kernbench.topology import Topology
 from kernbench.torch_backend.gpu import cuda_graphs, several, streams
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
+from kernbench.torch_backend.gpu.inventory import bus_of, capability_of, uuid_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -100,31 +101,46 @@ def synchronize(device: Any = None) -> None:
     _mine().synchronize()
 
 
-def properties_of(topology: Topology) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` says of the SIPs of a system."""
+class GpuProperties(SimpleNamespace):
+    """What ``torch.cuda.get_device_properties`` gives, printed as torch prints it. Clocks are in kHz, sizes in bytes."""
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id=0, pci_domain_id=0, "
+            f"L2_cache_size={self.L2_cache_size >> 20}MB)"
+        )
+
+
+def properties_of(topology: Topology, sip: int = 0) -> GpuProperties:
+    """What ``torch.cuda.get_device_properties`` says of a SIP of a system."""
     spec = topology.device
-    arch = spec.target.arch
-    major, minor = divmod(arch, 10) if isinstance(arch, int) else (9, 4)
-    return SimpleNamespace(
+    major, minor = capability_of(spec.target.arch)
+    return GpuProperties(
         name=spec.product or spec.name, major=major, minor=minor, total_memory=spec.hbm.size, multi_processor_count=spec.pes,
-        is_integrated=0, is_multi_gpu_board=0, warp_size=spec.target.warp_size, gcnArchName=str(arch),
-        max_threads_per_multi_processor=spec.pe.max_threads, regs_per_multiprocessor=spec.pe.registers // 4,
+        is_integrated=0, is_multi_gpu_board=0, warp_size=spec.target.warp_size, gcnArchName=str(spec.target.arch),
+        max_threads_per_multi_processor=spec.pe.max_threads, max_threads_per_block=1024,
+        regs_per_multiprocessor=spec.pe.registers // 4, clock_rate=round(spec.clock / 1e3),
         shared_memory_per_multiprocessor=spec.pe.tcm.size, shared_memory_per_block=spec.pe.tcm_per_block,
         shared_memory_per_block_optin=spec.pe.tcm_per_block, L2_cache_size=spec.l2.size if spec.l2 else 0,
+        uuid=uuid_of(topology.system.name, sip), pci_bus_id=bus_of(sip % topology.sips_per_node), pci_device_id=0,
+        pci_domain_id=0,
     )  # fmt: skip
 
 
-def get_device_properties(device: Any = None) -> SimpleNamespace:
-    return properties_of(bound_devices().simulation.topology)
+def get_device_properties(device: Any = None) -> GpuProperties:
+    mine = current_device()
+    return properties_of(bound_devices().simulation.topology, 0 if mine is None else mine.sip(device))
 
 
 def get_device_name(device: Any = None) -> str:
-    name: str = get_device_properties().name
+    name: str = get_device_properties(device).name
     return name
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    properties = get_device_properties()
+    properties = get_device_properties(device)
     return properties.major, properties.minor
 
 

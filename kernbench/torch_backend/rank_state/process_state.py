@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import loggers
+from kernbench.torch_backend.rank_state import child_environment, loggers
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.rank_modules import RankModules
@@ -96,6 +96,8 @@ class ProcessState:
     Attributes:
         main_modules: the ranks' ``__main__``, where they have one of their own.
         variables: the environment variables that a rank has besides main's.
+        of_children: what else the environment of a process says that a rank starts with these variables.
+        search_path: what a rank has for main's search path (``PATH``).
         modules: the globals of modules that ranks share.
         rank_modules: modules that each rank executes itself; None: they share all that they import.
     """
@@ -117,6 +119,8 @@ class ProcessState:
         self._readers, self._writers = _READERS, _WRITERS
         self.main_modules: dict[int, Any] = {}
         self.variables: Callable[[int], dict[str, str]] = self._default_variables
+        self.of_children: Callable[[dict[str, str]], dict[str, str]] = _nothing_more
+        self.search_path: Callable[[str], str] = str
         self._generators = generators
         self.modules = ModuleGlobals(per_rank_modules)
         self.rank_modules: RankModules | None = None
@@ -129,6 +133,7 @@ class ProcessState:
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
+        child_environment.install(patches, self.of_children)
         loggers.install(patches, self._generators, self.modules)
         if self.rank_modules is not None:
             self.rank_modules.open()
@@ -233,7 +238,8 @@ class ProcessState:
         fresh = _Saved()
         fresh.generator = None
         fresh.flags = main.flags
-        fresh.environ = {**main.environ, **self._encoded(self.variables(rank))}
+        path = {"PATH": self.search_path(os.environ.get("PATH", os.defpath))}
+        fresh.environ = {**main.environ, **self._encoded({**path, **self.variables(rank)})}
         fresh.given = fresh.environ.copy()
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
@@ -272,6 +278,11 @@ class ProcessState:
             else:
                 os.unsetenv(key)
         assert current is original or current == original
+
+
+def _nothing_more(environ: dict[str, str]) -> dict[str, str]:
+    """Children have their parent's variables."""
+    return {}
 
 
 def rank_variables(rank: int, world_size: int, local_world_size: int) -> dict[str, str]:

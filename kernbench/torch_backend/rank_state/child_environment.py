@@ -1,0 +1,98 @@
+"""The environment of what a rank starts: its own variables, as children have those of their parent.
+
+``os.environ`` is each rank's own, in Python. The C library's variables, which a child gets of whom nobody says what it shall
+have, are the process's: of several ranks, or of a rank that was forked, they are somebody else's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import multiprocessing.util
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_ENV = 10
+"""Place of ``env`` among the arguments of ``subprocess.Popen``."""
+
+Variables = dict[str, str]
+
+
+RELIES_ON = (
+    Reliance("multiprocessing.util", "what is no fork is started by this", has=("spawnv_passfds",)),
+    Reliance(
+        "subprocess.Popen.__init__", "`env` is its argument at this place",
+        holds=lambda start: list(inspect.signature(start).parameters).index("env") == _ENV + 1,
+    ),
+)  # fmt: skip
+
+
+def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
+    """Let processes that are started from here on have ``os.environ``, and what ``more`` gives of their variables besides."""
+    _install_popen(patches, more)
+
+    def telling(start: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(start)
+        def started(*args: Any, **kwargs: Any) -> Any:
+            with _told({**os.environ, **more(dict(os.environ))}):
+                return start(*args, **kwargs)
+
+        return started
+
+    for owner, name in ((os, "system"), (os, "execv"), (multiprocessing.util, "spawnv_passfds")):
+        patches.set(owner, name, telling(getattr(owner, name)))
+
+
+def _install_popen(patches: Patches, more: Callable[[Variables], Variables]) -> None:
+    stock: Any = subprocess.Popen.__init__
+
+    @functools.wraps(stock)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = args[_ENV] if len(args) > _ENV else kwargs.get("env")
+        environ = dict(os.environ) if given is None else given
+        environ = {**environ, **more(environ)}
+        if len(args) > _ENV:
+            args = (*args[:_ENV], environ, *args[_ENV + 1 :])
+        else:
+            kwargs["env"] = environ
+        stock(self, *args, **kwargs)
+
+    patches.set(subprocess.Popen, "__init__", start)
+
+
+@contextmanager
+def _told(variables: Variables) -> Iterator[None]:
+    """For the length of a block, the C library's variables are these."""
+    wanted = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+    before = _c_variables()
+    _turn(before, wanted)
+    try:
+        yield
+    finally:
+        _turn(_c_variables(), before)
+
+
+def _turn(present: dict[bytes, bytes], wanted: dict[bytes, bytes]) -> None:
+    for name in present.keys() - wanted.keys():
+        os.unsetenv(name)
+    for name, value in wanted.items():
+        if present.get(name) != value:
+            os.putenv(name, value)
+
+
+def _c_variables() -> dict[bytes, bytes]:
+    """The C library's variables."""
+    lines = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    found, at = {}, 0
+    while lines and (line := lines[at]) is not None:
+        name, _, value = line.partition(b"=")
+        found[name] = value
+        at += 1
+    return found
