@@ -201,6 +201,10 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+_OF_HOST_MEMORY = frozenset({"numpy", "__array__"})
+"""Looks that share the tensor's memory, which of a GPU torch refuses, in these words."""
+
+
 def _looks(name: str) -> Callable[..., Any]:
     """A method by which the host gets values without an operation of torch: of a GPU's tensor, by a copy."""
     stock = getattr(torch.Tensor, name)
@@ -216,6 +220,11 @@ def _looks(name: str) -> Callable[..., Any]:
                 looks(mine, name, (tensor,))
             with looking(mine, name, tensor):
                 return stock(tensor, *args, **kwargs)
+        if name in _OF_HOST_MEMORY and block_of(tensor) is not None:
+            raise TypeError(
+                f"can't convert {device_of(tensor)} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
         mine.simulation.host_reads.before((tensor,), name)
         if mine.host.order is not None:
             looks(mine, name, (tensor,))
