@@ -4,8 +4,8 @@ Requests are rounded up to 512 bytes and served from free blocks of the same str
 that fits first; what is left over is split off, and free neighbours join again. Without one, a **segment** is taken from the
 device, which the program keeps ("reserved") after its blocks are free, until the device is full or somebody empties the cache.
 
-The rules and their figures are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). Left out: CUDA graphs and memory pools
-of the program's own, memory shared between processes.
+The rules and their figures are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). Left out: pools of CUDA graphs, memory
+shared between processes. A program's own pool has segments of its own, which are kept as long as the program keeps the pool.
 
 A block that streams other than its own have used is free when they have: whoever frees it says which **uses** are open, and the
 allocator asks at its next request which have ended.
@@ -13,6 +13,7 @@ allocator asks at its next request which have ended.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -85,15 +86,17 @@ class Pool:
     """Free blocks of one stream and one kind, sorted by size, then address.
 
     Attributes:
+        owner: number of the program's own pool that they are of; 0: none.
         free: (bytes, address, block).
         unmapped: of expandable segments, (address, block).
     """
 
-    __slots__ = ("free", "small", "stream", "unmapped")
+    __slots__ = ("free", "owner", "small", "stream", "unmapped")
 
-    def __init__(self, stream: str, *, small: bool) -> None:
+    def __init__(self, stream: str, *, small: bool, owner: int = 0) -> None:
         self.stream = stream
         self.small = small
+        self.owner = owner
         self.free: list[tuple[int, int, Extent]] = []
         self.unmapped: list[tuple[int, Extent]] = []
 
@@ -185,6 +188,8 @@ class CachingAllocator:
         self.trace: Trace | None = None
         self._small: dict[str, Pool] = {}
         self._large: dict[str, Pool] = {}
+        self._owned: dict[int, tuple[dict[str, Pool], dict[str, Pool]]] = {}
+        self._kept_pools: set[int] = set()
         self._awaiting: list[tuple[Extent, list[Use]]] = []
         self._heads: dict[int, Extent] = {}
         self._looks = 0
@@ -203,16 +208,20 @@ class CachingAllocator:
 
     # -- giving out --------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int, stream: str) -> Extent:
-        """A block of at least ``nbytes`` (> 0) for work on ``stream``. Raises :class:`NoRoomError`; nothing is lost then."""
+    def allocate(self, nbytes: int, stream: str, owner: int = 0) -> Extent:
+        """A block of at least ``nbytes`` (> 0) for work on ``stream``, of the program's own pool number ``owner`` (0: of none).
+        Raises :class:`NoRoomError`; nothing is lost then."""
         if self._awaiting:
             self._take_back(lambda use: use.ended())
         size = self.settings.rounded(nbytes) if self._rounds else (nbytes + 511) & -512 or 512
         small = size <= SMALL_LIMIT
         pools = self._small if small else self._large
+        if owner:
+            self._kept_pools.add(owner)
+            pools = self._owned.setdefault(owner, ({}, {}))[not small]
         pool = pools.get(stream)
         if pool is None:
-            pool = pools[stream] = Pool(stream, small=small)
+            pool = pools[stream] = Pool(stream, small=small, owner=owner)
         statistics = self.statistics
         if self._plain:
             free = pool.free
@@ -434,13 +443,22 @@ class CachingAllocator:
             self.trace(action, extent.address, extent.size, extent.pool.stream, extent)
 
     def empty_cache(self) -> None:
-        """Give segments that are not used back to the device: ``torch.cuda.empty_cache``."""
+        """Give segments that are not used back to the device: ``torch.cuda.empty_cache``. Pools that the program keeps stay."""
         self._give_back_cached()
 
-    def _give_back_cached(self) -> None:
+    def let_go(self, owner: int) -> None:
+        """The program keeps its own pool no longer: what is free of it goes back now, the rest as any other memory."""
+        self._kept_pools.discard(owner)
+        if owner in self._owned:
+            self._give_back_cached(owner)
+
+    def _give_back_cached(self, owner: int = 0) -> None:
+        """Of all pools that nobody keeps, or of one."""
         self.statistics.counters["num_sync_all_streams"] += 1
         self._take_back(lambda use: use.finish())
-        for pools in (self._large, self._small):
+        owned = [pair for number, pair in self._owned.items() if number not in self._kept_pools]
+        chosen = [self._owned[owner]] if owner else [(self._large, self._small), *owned]
+        for pools in itertools.chain.from_iterable(chosen):
             for pool in pools.values():
                 for _, _, extent in list(pool.free):
                     if extent.arena is not None:

@@ -68,7 +68,7 @@ class AllocationHistory:
         self.entries.append({
             "action": action, **place, "size": nbytes, "stream": stream_number(stream), "frames": frames,
             "time_us": round(self._clock() * 1e6), "compile_context": "N/A", "user_metadata": self.metadata,
-            "pool_id": DEFAULT_POOL,
+            "pool_id": DEFAULT_POOL if extent is None else (0, extent.pool.owner),
         })  # fmt: skip
 
 
@@ -89,6 +89,6 @@ def segments_of(allocator: CachingAllocator, device: int) -> Iterator[dict[str, 
             "active_size": sum(each["size"] for each in blocks if each["state"] != "inactive"),
             "requested_size": sum(each["requested_size"] for each in blocks),
             "stream": stream_number(run[0].pool.stream), "segment_type": "small" if run[0].pool.small else "large",
-            "segment_pool_id": DEFAULT_POOL, "is_expandable": run[0].arena is not None,
+            "segment_pool_id": (0, run[0].pool.owner), "is_expandable": run[0].arena is not None,
             "frames": run[0].segment_context or [], "blocks": blocks,
         }  # fmt: skip

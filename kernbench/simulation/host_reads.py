@@ -8,6 +8,7 @@ arrived, which a rank that stopped here could prevent (ADR 0004).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import torch
 from kernbench.cost.work import copy_cost
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.hooks import RunHooks
-from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.storages import Block, StorageTable, Stored
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.values import Values
@@ -68,11 +69,21 @@ class HostReads:
                 self.waits.wait_for_values(stored.last)
             self.values.raise_failure_on(stored)
 
+    @staticmethod
+    def synchronizing(host: Host) -> None:
+        """``host`` is about to wait for a GPU. Warns, or raises RuntimeError, as its program wants (``sync_debug``)."""
+        if host.sync_debug > 1:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        if host.sync_debug:
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=3)
+
     def to_host(self, sip: int, nbytes: int, *, waits: bool = True) -> Operation:
         """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it unless told otherwise."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
+        if waits and host.sync_debug:
+            self.synchronizing(host)
         cost = copy_cost(self.engine.topology.host_route(sip, "d2h"), nbytes)
         op = self.streams.enqueue(host, "device to host", cost, sip=sip)
         if waits:

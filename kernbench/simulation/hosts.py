@@ -66,6 +66,8 @@ class Host:
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
         capture: the graph that it captures now, if it does.
         cold: whether what it enqueues finds nothing in the caches.
+        memory_pool: number of the program's own pool that it allocates from; 0: none.
+        sync_debug: what becomes of operations that have the host wait for a GPU: 0 nothing, 1 a warning, 2 an error.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
         untimed: whether looks at its clock are not the program's, but of torch's own code.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
@@ -89,6 +91,7 @@ class Host:
         "cold",
         "each",
         "idle_polls",
+        "memory_pool",
         "order",
         "phase",
         "prepared",
@@ -97,6 +100,7 @@ class Host:
         "sip",
         "step",
         "stream",
+        "sync_debug",
         "tails",
         "unrecorded",
         "unsettled",
@@ -118,6 +122,8 @@ class Host:
         self.each: float | None = None
         self.capture: GraphCapture | None = None
         self.cold = False
+        self.memory_pool = 0
+        self.sync_debug = 0
         self.untimed = False
         self.idle_polls = 0
         self.phase = 0

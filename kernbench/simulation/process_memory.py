@@ -158,7 +158,7 @@ class ProcessMemory:
             return None
         host, allocator, ledger = self.host, self.allocator, self.ledger
         try:
-            extent = allocator.allocate(nbytes, host.stream)
+            extent = allocator.allocate(nbytes, host.stream, host.memory_pool)
         except NoRoomError as error:
             raise self._out_of_memory(nbytes, error.requested) from None
         place = location_of(sys._getframe(2)) if nbytes >= self._noticeable else None

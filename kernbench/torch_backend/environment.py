@@ -20,7 +20,7 @@ import torch.distributed.distributed_c10d
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
-from kernbench.torch_backend.gpu import inventory, nvml, replaced_data
+from kernbench.torch_backend.gpu import inventory, nvml, pinning, replaced_data
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.gpu.recording import open_recorder
 from kernbench.torch_backend.modes import plain_torch
@@ -115,6 +115,8 @@ class Environment:
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
             nvml.install(self._patches)
+            if torch.version.cuda is None and inventory.has_smi(self._host_devices.simulation.topology):
+                self._patches.set(torch.version, "cuda", ".".join(map(str, inventory.CUDA)))
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
             self.state.open(self._patches)
@@ -128,6 +130,7 @@ class Environment:
         self._imports.close()
         self.state.close()
         self._patches.undo()
+        pinning.forget()
         compiling.forget_names()
         self._replaced.close()
         compiling.forget_compiled()

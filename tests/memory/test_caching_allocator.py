@@ -219,6 +219,28 @@ def test_a_request_of_another_stream_has_segments_of_its_own() -> None:
     assert (first.pool.stream, other.pool.stream, allocator.reserved) == ("compute", "stream 1", 40 * MIB)
 
 
+def test_a_pool_of_the_programs_own_is_kept_apart_until_it_is_let_go() -> None:
+    allocator = open_allocator(capacity=100 * MIB)
+    allocator.free(allocator.allocate(30 * MIB, "compute", 1))
+    held = allocator.allocate(10 * MIB, "compute", 1)
+    other = allocator.allocate(30 * MIB, "compute")
+    assert (held.pool.owner, other.pool.owner, allocator.reserved) == (1, 0, 60 * MIB)
+    allocator.empty_cache()
+    assert allocator.reserved == 60 * MIB  # of a segment that is in use in part nothing goes back, and the pool is kept
+    allocator.free(held)
+    allocator.empty_cache()
+    assert allocator.reserved == 60 * MIB
+    with pytest.raises(NoRoomError):
+        allocator.allocate(80 * MIB, "compute")
+    allocator.let_go(1)
+    assert allocator.reserved == 30 * MIB
+    late = allocator.allocate(30 * MIB, "compute", 2)
+    allocator.let_go(2)
+    allocator.free(late)
+    allocator.empty_cache()
+    assert allocator.reserved == 30 * MIB
+
+
 def test_cached_blocks_are_given_back_before_it_fails() -> None:
     allocator = open_allocator(capacity=100 * MIB)
     allocator.free(allocator.allocate(60 * MIB, "compute"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -215,12 +216,53 @@ def test_what_only_cuda_counts() -> None:
         assert torch.trace(torch.tensor([[2.0, 7.0], [7.0, 3.0]], device="cuda")).tolist() == 5.0
 
 
-def test_what_cannot_be_pretended_says_so(ranks: Ranks) -> None:
-    def body() -> None:
-        with pytest.raises(kernbench.KernbenchError, match="needs a CUDA runtime"):
-            torch.cuda.MemPool()
+def test_the_runtime_that_torch_shows_to_programs() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        runtime = torch.cuda.cudart()
+        torch.cuda.check_error(runtime.cudaProfilerStart())
+        torch.cuda.check_error(runtime.cudaProfilerStop())
+        assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info(0)
+        host = torch.zeros(64)
+        assert not host.is_pinned()
+        torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+        assert host.is_pinned()
+        assert host[3:].is_pinned()
+        assert not torch.zeros(64).is_pinned()
+        again = runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)
+        with pytest.raises(torch.cuda.CudaError, match="already mapped"):
+            torch.cuda.check_error(again)
+        assert runtime.cudaHostUnregister(host.data_ptr()) == runtime.cudaError.success
+        assert not host.is_pinned()
+        assert torch.version.cuda is not None
+        assert not torch.cuda.tunable.is_enabled()
 
-    ranks(body, 1)
+
+def test_operations_that_have_the_host_wait_warn_or_fail_as_asked() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        x = torch.ones(4, device="cuda")
+        torch.cuda.set_sync_debug_mode("warn")
+        with pytest.warns(UserWarning, match="synchronizing CUDA operation"):
+            x.sum().item()
+        torch.cuda.set_sync_debug_mode("error")
+        assert torch.cuda.get_sync_debug_mode() == 2
+        for wait in (lambda: x.cpu(), lambda: x.tolist(), lambda: torch.ones(4).cuda(), lambda: bool(x.sum() > 1)):
+            with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+                wait()
+        torch.ones(4).pin_memory().to("cuda", non_blocking=True).add_(x)
+        torch.cuda.synchronize()  # which is what it says
+        with pytest.raises(RuntimeError, match="expected one of"):
+            torch.cuda.set_sync_debug_mode("loud")
+        torch.cuda.set_sync_debug_mode("default")
+        assert x.sum().item() == 4
+
+
+def test_a_gpus_tensor_is_no_array_of_the_host() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        x = torch.ones(2, device="cuda")
+        for convert in (lambda: x.numpy(), lambda: np.asarray(x)):
+            with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy\. Use Tensor\.cpu"):
+                convert()
+        assert x.cpu().numpy().tolist() == x.detach().cpu().numpy().tolist() == [1, 1]
 
 
 def test_ranks_of_each_node_see_that_node_s_gpus():

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import kernbench
 from tests.torch_backend.conftest import Ranks
 
 
@@ -99,10 +98,22 @@ def _classes_are_classes() -> None:
     assert torch.cuda.memory.MemPool is torch.cuda.MemPool
 
 
-def _what_cannot_be_pretended() -> None:
-    for attempt in (torch.cuda.MemPool, torch.cuda.cudart):
-        with pytest.raises(kernbench.KernbenchError, match="cannot pretend"):
-            attempt()
+def _memory_pools() -> None:
+    pool = torch.cuda.MemPool()
+    assert isinstance(pool, torch.cuda.MemPool)
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+        held = torch.ones(8 << 20, device="cuda")
+    outside = torch.ones(8 << 20, device="cuda")
+    (segment,) = pool.snapshot()
+    assert (segment["allocated_size"], segment["segment_pool_id"]) == (held.nbytes, pool.id)
+    assert len(torch.cuda.memory_snapshot(pool.id)) == 1
+    assert len(torch.cuda.memory_snapshot()) == 2
+    del held
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 2 * outside.nbytes
+    del pool
+    assert torch.cuda.memory_reserved() == outside.nbytes
 
 
 CASES = (
@@ -113,7 +124,7 @@ CASES = (
     _loading,
     _events_and_statistics,
     _classes_are_classes,
-    _what_cannot_be_pretended,
+    _memory_pools,
 )
 
 

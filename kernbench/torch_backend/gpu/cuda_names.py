@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from kernbench.cost.work import stated_cost
-from kernbench.errors import KernbenchError
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu import cuda_graphs, several, streams
+from kernbench.torch_backend.gpu import cuda_graphs, cuda_runtime, memory_pools, several, streams
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
 from kernbench.torch_backend.gpu.inventory import bus_of, capability_of, uuid_of
@@ -24,11 +23,6 @@ from kernbench.torch_backend.relies_on import Reliance
 
 NCCL_VERSION = (2, 27, 7)
 """What programs, and torch's own error messages, are told of NCCL: what it offers torch 2.13 is there."""
-
-UNAVAILABLE = (
-    "MemPool", "use_mem_pool", "cudart",
-)  # fmt: skip
-"""Names that need a CUDA runtime."""
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
@@ -190,6 +184,17 @@ def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
         set_rng_state(state, index)
 
 
+def get_sync_debug_mode() -> int:
+    return _mine().host.sync_debug
+
+
+def set_sync_debug_mode(debug_mode: int | str) -> None:
+    modes = {"default": 0, "warn": 1, "error": 2}
+    if isinstance(debug_mode, str) and debug_mode not in modes:
+        raise RuntimeError("invalid value of debug_mode, expected one of `default`, `warn`, `error`")
+    _mine().host.sync_debug = modes[debug_mode] if isinstance(debug_mode, str) else int(debug_mode)
+
+
 def _sleep(cycles: int) -> None:
     _mine().enqueue("sleep", stated_cost(cycles / 1e9))
 
@@ -210,15 +215,6 @@ def each_its_own(table: dict[str, Any], *others: dict[str, Any]) -> dict[str, An
 def _another(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of its own that does the same."""
     return lambda *args, **kwargs: function(*args, **kwargs)
-
-
-def _unavailable(name: str) -> type:
-    """A class, which torch's code may ask whether something is an instance of; calling it raises."""
-
-    def raises(*args: Any, **kwargs: Any) -> Any:
-        raise KernbenchError(f"torch.cuda.{name} needs a CUDA runtime: a simulated GPU cannot pretend it")
-
-    return type(name, (), {"__new__": raises, "__module__": "torch.cuda"})
 
 
 CUDA: dict[str, Any] = each_its_own({
@@ -263,6 +259,13 @@ CUDA: dict[str, Any] = each_its_own({
     "set_rng_state_all": set_rng_state_all,
     "default_generators": DefaultGenerators(device_count, _generator),
     "_sleep": _sleep,
+    "cudart": cuda_runtime.cudart,
+    "_cudart": cuda_runtime.CUDART,
+    "get_sync_debug_mode": get_sync_debug_mode,
+    "set_sync_debug_mode": set_sync_debug_mode,
+    "current_blas_handle": lambda: 1,
+    "MemPool": memory_pools.MemPool,
+    "use_mem_pool": memory_pools.use_mem_pool,
     **cuda_graphs.CUDA_GRAPHS,
 })  # fmt: skip
 """``torch.cuda``'s attributes."""
@@ -300,6 +303,10 @@ OF_A_BUILD: dict[str, Any] = each_its_own({
     "_cuda_setDevice": set_device,
     "_cuda_getDeviceCount": device_count,
     "_cuda_synchronize": synchronize,
+    "_cuda_tunableop_is_enabled": never,
+    "_cuda_tunableop_tuning_is_enabled": never,
+    "_cuda_tunableop_enable": nothing,
+    "_cuda_tunableop_tuning_enable": nothing,
 }, CUDA, ACCELERATOR, ACCELERATOR_IN_C)  # fmt: skip
 """Attributes of ``torch._C`` that a torch which was built with CUDA has, and that programs and torch's own tests call."""
 
@@ -311,11 +318,8 @@ NVTX: dict[str, Any] = {
 }  # fmt: skip
 """``torch.cuda.nvtx``'s attributes."""
 
-_REFUSED = {name: _unavailable(name) for name in UNAVAILABLE}
-
 _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch.cuda", torch.cuda, CUDA),
-    ("torch.cuda", torch.cuda, _REFUSED),
     ("torch.cuda.nccl", torch.cuda.nccl, {"version": nccl_version}),
     (
         "torch.cuda.profiler",
@@ -347,5 +351,5 @@ def install(patches: Patches) -> None:
         torch.cuda.streams,
         torch.cuda.graphs,
     ):  # which have names of torch.cuda's
-        for name in sorted(vars(module).keys() & (CUDA | _REFUSED).keys()):
+        for name in sorted(vars(module).keys() & CUDA.keys()):
             patches.set(module, name, vars(torch.cuda)[name])

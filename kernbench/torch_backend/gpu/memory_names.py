@@ -147,7 +147,7 @@ def record_memory_history_legacy(enabled: bool, record_context: bool = True, ent
 
 
 def memory_snapshot(pool: Any = None) -> dict[str, Any]:
-    """``torch.cuda.memory._snapshot``."""
+    """``torch.cuda.memory._snapshot``; ``pool``: the number of the program's own pool that is wanted alone, after a zero."""
     devices = bound_devices()
     mine, count = devices.mine(), devices.count
     segments: list[dict[str, Any]] = []
@@ -157,6 +157,8 @@ def memory_snapshot(pool: Any = None) -> dict[str, Any]:
         segments += segments_of(memory.allocator, number)
         if memory.history is not None and number < count:
             traces[number] = list(memory.history.entries)
+    if pool is not None and pool[1]:
+        segments = [each for each in segments if each["segment_pool_id"] == (0, pool[1])]
     settings = _mine().allocator.settings
     return {
         "segments": segments, "device_traces": traces, "external_annotations": [],

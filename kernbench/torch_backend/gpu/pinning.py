@@ -12,6 +12,9 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _PINNED = "_kernbench_pinned"
 
+_registered: dict[int, int] = {}
+"""Memory of the host that programs have pinned where it is: sizes in bytes by addresses."""
+
 
 RELIES_ON = (Reliance("torch._C.TensorBase.untyped_storage", "a storage's Python object keeps attributes"),)
 
@@ -25,7 +28,32 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
     """``Tensor.is_pinned``."""
-    return bool(getattr(storage_of(tensor), _PINNED, False))
+    return bool(getattr(storage_of(tensor), _PINNED, False)) or (bool(_registered) and _is_registered(tensor))
+
+
+def register(address: int, size: int) -> bool:
+    """Pin memory of the host by its address; False if that has been done."""
+    if address in _registered:
+        return False
+    _registered[address] = size
+    return True
+
+
+def unregister(address: int) -> bool:
+    """Pin it no more; False if it was not."""
+    return _registered.pop(address, None) is not None
+
+
+def forget() -> None:
+    """The ranks have ended, and with them what they have registered."""
+    _registered.clear()
+
+
+def _is_registered(tensor: torch.Tensor) -> bool:
+    if block_of(tensor) is not None:
+        return False
+    begin = tensor.untyped_storage().data_ptr()
+    return any(address <= begin < address + size for address, size in _registered.items())
 
 
 def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -59,13 +59,15 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _stock_to(tensor, *args, **kwargs)
     if block is not None and kind == "cuda":
         return _to_peer(mine, tensor, block, target, args, kwargs)
+    goes_on = kwargs.get("non_blocking") or next((each for each in args[1:] if type(each) is bool), False)
+    if mine.host.sync_debug and kind == "cuda" and not goes_on:
+        mine.simulation.host_reads.synchronizing(mine.host)
     with mine.moves():
         result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
         mine.host.uses_gpu = True
         mine.transfer(stored_in(result), mine.memory_at(target), tensor)
         if mine.host.order is not None:
-            goes_on = kwargs.get("non_blocking") or next((each for each in args[1:] if type(each) is bool), False)
             sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
     return result
 

@@ -59,6 +59,14 @@ class BackendStandIn:
 
     _group_end = _group_start
 
+    mem_allocator = None
+    """The allocator of a pool whose memory is registered with NCCL: any."""
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Memory that is registered is reached as any other; what it would save is not modelled."""
+
+    deregister_mem_pool = register_mem_pool
+
     def abort(self) -> None:
         """Nothing to stop."""
 
