@@ -12,6 +12,7 @@ peer has still to read. Signal words are kept from call to call, as on hardware.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -171,6 +172,9 @@ def _launches_of(module: ModuleType, call: KernelCall, rank: int) -> list[Launch
 
         def memory(self) -> None:
             return None
+
+        def aside(self) -> AbstractContextManager[None]:
+            return nullcontext()
 
     before = set_launch_sink(Collector())
     try:

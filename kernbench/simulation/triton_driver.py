@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 from kernbench import triton_engine
 from kernbench.simulation.current import current_simulation
 from kernbench.triton_engine.duration import describe_device
@@ -25,6 +28,11 @@ class Sink:
         """That of the active simulation."""
         simulation = current_simulation()
         return None if simulation is None else simulation.kernels.memory
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """What is computed is no operation of the host's program."""
+        simulation = current_simulation()
+        return nullcontext() if simulation is None else simulation.hosts.current().as_one()
 
 
 _installed = False

@@ -31,6 +31,9 @@ class LaunchSink(Protocol):
     def memory(self) -> AllocationMap | None:
         """What pointers point to that a kernel finds in memory, if the sink knows."""
 
+    def aside(self) -> AbstractContextManager[Any]:
+        """In a block of it a launch is looked at: what it reads, no program looks at."""
+
 
 _sink: LaunchSink | None = None
 
@@ -124,7 +127,8 @@ def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord |
     execution = Execution([launch], memory, dry=True, only=programs)
     if not execution.programs:
         return None
-    execution.run()
+    with nullcontext() if _sink is None else _sink.aside():
+        execution.run()
     counts = execution.counts()
     counts = counts.scaled(execution.programs / max(counts.programs, 1))
     sizes = sum(arg.nbytes for arg in launch.args if isinstance(arg, Tensor))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,3 +64,15 @@ def test_fake_tensors_of_a_gpu_go_through_autograd(ranks: Ranks) -> None:
             return str(loss.device.type), loss.is_cuda, layer.weight.grad.shape == layer.weight.shape
 
     assert ranks(body, 2, backend="nccl") == [("cuda", True, True)] * 2
+
+
+def test_dynamo_keeps_no_number_of_a_function_that_stood_in_numpy(ranks: Ranks) -> None:
+    """Numbers of objects are given again: one of torch's functions was taken for numpy's, and broke its graph."""
+    rules: Any = importlib.import_module("torch._dynamo.trace_rules")
+
+    def body() -> bool:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        return id(np.random.rand) in rules._numpy_function_ids()
+
+    assert ranks(body, 1) == [True]
+    assert rules._numpy_function_ids() == set(rules._numpy_function_ids.lazy_initializer())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.triton_fixtures import collect_ignore_glob, engine, seeded
@@ -19,6 +21,9 @@ class Collected:
 
     def memory(self) -> None:
         return None
+
+    def aside(self):
+        return contextlib.nullcontext()
 
 
 @pytest.fixture

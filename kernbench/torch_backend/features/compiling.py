@@ -39,6 +39,8 @@ of a CUDA runtime."""
 
 RELIES_ON = (
     Reliance("torch._dynamo.trace_rules", "its tables of what names mean are made anew", has=("add", "clear_lru_cache")),
+    Reliance("torch._dynamo.trace_rules._numpy_function_ids", "made at its first use, and again where these are None",
+             has=("function_ids", "function_names", "lazy_initializer")),
     Reliance("torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers", "this one, too", has=("cache_clear",)),
     Reliance(
         "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count", "a rank on a GPU is not told that nothing was compiled",
@@ -167,5 +169,7 @@ def forget_names() -> None:
     variables: Any = sys.modules.get("torch._dynamo.variables.torch")
     if rules is not None:
         rules.clear_lru_cache()
+        # by the numbers of objects: a function of ours that stood in numpy.random is gone, and its number another one's
+        rules._numpy_function_ids.function_ids = rules._numpy_function_ids.function_names = None
     if variables is not None:
         variables.TorchInGraphFunctionVariable._get_handlers.cache_clear()
