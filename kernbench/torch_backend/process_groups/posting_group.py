@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -243,6 +244,8 @@ class PostingGroup(_ProcessGroup):
         self._count_memory(summands, outputs)
         if not self._seen:
             self._look_at_device(op, opts, summands, outputs)
+        if host.uses_gpu and self.backend_name == "nccl":
+            _require_gpu(op, (*inputs, *outputs))
         graph = host.capture
         if graph is not None:
             keep(host, outputs)
@@ -334,3 +337,20 @@ class PostingGroup(_ProcessGroup):
     def _end_coalescing(self, device: Any) -> Work:
         works, self._coalescing = self._coalescing or [], None
         return self._joined(works)
+
+
+def _require_gpu(op: str, tensors: Tensors) -> None:
+    """Raise RuntimeError, as torch does, if a call of the program gives NCCL a tensor of the host.
+
+    What DDP's reducer gives is not looked at: its buckets, which C++ makes, are here of the host.
+    """
+    if all(block_of(tensor) is not None for tensor in tensors):
+        return
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("kernbench."):
+        frame = frame.f_back
+    if frame is not None and frame.f_globals.get("__name__") == dist.distributed_c10d.__name__:
+        raise RuntimeError(
+            f"No backend type associated with device type cpu: {op} of a tensor of the host in a group of NCCL. Move it to the "
+            'GPU, or let the group have gloo for the host: init_process_group("cpu:gloo,cuda:nccl")'
+        )
