@@ -25,6 +25,7 @@ from kernbench.torch_backend.gpu import (
     functions,
     fused,
     fused_attention,
+    host_results,
     memory_names,
     memory_owners,
     tensor_methods,
@@ -164,7 +165,8 @@ class ReplacedNames:
         timed_statements.install(names, self._running, self._remark)
         self.futures.install(names)
         for module in (
-            cuda_names, memory_names, memory_owners, classes, functions, fused, fused_attention, tensor_methods, profiling,
+            cuda_names, memory_names, memory_owners, classes, functions, fused,
+            fused_attention, tensor_methods, profiling, host_results,
             triton_benchmarks,
         ):  # fmt: skip
             module.install(names)

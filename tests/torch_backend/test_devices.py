@@ -256,6 +256,42 @@ def test_operations_that_have_the_host_wait_warn_or_fail_as_asked() -> None:
         assert x.sum().item() == 4
 
 
+def test_a_tensor_that_changes_its_format_stays_where_it_is() -> None:
+    """C++ names the device of a copy that names none: to it that is the host."""
+    last = torch.channels_last
+    with kernbench.simulated_gpu("dgx_h100"):
+        x = torch.ones(2, 3, 4, 5, device="cuda")
+        for change in (
+            lambda: x.to(memory_format=last), lambda: x.to(None, None, False, memory_format=last), lambda: x.to(copy=True),
+            lambda: x.to(device=None, copy=True), lambda: x.to(None, torch.float16), lambda: x.to(dtype=torch.half, copy=True),
+            lambda: x.to(torch.half, False, True), lambda: x.to(device=None, dtype=torch.half, memory_format=last),
+        ):  # fmt: skip
+            assert change().device == x.device
+        assert x.to(memory_format=last).is_contiguous(memory_format=last)
+        assert x.to(None, torch.float16).dtype == torch.float16
+        assert x.to() is x
+        assert x.to(None, None, True) is x
+        model = torch.nn.Conv2d(3, 3, 1).cuda().to(memory_format=last)
+        assert all(parameter.is_cuda for parameter in model.parameters())
+        assert model(x).is_cuda
+    host = torch.ones(2, 3, 4, 5)
+    assert host.to(memory_format=last).device.type == "cpu"
+
+
+@pytest.mark.parametrize("pad", [(1, 2), (1, 2, 3, 0), (0, -1, 2, 1), (-1, 2, 0, 0), (2, -1, -1, 2)])
+def test_circular_padding_is_torchs_and_on_the_gpu(pad: tuple[int, ...]) -> None:
+    host = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    host = host if len(pad) > 2 else host[0]
+    expected = torch.nn.functional.pad(host, pad, mode="circular")
+    with kernbench.simulated_gpu("dgx_h100"):
+        found = torch.nn.functional.pad(host.cuda(), pad, mode="circular")
+        assert found.is_cuda
+        assert torch.equal(found.cpu(), expected)
+        with pytest.raises(RuntimeError, match="wrapping around"):
+            torch.nn.functional.pad(host.cuda(), (9, *pad[1:]), mode="circular")
+        assert torch.linalg.matrix_rank(torch.eye(3, device="cuda")).is_cuda
+
+
 def test_a_gpus_tensor_is_no_array_of_the_host() -> None:
     with kernbench.simulated_gpu("dgx_h100"):
         x = torch.ones(2, device="cuda")

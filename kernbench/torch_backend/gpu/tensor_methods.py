@@ -44,7 +44,7 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
         kind = "cuda" if isinstance(target, int) else torch.device(target).type
     else:
-        return _stock_to(tensor, *args, **kwargs)
+        return _stock_to(tensor, *_where_it_is(tensor, args, kwargs), **kwargs)
     mine = current_device()
     if kind not in ("cuda", "cpu") or mine is None:
         return _stock_to(tensor, *args, **kwargs)
@@ -70,6 +70,19 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if mine.host.order is not None:
             sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
     return result
+
+
+def _where_it_is(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments of a ``to`` that names no device, of a GPU's tensor: with a dtype.
+
+    Without one (a memory format or a copy alone) C++ names the device, and to it that is the host.
+    """
+    if current_device() is None or block_of(tensor) is None or is_described(type(tensor)):
+        return args
+    given = [args[0], *([args[1]] if args[0] is None and len(args) > 1 else [])] if args else []
+    dtype = kwargs.pop("dtype", None) or next((each for each in given if isinstance(each, torch.dtype)), tensor.dtype)
+    kwargs.pop("device", None)
+    return (dtype, *args[2 if args and args[0] is None and len(args) > 1 else 1 :])
 
 
 def _to_peer(

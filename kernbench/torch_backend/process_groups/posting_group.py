@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import KernbenchError
+from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.groups import Communicator, Signature
@@ -38,7 +39,10 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ o
 RELIES_ON = (
     Reliance("torch.distributed.ProcessGroup", "C++ calls the methods of a Python class that derives from it", subclassed=True,
              has=("allreduce", "broadcast", "barrier", "name", "rank", "size")),
+    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
     Reliance("torch.distributed.get_debug_level", "DETAIL asks for checks at once"),
+    Reliance("torch.distributed.distributed_c10d", "what a program calls, and the reducer does not, is in this module",
+             has=("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")),
 )  # fmt: skip
 
 
@@ -244,7 +248,7 @@ class PostingGroup(_ProcessGroup):
         self._count_memory(summands, outputs)
         if not self._seen:
             self._look_at_device(op, opts, summands, outputs)
-        if host.uses_gpu and self.backend_name == "nccl":
+        if host.uses_gpu and self.backend_name == "nccl" and host.phase % PHASES != BACKWARD:
             _require_gpu(op, (*inputs, *outputs))
         graph = host.capture
         if graph is not None:
@@ -342,7 +346,8 @@ class PostingGroup(_ProcessGroup):
 def _require_gpu(op: str, tensors: Tensors) -> None:
     """Raise RuntimeError, as torch does, if a call of the program gives NCCL a tensor of the host.
 
-    What DDP's reducer gives is not looked at: its buckets, which C++ makes, are here of the host.
+    What DDP's reducer gives, and hooks that it calls in the backward pass, is not looked at: its buckets, which C++ makes, are
+    here of the host.
     """
     if all(block_of(tensor) is not None for tensor in tensors):
         return
