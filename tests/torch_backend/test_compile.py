@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+import kernbench
 from tests.torch_backend.conftest import Ranks
 
 
@@ -76,3 +77,18 @@ def test_dynamo_keeps_no_number_of_a_function_that_stood_in_numpy(ranks: Ranks) 
 
     assert ranks(body, 1) == [True]
     assert rules._numpy_function_ids() == set(rules._numpy_function_ids.lazy_initializer())
+
+
+def test_an_operation_of_higher_order_on_fake_tensors_is_a_fake_one() -> None:
+    from torch._higher_order_ops.flex_attention import flex_attention
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    with kernbench.simulated_gpu("dgx_h100"):
+        mask = create_block_mask(lambda batch, head, i, j: i >= j, None, None, 128, 128, device="cuda")
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            q = torch.empty(1, 2, 128, 16, device="cuda")
+            found = flex_attention(q, q, q, lambda score, *place: score, mask.as_tuple(), 0.25, {})
+        assert [type(each).__name__ for each in found] == ["FakeTensor"] * 3
+        assert found[0].shape == q.shape
+        assert found[0].device == q.device

@@ -35,7 +35,7 @@ from kernbench.torch_backend.gpu.missing_kernels import kernel_of
 from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, place, place_result, resized
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, resized
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.gpu.scaled_products import refusal_of
 from kernbench.torch_backend.gpu.wide_products import widened
@@ -342,6 +342,10 @@ class Recorder(TorchDispatchMode):
                 if (watcher := self._who().host.watcher) is not None:
                     watcher.passed_on()
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
+        if not types and any(is_described(type(tensor)) for tensor in listed_tensors(args)):
+            return func(
+                *args, **(kwargs or {})
+            )  # an operation of higher order, whose arguments' classes torch does not tell
         device = self._who()
         host = device.host
         if host.unsettled:
