@@ -79,6 +79,26 @@ def test_dynamo_keeps_no_number_of_a_function_that_stood_in_numpy(ranks: Ranks) 
     assert rules._numpy_function_ids() == set(rules._numpy_function_ids.lazy_initializer())
 
 
+def test_dropout_that_is_trained_is_compiled() -> None:
+    """Its backward pass casts its mask as another tensor, by C++."""
+
+    def block(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x + bias, 0.1, training=True) + residual
+
+    with kernbench.simulated_gpu("dgx_h100") as ctx:
+        x, bias = (
+            torch.randn(4, 8, device="cuda", requires_grad=True),
+            torch.zeros(8, device="cuda", requires_grad=True),
+        )
+        y = torch.compile(block)(x, bias, torch.zeros(4, 8, device="cuda"))
+        y.sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, (y != 0) / 0.9)
+        assert not [line for line in ctx.simulation.remarks if "could not compile" in line]
+        mask = torch.ones(3, dtype=torch.bool, device="cuda")
+        assert (mask.type_as(x).device, mask.type_as(x).dtype) == (x.device, x.dtype)
+
+
 def test_an_operation_of_higher_order_on_fake_tensors_is_a_fake_one() -> None:
     from torch._higher_order_ops.flex_attention import flex_attention
     from torch._subclasses.fake_tensor import FakeTensorMode

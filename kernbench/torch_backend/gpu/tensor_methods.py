@@ -162,8 +162,10 @@ def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: 
 
 def type_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.type_as``: to C++ the host's and a GPU's tensors are in one place, so it would change the dtype alone."""
-    if current_device() is None or tensor.device == other.device:
+    if current_device() is None or tensor.device.type == other.device.type == "cpu":
         return cast(torch.Tensor, _stock_type_as(tensor, other))
+    if tensor.device == other.device:  # C++ would name the device, and of a fake tensor the host
+        return cast(torch.Tensor, _stock_to(tensor, other.dtype))
     return to(tensor, other.device, other.dtype)
 
 
