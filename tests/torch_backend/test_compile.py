@@ -85,7 +85,8 @@ def test_dropout_that_is_trained_is_compiled() -> None:
     def block(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x + bias, 0.1, training=True) + residual
 
-    with kernbench.simulated_gpu("dgx_h100") as ctx:
+    kept = torch.compiler.config.patch(force_disable_caches=True)  # what was compiled once would not be traced again
+    with kernbench.simulated_gpu("dgx_h100") as ctx, kept:
         x, bias = (
             torch.randn(4, 8, device="cuda", requires_grad=True),
             torch.zeros(8, device="cuda", requires_grad=True),
@@ -94,7 +95,7 @@ def test_dropout_that_is_trained_is_compiled() -> None:
         y.sum().backward()
         assert x.grad is not None
         torch.testing.assert_close(x.grad, (y != 0) / 0.9)
-        assert not [line for line in ctx.simulation.remarks if "could not compile" in line]
+        assert not any("could not compile" in line for line in ctx.simulation.op_costs.unmodelled.sentences)
         mask = torch.ones(3, dtype=torch.bool, device="cuda")
         assert (mask.type_as(x).device, mask.type_as(x).dtype) == (x.device, x.dtype)
 
