@@ -85,7 +85,7 @@ class Budget:
         looks: how many looks at the data in succession must come to the same verdict.
     """
 
-    rounds: int = 64
+    rounds: int = 1024
     least: int = 8
     seconds: float = 20.0
     turn: float = 0.02
