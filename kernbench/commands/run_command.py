@@ -97,7 +97,8 @@ class RankCommand:
         from kernbench.torch_backend.gpu import inventory
         from kernbench.torch_backend.gpu.cuda_names import properties_of
 
-        told = variables_of(address, topology.sips_per_node, os.environ, vars(properties_of(topology)))
+        gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
+        told = variables_of(address, topology.sips_per_node, os.environ, gpu, cuda)
         environ = {**os.environ, **told, "PATH": _path(os.environ)}
         if inventory.has_smi(topology):
             environ.update(

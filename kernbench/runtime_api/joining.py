@@ -25,6 +25,9 @@ GPUS = "KERNBENCH_GPUS"
 PROPERTIES = "KERNBENCH_GPU_PROPERTIES"
 """The environment variable that says what a GPU is: JSON of what ``torch.cuda.get_device_properties`` gives."""
 
+CUDA = "KERNBENCH_CUDA_VERSION"
+"""The environment variable that says what ``torch.version.cuda`` is, if the GPUs have CUDA."""
+
 TAKEN = "KERNBENCH_RANK"
 """The environment variable in which a rank tells the processes that it starts which rank is taken, and of which simulation: its
 RANK is inherited."""
@@ -40,7 +43,11 @@ _joined: list[Any] = []
 
 
 def variables_of(
-    address: str, gpus: int, environ: Mapping[str, str], properties: Mapping[str, Any] | None = None
+    address: str,
+    gpus: int,
+    environ: Mapping[str, str],
+    properties: Mapping[str, Any] | None = None,
+    cuda: str | None = None,
 ) -> dict[str, str]:
     """Environment variables of processes that are to join a simulation, besides those that are set in ``environ``.
 
@@ -48,9 +55,10 @@ def variables_of(
         address: of the simulation.
         gpus: of a node.
         properties: of a GPU, which processes may ask for before they join.
+        cuda: version of CUDA, as above.
     """
     path = [str(Path(start_up.__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
-    told = {PROPERTIES: json.dumps(dict(properties or {}), default=str)}
+    told = {PROPERTIES: json.dumps(dict(properties or {}), default=str), **({} if cuda is None else {CUDA: cuda})}
     return {ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 
@@ -76,7 +84,9 @@ def at_import_of_torch(generators: Generators) -> None:
     generators = {**generators, "torch": (read, read())}
     properties = json.loads(os.environ.get(PROPERTIES, "{}"))
     gpus = int(os.environ.get(GPUS, "0"))
-    late.install(lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties)
+    late.install(
+        lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA)
+    )
 
 
 def _named() -> tuple[int, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import multiprocessing
 import multiprocessing.process
 import sys
@@ -55,7 +56,7 @@ def install(
         runs = type(self) if (target := vars(self).get("_target")) is None else target
         while isinstance(runs, functools.partial):
             runs = runs.func
-        if str(getattr(runs, "__module__", "")).partition(".")[0] not in _HELPERS:
+        if _package(runs) not in _HELPERS:
             name = getattr(runs, "__qualname__", runs)
             if let_join is not None and _method(self) != "fork":
                 let_join()
@@ -77,6 +78,14 @@ def install(
             raise KernbenchError(_NO_ROOM) from error
 
     patches.set(multiprocessing.process.BaseProcess, "start", start)
+
+
+def _package(runs: Any) -> str:
+    """Whose code a process is to run: of a method, that of the class or object it is bound to, which may have inherited it."""
+    owner = getattr(runs, "__self__", None)
+    if owner is not None and not inspect.ismodule(owner):
+        runs = owner if isinstance(owner, type) else type(owner)
+    return str(getattr(runs, "__module__", "")).partition(".")[0]
 
 
 def _method(process: Any) -> str:

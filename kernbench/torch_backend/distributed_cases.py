@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from kernbench.simulation.failures import SpawnException, pid_of
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu import cuda_names
+from kernbench.torch_backend.gpu import cuda_names, versions
 from kernbench.torch_backend.gpu.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
@@ -326,7 +326,7 @@ def see_devices(patches: Patches, simulation: Simulation) -> None:
     for name, value in accelerator.items():
         patches.set(torch.accelerator, name, value)
     patches.set(torch.accelerator, "current_accelerator", cuda_names.ACCELERATOR["current_accelerator"])
-    patches.set(torch.cuda.nccl, "version", cuda_names.nccl_version)
+    patches.set(torch.cuda.nccl, "version", versions.nccl_version)
     for module in (dist, dist.distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
     if not hasattr(dist, "ProcessGroupNCCL"):

@@ -115,8 +115,8 @@ class Environment:
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
             nvml.install(self._patches)
-            if torch.version.cuda is None and inventory.has_smi(self._host_devices.simulation.topology):
-                self._patches.set(torch.version, "cuda", ".".join(map(str, inventory.CUDA)))
+            if torch.version.cuda is None:
+                self._patches.set(torch.version, "cuda", inventory.cuda_version(self._host_devices.simulation.topology))
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
             self.state.open(self._patches)

@@ -174,6 +174,46 @@ def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(data, 
     assert "running worker: ranks among them have a simulation of their own" in done.stdout
 
 
+TORCHS_OWN = """
+import torch, torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcessTestCase, requires_nccl, skip_if_lt_x_gpu
+from torch.testing._internal.common_utils import run_tests
+
+class Collectives(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    @requires_nccl()
+    @skip_if_lt_x_gpu(2)
+    def test_sum(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("nccl", store=store, rank=self.rank, world_size=self.world_size)
+        torch.cuda.set_device(self.rank)
+        x = torch.full((4,), self.rank + 1.0, device="cuda")
+        dist.all_reduce(x)
+        self.assertEqual(x.tolist(), [EXPECTED] * 4)
+
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+@pytest.mark.long  # interpreters that import torch
+@pytest.mark.parametrize("expected", [3.0, 4.0], ids=["passes", "fails"])
+@pytest.mark.parametrize("command", [[], ["--", sys.executable]], ids=["script", "command"])
+def test_a_test_of_torchs_base_class_has_its_processes_as_ranks(command, expected, tmp_path):
+    script = tmp_path / "test_collectives.py"
+    script.write_text(TORCHS_OWN.replace("EXPECTED", str(expected)))
+    done = run(*command, script)
+    assert ("\nOK\n" if expected == 3.0 else "and exception:") in done.stderr  # not skipped
+    assert (done.returncode == 0) == (expected == 3.0)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)], ids=["kill", "ctrl-c"]
 )

@@ -18,11 +18,9 @@ from kernbench.torch_backend.gpu import cuda_graphs, cuda_runtime, memory_pools,
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
 from kernbench.torch_backend.gpu.inventory import bus_of, capability_of, uuid_of
+from kernbench.torch_backend.gpu.versions import nccl_version
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
-
-NCCL_VERSION = (2, 27, 7)
-"""What programs, and torch's own error messages, are told of NCCL: what it offers torch 2.13 is there."""
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
@@ -37,11 +35,6 @@ def never(*args: Any, **kwargs: Any) -> bool:
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Without effect on a simulated GPU."""
-
-
-def nccl_version() -> tuple[int, int, int]:
-    """``torch.cuda.nccl.version``."""
-    return NCCL_VERSION
 
 
 # -- which GPU, and what it is -----------------------------------------------------------------------------------------

@@ -10,10 +10,7 @@ from typing import NamedTuple
 from kernbench.stand_ins import nvidia_smi
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.devices import RankDevice, current_device
-
-DRIVER = "580.65.06"
-CUDA = (13, 0)
-"""What programs are told of the driver, and of the newest CUDA that it serves: what torch 2.13 is built for."""
+from kernbench.torch_backend.gpu.versions import CUDA, DRIVER
 
 _FIRST_BUS = 0x1B
 _NAMESPACE = uuid.UUID("6f9c2f52-6a5d-5a0e-9a53-0d6f2f6f4f4e")
@@ -101,6 +98,11 @@ def capability_of(arch: int | str) -> tuple[int, int]:
 def has_smi(topology: Topology) -> bool:
     """Whether machines with these GPUs have ``nvidia-smi``."""
     return topology.device.target.backend == "cuda"
+
+
+def cuda_version(topology: Topology) -> str | None:
+    """What ``torch.version.cuda`` says beside these GPUs."""
+    return ".".join(map(str, CUDA)) if has_smi(topology) else None
 
 
 def variables_of(gpus: list[Gpu]) -> dict[str, str]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed.distributed_c10d
 
 from kernbench.errors import KernbenchError
+from kernbench.torch_backend.gpu import versions
 from kernbench.torch_backend.gpu.visible import visible_gpus
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -36,7 +37,11 @@ Join = Callable[[int, int], None]
 
 
 def install(
-    join: Join, named: Callable[[], tuple[int, int] | None], gpus: int, properties: Mapping[str, Any] | None = None
+    join: Join,
+    named: Callable[[], tuple[int, int] | None],
+    gpus: int,
+    properties: Mapping[str, Any] | None = None,
+    cuda: str | None = None,
 ) -> None:
     """Have ``join(rank, world_size)`` called once it is known who the process is.
 
@@ -44,6 +49,7 @@ def install(
         named: rank and size of the world that the environment names, if it does.
         gpus: of its node.
         properties: of each, as ``torch.cuda.get_device_properties`` gives them.
+        cuda: what ``torch.version.cuda`` is to say, if torch's own says nothing.
     """
     waiting = _Waiting(join, named, gpus)
     if properties:
@@ -54,6 +60,11 @@ def install(
     vars(torch.cuda).update(
         set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
     )
+    if torch.version.cuda is None:
+        torch.version.cuda = cuda
+    vars(torch.cuda.nccl).update(version=versions.nccl_version)
+    for owner in (torch.distributed, torch.distributed.distributed_c10d):
+        vars(owner).update(is_nccl_available=lambda: True, is_mpi_available=lambda: True)
     vars(torch.accelerator).update(set_device_index=waiting.set_device, set_device_idx=waiting.set_device)
     stock: Any = torch.distributed.init_process_group
     init_process_group = waiting.before(stock)

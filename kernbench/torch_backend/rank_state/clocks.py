@@ -20,6 +20,8 @@ from typing import Any
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
+from . import polled_processes
+
 EPOCH = 1_577_836_800.0
 """``time.time()`` at virtual time 0: the first second of 2020, UTC."""
 
@@ -46,15 +48,18 @@ class RankClock:
     def __init__(self) -> None:
         self._simulation: Simulation | None = None
         self._looks: dict[int, tuple[int, float]] = {}
+        self.polled = polled_processes.PolledProcesses()
 
     def open(self, simulation: Simulation) -> None:
         """Show the time of ``simulation``'s ranks."""
         self._simulation = simulation
+        self.polled.open(simulation)
 
     def close(self) -> None:
         """Show the host's time. Idempotent."""
         self._simulation = None
         self._looks.clear()
+        self.polled.close()
 
     def look(self, by_program: bool = True) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks. A look that is not the program's takes no time."""
@@ -69,7 +74,7 @@ class RankClock:
         looks = looks + 1 if me.clock == last else 0
         me.clock += READ_COST
         if looks > PATIENCE:
-            simulation.waits.sleep(POLL_STEP)
+            self._pass(simulation, POLL_STEP)
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
 
@@ -88,7 +93,13 @@ class RankClock:
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
-            simulation.waits.sleep(seconds)
+            self._pass(simulation, seconds)
+
+    def _pass(self, simulation: Simulation, seconds: float) -> None:
+        host = simulation.hosts.current()
+        if host.rank is not None:
+            self.polled.let_end(host.rank, host.clock, seconds)
+        simulation.waits.sleep(seconds)
 
 
 def install(patches: Patches, clock: RankClock) -> None:
@@ -110,6 +121,7 @@ def install(patches: Patches, clock: RankClock) -> None:
         return read
 
     patches.set(time, "sleep", clock.sleep)
+    polled_processes.install(patches, clock.polled)
     for name, offset in (("time", EPOCH), ("monotonic", 0.0), ("perf_counter", 0.0)):
         patches.set(time, name, reads(name, offset, nanoseconds=False))
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))

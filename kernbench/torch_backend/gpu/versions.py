@@ -1,0 +1,15 @@
+"""What programs are told of the software that drives a simulated GPU: what torch 2.13 is built for."""
+
+from __future__ import annotations
+
+DRIVER = "580.65.06"
+CUDA = (13, 0)
+"""The newest CUDA that the driver serves."""
+
+NCCL = (2, 27, 7)
+"""Torch's own error messages speak of it, too: what it offers torch 2.13 is there."""
+
+
+def nccl_version() -> tuple[int, int, int]:
+    """``torch.cuda.nccl.version``."""
+    return NCCL
