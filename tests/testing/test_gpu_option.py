@@ -82,6 +82,7 @@ def test_the_fixture_gives_its_context(kernbench_gpu):
 
 TORCHS_OWN = """
 import torch
+import torch.testing._internal.common_distributed  # which has the utilities imported by one of Dynamo's modules
 from torch.testing._internal.common_cuda import TEST_CUDA, TEST_MULTIGPU
 from torch.testing._internal.common_device_type import deviceCountAtLeast, dtypes, instantiate_device_type_tests, onlyCUDA
 from torch.testing._internal.common_utils import TestCase

@@ -58,7 +58,7 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
 """What is changed in a module once it is there."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
-TESTING = "torch.testing._internal."
+TESTING = ("torch.testing._internal.", "torch._dynamo.test", "torch._inductor.test")
 """What torch's own tests are written with: it asks when it is imported whether there are GPUs, and is meant for these."""
 
 
