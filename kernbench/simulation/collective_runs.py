@@ -16,6 +16,7 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.ccl.registry import algorithm_module
 from kernbench.collective_kinds import KINDS
 from kernbench.cost.uncertainty import collective_spread
+from kernbench.errors import KernbenchError
 from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
@@ -280,8 +281,18 @@ def _seats(collective: Collective, arrivals: Sequence[Arrival]) -> Seats | None:
 
 def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Inputs and outputs of a member, to be read and written past autograd: a collective writes memory, and what autograd has
-    kept of it does not notice, on hardware either. A tensor that is both stays one."""
+    kept of it does not notice, on hardware either. A tensor that is both stays one.
+
+    Raises :class:`KernbenchError` if the program has taken the memory of one away since (``UntypedStorage.resize_``).
+    """
     outputs = [plain(tensor).data for tensor in arrival.outputs]
+    for tensor in (*arrival.inputs, *outputs):
+        if not tensor.data_ptr() and tensor.numel():
+            raise KernbenchError(
+                f"{arrival.signature.op}, which rank {arrival.rank} called at {arrival.location}: the program has taken the "
+                "memory of its tensor away (UntypedStorage.resize_) before it had run, and without waiting for it; on hardware "
+                "it would read or write what is somebody else's by then. Wait for its work first"
+            )
     if len(outputs) == 1 and len(arrival.inputs) == 1 and arrival.inputs[0] is arrival.outputs[0]:
         return outputs, outputs
     written = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}

@@ -14,7 +14,7 @@ from torch.jit import _builtins, _recursive
 from kernbench.torch_backend.gpu.classes import default_device
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.pinning import pinned
-from kernbench.torch_backend.gpu.placement import block_of, place_storage
+from kernbench.torch_backend.gpu.placement import block_of, is_described, place_storage
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -98,6 +98,8 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
             return pinned(stock(*args, **kwargs)) if pin else stock(*args, **kwargs)
         kwargs["device"] = "cpu"
         tensor = stock(*args, **kwargs)
+        if is_described(type(tensor)):  # a graph is being traced, in which it is copied there
+            return tensor.to(device)
         if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
             tensor = tensor.clone()
         return bound_devices().on_device(tensor, device)

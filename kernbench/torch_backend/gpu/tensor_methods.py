@@ -48,13 +48,21 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     mine = current_device()
     if kind not in ("cuda", "cpu") or mine is None:
         return _stock_to(tensor, *args, **kwargs)
-    if is_described(type(tensor)):
+    if is_described(type(tensor)):  # to C++ it may be elsewhere, and it would ask a CUDA runtime for an index
+        there = torch.device("cuda", bound_devices().number(target)) if kind == "cuda" else torch.device("cpu")
+        if tensor.device == there:
+            return _stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
+        args, kwargs = _with_device(there, args, kwargs)
         with mine.moves():
-            return _stock_to(tensor, *args, **kwargs)
+            told: torch.Tensor = _stock_to(tensor, *args, **kwargs if len(args) > 3 else {**kwargs, "copy": True})
+        if told.requires_grad and not told.is_leaf:  # a gradient is to C++ where it has to go, wherever it is
+            origin = tensor.device
+            told.register_hook(lambda gradient: to(gradient, origin))
+        return told
     block = block_of(tensor)
     if block is not None and kind == "cuda" and _index_in(target) in (None, _index_of(block)):
         return _stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
-    args, kwargs = _to_host(args, kwargs)
+    args, kwargs = _with_device("cpu", args, kwargs)
     if block is None and kind == "cpu":
         return _stock_to(tensor, *args, **kwargs)
     if block is not None and kind == "cuda":
@@ -342,11 +350,11 @@ def _index_in(target: Any) -> int | None:
     return target if isinstance(target, int) else torch.device(target).index
 
 
-def _to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of ``Tensor.to`` with the CPU in the place of the device."""
+def _with_device(device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of ``Tensor.to`` with this in the place of the device."""
     if args and not isinstance(args[0], torch.dtype | bool) and isinstance(args[0], str | torch.device | int):
-        args = ("cpu", *args[1:])
-    return args, {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else kwargs
+        args = (device, *args[1:])
+    return args, {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
 
 
 def _with_dtype(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

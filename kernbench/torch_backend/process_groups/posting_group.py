@@ -22,7 +22,13 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.process_groups.arguments import Tensors, premultiplied, require_contiguous, timeout_of
+from kernbench.torch_backend.process_groups.arguments import (
+    Tensors,
+    parts_of,
+    premultiplied,
+    require_contiguous,
+    timeout_of,
+)
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.work import Work
@@ -225,6 +231,10 @@ class PostingGroup(_ProcessGroup):
         given: Tensors | None = None,
         algorithm: str | None = None,
     ) -> Work:
+        parts = parts_of(inputs, outputs)
+        if parts is not None:
+            apart = partial(self._post, shape=shape, reduction=reduction, root=root, splits=splits, algorithm=algorithm)
+            return self._joined([apart(op, given, got, opts, dtype=(*given, *got)[0].dtype) for given, got in parts])
         for tensor in outputs:
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
