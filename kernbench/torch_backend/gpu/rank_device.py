@@ -45,6 +45,7 @@ class RankDevice:
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
         compiling: whether a graph of operations on GPUs is being compiled.
         diverted: takes operations of torch instead of the stream, if anything does.
+        dispatched: carries out the operator of ``c10d`` that the rank is calling now.
         cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
         cold_events: events to come until it is warm again.
         chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
@@ -59,6 +60,7 @@ class RankDevice:
         self.moving = False
         self.compiling = False
         self.diverted: Diverted | None = None
+        self.dispatched: Callable[[], Any] | None = None
         self.cache_clears = 0
         self.cold_events = 0
         self.chosen = host.rank is None

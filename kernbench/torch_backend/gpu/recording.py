@@ -339,6 +339,8 @@ class Recorder(TorchDispatchMode):
             if cls.__module__.startswith("torch._subclasses."):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
             if cls not in PLAIN and cls.__torch_dispatch__ is not _NO_DISPATCH:
+                if getattr(func, "namespace", "") == "c10d" and self._who().dispatched is not None:
+                    break
                 if (watcher := self._who().host.watcher) is not None:
                     watcher.passed_on()
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
@@ -352,6 +354,10 @@ class Recorder(TorchDispatchMode):
             with self._while_waiting():
                 self._values.settle_stream()
         operation = _operations[func]
+        if device.dispatched is not None and operation.kind == SKIP and func.namespace == "c10d":
+            carry_out, device.dispatched = device.dispatched, None
+            with open_recorder(self):
+                return carry_out()
         if (
             host.capture is not None
             and not host.unrecorded

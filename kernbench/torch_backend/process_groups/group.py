@@ -20,6 +20,7 @@ from kernbench.errors import CallError
 from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.process_groups import monitored_barrier
 from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
+from kernbench.torch_backend.process_groups.dispatched import dispatched, lists, reduction, root, sizes, tensors
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 from kernbench.torch_backend.process_groups.work import Work
 
@@ -29,6 +30,7 @@ class SimProcessGroup(PostingGroup):
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
+    @dispatched("allreduce_", lambda group, given, *_: (tensors(given), group, reduction(), None))
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: Any = None, *, out: torch.Tensor | None = None,
         algorithm: str | None = None,
@@ -48,6 +50,7 @@ class SimProcessGroup(PostingGroup):
             reduction=reduction, algorithm=algorithm,
         )  # fmt: skip
 
+    @dispatched("allreduce_coalesced_", lambda group, given, *_: (tensors(given), group, reduction()))
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """All tensors in one collective."""
         if any(tensor.is_sparse for tensor in tensors):
@@ -75,6 +78,7 @@ class SimProcessGroup(PostingGroup):
             tensor.copy_(total)
         return Work(self.simulation, self._futures, work.operations, (tensor,))
 
+    @dispatched("broadcast_", lambda group, given, opts=0, *_: (tensors(given), group, root(opts), 0))
     def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors)
         root = root_of(opts)
@@ -82,6 +86,7 @@ class SimProcessGroup(PostingGroup):
             "broadcast", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
         )
 
+    @dispatched("reduce_", lambda group, given, opts=None, *_: (tensors(given), group, reduction(), root(opts), 0))
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors, "reduce", self.backend_name)
         root = root_of(opts)
@@ -92,11 +97,13 @@ class SimProcessGroup(PostingGroup):
             dtype=tensor.dtype, reduction=reduction, root=root,
         )  # fmt: skip
 
+    @dispatched("allgather_", lambda group, got, given, *_: (lists(got), tensors(given), group))
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         outputs, tensor = tensor_list(output_tensors), one_tensor(input_tensors)
         shape, splits = self._cells("all_gather", "gives", tensor, "output", outputs)
         return self._post("all_gather", (tensor,), outputs, opts, shape=shape, dtype=tensor.dtype, splits=splits)
 
+    @dispatched("_allgather_base_", lambda group, got, given, *_: (got, given, group))
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
         if output.numel() != input.numel() * self.size():
@@ -111,6 +118,7 @@ class SimProcessGroup(PostingGroup):
 
     _allgather_base = all_gather_single
 
+    @dispatched("allgather_coalesced_", lambda group, got, given, *_: (lists(got), tensors(given), group))
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Work:
         """``output_lists[r]`` gets the inputs of rank r."""
         if len(output_lists) != self.size():
@@ -125,12 +133,14 @@ class SimProcessGroup(PostingGroup):
                 )
         return self._post("all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype)
 
+    @dispatched("allgather_into_tensor_coalesced_", lambda group, got, given, *_: (tensors(got), tensors(given), group))
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.all_gather_single(output, tensor, opts) for output, tensor in pairs])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @dispatched("gather_", lambda group, got, given, opts=None, *_: (lists(got), tensors(given), group, root(opts)))
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(input_tensors, "gather", self.backend_name)
         root = root_of(opts)
@@ -139,6 +149,7 @@ class SimProcessGroup(PostingGroup):
             self._check_count("gather", "output", outputs, tensor.numel())
         return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
+    @dispatched("scatter_", lambda group, got, given, opts=None, *_: (tensors(got), lists(given), group, root(opts)))
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "scatter", self.backend_name)
         root = root_of(opts)
@@ -147,6 +158,7 @@ class SimProcessGroup(PostingGroup):
             self._check_count("scatter", "input", inputs, tensor.numel())
         return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
+    @dispatched("reduce_scatter_", lambda group, got, given, *_: (tensors(got), lists(given), group, reduction()))
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "reduce_scatter", self.backend_name)
         inputs = tensor_list(input_tensors)
@@ -156,6 +168,7 @@ class SimProcessGroup(PostingGroup):
             reduction=reduction_of(opts, tensor.dtype),
         )  # fmt: skip
 
+    @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, reduction()))
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
         if input.numel() != output.numel() * self.size():
@@ -171,18 +184,27 @@ class SimProcessGroup(PostingGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @dispatched(
+        "reduce_scatter_tensor_coalesced_",
+        lambda group, got, given, *_: (tensors(got), tensors(given), group, reduction()),
+    )
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.reduce_scatter_single(output, tensor, opts) for output, tensor in pairs])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @dispatched("alltoall_", lambda group, got, given, *_: (tensors(got), tensors(given), group))
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         outputs, inputs = tensor_list(output_tensors), tensor_list(input_tensors)
         self._check_count("all_to_all", "output", outputs)
         self._check_count("all_to_all", "input", inputs)
         return self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=inputs[0].dtype)
 
+    @dispatched(
+        "alltoall_base_",
+        lambda group, got, given, to=None, by=None, *_: (got, given, group, sizes(to), sizes(by)),
+    )
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -220,6 +242,7 @@ class SimProcessGroup(PostingGroup):
             )
         return tensor.split(sizes)
 
+    @dispatched("barrier", lambda group, *_: (torch.empty(0), group, []))
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         return self._post("barrier", (), (), opts, shape=None, dtype=None)
 
