@@ -52,7 +52,9 @@ def dispatched(operator: str, arguments: Arguments) -> Callable[[_Method], _Meth
 
 
 def _is_watched() -> bool:
-    """Whether a mode of the program is on, and the recorder is below it."""
+    """Whether a mode of the program is on, and the recorder is below it; not for ranks that are greenlets."""
+    if current_device() is None:
+        return False
     modes = python_dispatch._get_current_dispatch_mode_stack()
     own = [mode for mode in modes if isinstance(mode, Recorder)]
     return (
