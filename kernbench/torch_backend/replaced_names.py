@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +52,9 @@ RELIES_ON = (
     )),
     Reliance("torch.distributed.distributed_c10d", "simulated fabrics offer all backends", has=(
         "default_pg_nccl_timeout", "is_nccl_available", "is_mpi_available", "_ProcessGroupWrapper",
+    )),
+    Reliance("torch._C._distributed_c10d", "hashes of objects are asked of it; builds without NCCL have none", looked_up_by=(
+        "torch.distributed.distributed_c10d._object_to_tensor", "torch.distributed.distributed_c10d._tensor_to_object",
     )),
     Reliance("torch.distributed", "the same, as programs ask", has=("is_nccl_available", "is_mpi_available")),
     Reliance(
@@ -192,6 +196,7 @@ class ReplacedNames:
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 names.set(module, name, _always)
+        names.add(torch._C._distributed_c10d, "_hash_tensors", _hash_of)
         names.set(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
         backend_classes.install(names, self._make_directly)
 
@@ -211,6 +216,17 @@ _idle: list[ReplacedNames] = []
 
 def _always() -> bool:
     return True
+
+
+def _hash_of(tensors: Sequence[torch.Tensor]) -> int:
+    """What torch logs of objects that are sent (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), which only builds with NCCL have.
+
+    Equal for equal bytes; the number is not the one that torch's own gives.
+    """
+    number = 0
+    for tensor in tensors:
+        number = zlib.crc32(bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).tolist()), number)
+    return number
 
 
 def _waits_at_once(stock: Callable[..., None], kept: dict[int, Any]) -> Callable[..., None]:

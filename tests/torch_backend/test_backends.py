@@ -149,6 +149,30 @@ def test_detail_finds_a_mismatch_in_the_call() -> None:
     assert dist.get_debug_level() == level
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_detail_logs_hashes_of_objects(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Which torch takes from a function that only its builds with NCCL have."""
+    functions = torch._C._distributed_c10d
+    own = getattr(functions, "_hash_tensors", None)
+
+    def body(rank: int) -> Any:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        dist.init_process_group(backend)
+        objects: list[Any] = [None, None]
+        dist.all_gather_object(objects, {"of": rank})
+        return objects
+
+    with caplog.at_level("WARNING", logger="torch.distributed"):
+        assert spawn(body) == [[{"of": 0}, {"of": 1}]] * 2
+    hashes = [record.args[-1] for record in caplog.records if "hash value" in record.message]
+    if backend == "nccl":
+        assert len(hashes) == 6  # of what each sends, and of what each receives
+        assert len(set(hashes)) == 2
+    else:
+        assert not hashes
+    assert getattr(functions, "_hash_tensors", None) is own
+
+
 def test_a_store_that_is_polled_lets_the_others_run() -> None:
     def body(rank: int) -> Any:
         store = dist.FileStore("polled", 2)
