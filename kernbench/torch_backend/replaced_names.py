@@ -225,7 +225,7 @@ def _hash_of(tensors: Sequence[torch.Tensor]) -> int:
     """
     number = 0
     for tensor in tensors:
-        number = zlib.crc32(bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).tolist()), number)
+        number = zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), number)
     return number
 
 

@@ -336,7 +336,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for cls in types:
-            if cls.__module__.startswith("torch._subclasses."):
+            if is_described(cls):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
             if cls not in PLAIN and cls.__torch_dispatch__ is not _NO_DISPATCH:
                 if getattr(func, "namespace", "") == "c10d" and self._who().dispatched is not None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import KernbenchError
 from kernbench.simulation.tensors import plain
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
 from kernbench.torch_backend.modes import plain_torch
 
@@ -54,26 +54,18 @@ def tensor_list(lists: Any) -> list[torch.Tensor]:
     return list(map(plain, lists))
 
 
-_NOT_OPENED = ("torch.distributed.", "torch._subclasses.")
-"""Packages of classes that say themselves what a call with them means (DTensor), or have nothing inside (fake tensors)."""
-
-
 def parts_of(inputs: Tensors, outputs: Tensors) -> list[tuple[Tensors, Tensors]] | None:
     """Inputs and outputs of a call once for each of the tensors that they hold, where they are of a class that only holds
     others (``__tensor_flatten__``): torch dispatches a collective to such a class, which calls it with each of what it holds.
 
     None for other tensors. Raises :class:`KernbenchError` if only some are of such a class, or hold others than the first.
     """
-    for tensor in (*inputs, *outputs):
-        if type(tensor) not in PLAIN and _holds_others(type(tensor)):
-            break
-    else:
+    tensors: tuple[Any, ...] = (*inputs, *outputs)
+    if not any(type(tensor) not in PLAIN and _holds_others(type(tensor)) for tensor in tensors):
         return None
-    held: list[list[str]] = []
-    for each in (*inputs, *outputs):
-        held.append(each.__tensor_flatten__()[0] if _holds_others(type(each)) else [])  # type: ignore[attr-defined]
+    held = [tensor.__tensor_flatten__()[0] if _holds_others(type(tensor)) else [] for tensor in tensors]
     if any(names != held[0] for names in held):
-        kinds = sorted({type(each).__name__ for each in (*inputs, *outputs)})
+        kinds = sorted({type(tensor).__name__ for tensor in tensors})
         raise KernbenchError(
             f"a collective of {' and '.join(kinds)}: tensors that hold others have to be given together, and hold the same"
         )
@@ -81,7 +73,12 @@ def parts_of(inputs: Tensors, outputs: Tensors) -> list[tuple[Tensors, Tensors]]
 
 
 def _holds_others(cls: type) -> bool:
-    return hasattr(cls, "__tensor_flatten__") and not cls.__module__.startswith(_NOT_OPENED)
+    """Not DTensor, which says itself what a call with it means, and not fake tensors, which have nothing inside."""
+    return (
+        hasattr(cls, "__tensor_flatten__")
+        and not cls.__module__.startswith("torch.distributed.")
+        and not is_described(cls)
+    )
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -68,12 +68,13 @@ def _through(overload: Any, args: tuple[Any, ...], body: Callable[[], Any]) -> A
     """Call an operator that is ``body`` for this rank; what the body gives, or a mode in its stead."""
     device = current_device()
     assert device is not None
+    gives_work_alone = len(overload._schema.returns) == 1
     works: list[Any] = []
 
     def carry_out() -> Any:
         works.append(body())
         boxed = works[-1].boxed()
-        return boxed if len(overload._schema.returns) == 1 else (args[0], boxed)
+        return boxed if gives_work_alone else (args[0], boxed)
 
     before, device.dispatched = device.dispatched, carry_out
     try:
@@ -82,33 +83,28 @@ def _through(overload: Any, args: tuple[Any, ...], body: Callable[[], Any]) -> A
         device.dispatched = before
     if works:
         return works[-1]
-    return dist.Work.unbox(result if len(overload._schema.returns) == 1 else result[-1])
+    return dist.Work.unbox(result if gives_work_alone else result[-1])
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def reduction() -> Any:
+def any_reduction() -> Any:
     """Some reduction as an operator takes it."""
     return torch.classes.c10d.ReduceOp()
 
 
-def tensors(given: Any) -> list[torch.Tensor]:
+def as_tensors(given: Any) -> list[torch.Tensor]:
     """The list that an operator takes."""
     return [given] if isinstance(given, torch.Tensor) else list(given or ())
 
 
-def lists(given: Any) -> list[list[torch.Tensor]]:
+def as_lists(given: Any) -> list[list[torch.Tensor]]:
     """The list of lists that an operator takes."""
     given = given or []
     return [list(given)] if not given or isinstance(given[0], torch.Tensor) else [list(each) for each in given]
 
 
-def sizes(given: Any) -> list[int]:
+def as_sizes(given: Any) -> list[int]:
     """Split sizes."""
     return [] if given is None else [int(size) for size in given]
-
-
-def root(opts: Any) -> int:
-    """Number of the root in a group."""
-    return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))

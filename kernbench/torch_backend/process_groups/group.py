@@ -20,7 +20,7 @@ from kernbench.errors import CallError
 from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.process_groups import monitored_barrier
 from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
-from kernbench.torch_backend.process_groups.dispatched import dispatched, lists, reduction, root, sizes, tensors
+from kernbench.torch_backend.process_groups.dispatched import any_reduction, as_lists, as_sizes, as_tensors, dispatched
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 from kernbench.torch_backend.process_groups.work import Work
 
@@ -30,7 +30,7 @@ class SimProcessGroup(PostingGroup):
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    @dispatched("allreduce_", lambda group, given, *_: (tensors(given), group, reduction(), None))
+    @dispatched("allreduce_", lambda group, given, *_: (as_tensors(given), group, any_reduction(), None))
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: Any = None, *, out: torch.Tensor | None = None,
         algorithm: str | None = None,
@@ -50,7 +50,7 @@ class SimProcessGroup(PostingGroup):
             reduction=reduction, algorithm=algorithm,
         )  # fmt: skip
 
-    @dispatched("allreduce_coalesced_", lambda group, given, *_: (tensors(given), group, reduction()))
+    @dispatched("allreduce_coalesced_", lambda group, given, *_: (as_tensors(given), group, any_reduction()))
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """All tensors in one collective."""
         if any(tensor.is_sparse for tensor in tensors):
@@ -78,7 +78,7 @@ class SimProcessGroup(PostingGroup):
             tensor.copy_(total)
         return Work(self.simulation, self._futures, work.operations, (tensor,))
 
-    @dispatched("broadcast_", lambda group, given, opts=0, *_: (tensors(given), group, root(opts), 0))
+    @dispatched("broadcast_", lambda group, given, opts=0, *_: (as_tensors(given), group, root_of(opts), 0))
     def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors)
         root = root_of(opts)
@@ -86,7 +86,9 @@ class SimProcessGroup(PostingGroup):
             "broadcast", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
         )
 
-    @dispatched("reduce_", lambda group, given, opts=None, *_: (tensors(given), group, reduction(), root(opts), 0))
+    @dispatched(
+        "reduce_", lambda group, given, opts=None, *_: (as_tensors(given), group, any_reduction(), root_of(opts), 0)
+    )
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors, "reduce", self.backend_name)
         root = root_of(opts)
@@ -97,7 +99,7 @@ class SimProcessGroup(PostingGroup):
             dtype=tensor.dtype, reduction=reduction, root=root,
         )  # fmt: skip
 
-    @dispatched("allgather_", lambda group, got, given, *_: (lists(got), tensors(given), group))
+    @dispatched("allgather_", lambda group, got, given, *_: (as_lists(got), as_tensors(given), group))
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         outputs, tensor = tensor_list(output_tensors), one_tensor(input_tensors)
         shape, splits = self._cells("all_gather", "gives", tensor, "output", outputs)
@@ -118,7 +120,7 @@ class SimProcessGroup(PostingGroup):
 
     _allgather_base = all_gather_single
 
-    @dispatched("allgather_coalesced_", lambda group, got, given, *_: (lists(got), tensors(given), group))
+    @dispatched("allgather_coalesced_", lambda group, got, given, *_: (as_lists(got), as_tensors(given), group))
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Work:
         """``output_lists[r]`` gets the inputs of rank r."""
         if len(output_lists) != self.size():
@@ -133,14 +135,18 @@ class SimProcessGroup(PostingGroup):
                 )
         return self._post("all_gather", tuple(input_list), outputs, opts, shape=tuple(sizes), dtype=input_list[0].dtype)
 
-    @dispatched("allgather_into_tensor_coalesced_", lambda group, got, given, *_: (tensors(got), tensors(given), group))
+    @dispatched(
+        "allgather_into_tensor_coalesced_", lambda group, got, given, *_: (as_tensors(got), as_tensors(given), group)
+    )
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.all_gather_single(output, tensor, opts) for output, tensor in pairs])
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @dispatched("gather_", lambda group, got, given, opts=None, *_: (lists(got), tensors(given), group, root(opts)))
+    @dispatched(
+        "gather_", lambda group, got, given, opts=None, *_: (as_lists(got), as_tensors(given), group, root_of(opts))
+    )
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(input_tensors, "gather", self.backend_name)
         root = root_of(opts)
@@ -149,7 +155,9 @@ class SimProcessGroup(PostingGroup):
             self._check_count("gather", "output", outputs, tensor.numel())
         return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
-    @dispatched("scatter_", lambda group, got, given, opts=None, *_: (tensors(got), lists(given), group, root(opts)))
+    @dispatched(
+        "scatter_", lambda group, got, given, opts=None, *_: (as_tensors(got), as_lists(given), group, root_of(opts))
+    )
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "scatter", self.backend_name)
         root = root_of(opts)
@@ -158,7 +166,9 @@ class SimProcessGroup(PostingGroup):
             self._check_count("scatter", "input", inputs, tensor.numel())
         return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
-    @dispatched("reduce_scatter_", lambda group, got, given, *_: (tensors(got), lists(given), group, reduction()))
+    @dispatched(
+        "reduce_scatter_", lambda group, got, given, *_: (as_tensors(got), as_lists(given), group, any_reduction())
+    )
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "reduce_scatter", self.backend_name)
         inputs = tensor_list(input_tensors)
@@ -168,7 +178,7 @@ class SimProcessGroup(PostingGroup):
             reduction=reduction_of(opts, tensor.dtype),
         )  # fmt: skip
 
-    @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, reduction()))
+    @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, any_reduction()))
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
         if input.numel() != output.numel() * self.size():
@@ -186,7 +196,7 @@ class SimProcessGroup(PostingGroup):
 
     @dispatched(
         "reduce_scatter_tensor_coalesced_",
-        lambda group, got, given, *_: (tensors(got), tensors(given), group, reduction()),
+        lambda group, got, given, *_: (as_tensors(got), as_tensors(given), group, any_reduction()),
     )
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
@@ -194,7 +204,7 @@ class SimProcessGroup(PostingGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @dispatched("alltoall_", lambda group, got, given, *_: (tensors(got), tensors(given), group))
+    @dispatched("alltoall_", lambda group, got, given, *_: (as_tensors(got), as_tensors(given), group))
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         outputs, inputs = tensor_list(output_tensors), tensor_list(input_tensors)
         self._check_count("all_to_all", "output", outputs)
@@ -203,7 +213,7 @@ class SimProcessGroup(PostingGroup):
 
     @dispatched(
         "alltoall_base_",
-        lambda group, got, given, to=None, by=None, *_: (got, given, group, sizes(to), sizes(by)),
+        lambda group, got, given, to=None, by=None, *_: (got, given, group, as_sizes(to), as_sizes(by)),
     )
     def all_to_all_single(
         self,
