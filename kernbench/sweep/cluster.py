@@ -95,17 +95,40 @@ def connected(scheduler: str | None, jobs: int | None = None) -> Iterator[tuple[
     with ExitStack() as stack:
         address: Any = scheduler
         if scheduler is None:
-            # One thread per process: a simulation changes the state of torch in its process while it runs.
-            address = stack.enter_context(
-                distributed.LocalCluster(
-                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs="ERROR"
-                )
-            )
+            address = stack.enter_context(_cluster_of_this_machine(distributed, jobs))
         try:
             client = stack.enter_context(distributed.Client(address, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             raise ConfigError(f"no Dask scheduler answers at {scheduler}: {error}") from None
         yield distributed, client
+
+
+@contextmanager
+def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any]:
+    """A Dask cluster of ``jobs`` processes that only this run can use.
+
+    A peer of a Dask scheduler runs code as its owner, so every connection is authenticated by keys of this run (TLS, in
+    memory alone), and all that listens is bound to the loopback address: Dask's own web server too, which has no pages.
+    """
+    import dask
+
+    try:
+        security = distributed.Security.temporary()
+    except ImportError:
+        raise ConfigError(
+            "a cluster of this machine needs the package cryptography, for connections that no other user of the machine "
+            "can make: install kernbench[sweep], or use jobs=0"
+        ) from None
+    pages = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+    with (
+        dask.config.set(pages),
+        # One thread per process: a simulation changes the state of torch in its process while it runs.
+        distributed.LocalCluster(
+            n_workers=jobs, threads_per_worker=1, processes=True, security=security, host="127.0.0.1",
+            dashboard_address="127.0.0.1:0", silence_logs="ERROR",
+        ) as cluster,
+    ):  # fmt: skip
+        yield cluster
 
 
 def modules_path() -> list[str]:

@@ -79,7 +79,7 @@ def cluster() -> Iterator[str]:
     """The address of a Dask scheduler with two workers."""
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs="ERROR"
+        n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs="ERROR"
     ) as here:
         yield here.scheduler_address
 
