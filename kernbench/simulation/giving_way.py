@@ -6,23 +6,21 @@ Without a schedule (:mod:`kernbench.order.choices`) a rank goes on until it wait
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 from kernbench.order import EVERYTHING, Choices, Conflicts
 from kernbench.scheduler import ChosenOrder, RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor
 from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.listening import Listener
 from kernbench.simulation.locations import user_location
-from kernbench.simulation.ordered_streams import OrderedStreams
-from kernbench.simulation.streams import Streams
 from kernbench.simulation.waits import Waits
 
 _PATIENCE = 64
 """Events for which who has let all others go first waits at most."""
 
 
-class GivingWay:
-    """Asks, in a rank, whether others go first.
+class GivingWay(Listener):
+    """Asks, in a rank, whether others go first: before an operation is enqueued, and where else it is called.
 
     Args:
         choices: is asked.
@@ -66,6 +64,8 @@ class GivingWay:
             self._late.append(later)
             self._waits.block_on(later)
 
+    enqueueing = __call__
+
     def follow(self, conflicts: Conflicts) -> None:
         """Tell ``conflicts`` what of the run could have come in another order."""
         self.conflicts = conflicts
@@ -94,25 +94,3 @@ class GivingWay:
         for each in late:
             each.fulfil()
         return bool(late)
-
-
-class _GivesWay(Streams):
-    giving_way: GivingWay
-
-    def enqueue(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`Streams.enqueue`."""
-        self.giving_way()
-        return super().enqueue(*args, **kwargs)
-
-    def post(self, *args: Any, **kwargs: Any) -> Any:
-        """See :meth:`Streams.post`."""
-        self.giving_way()
-        return super().post(*args, **kwargs)
-
-
-class InterruptedStreams(_GivesWay, Streams):
-    """What hosts enqueue, and where others may go first."""
-
-
-class InterruptedOrderedStreams(_GivesWay, OrderedStreams):
-    """What hosts enqueue, what it happens after, and where others may go first."""

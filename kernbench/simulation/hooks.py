@@ -30,7 +30,8 @@ from kernbench.plugins.specs import OBSERVED
 from kernbench.scheduler import Rank, RankScheduler
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.simulation.groups import Arrival, Collective, Signature
-from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.hosts import Host, Hosts
+from kernbench.simulation.listening import Listener
 from kernbench.simulation.locations import Location
 
 Tell = Callable[..., None]
@@ -59,7 +60,7 @@ def open_hooks(
 
 
 @dataclass(eq=False, repr=False)
-class RunHooks:
+class RunHooks(Listener):
     """The observing hooks of one simulation.
 
     Args:
@@ -81,7 +82,7 @@ class RunHooks:
         self._closed = False
         self._running: dict[Operation, int] = {}
         self._started: set[int] = set()
-        self._follows_kernels = any(f"kernbench_kernel_{what}" in self.tellers for what in ("launched", "completed"))
+        self.follows_kernels = any(f"kernbench_kernel_{what}" in self.tellers for what in ("launched", "completed"))
 
     def _listened(self, what: str) -> Tell | None:
         return self.tellers.get(f"kernbench_{what}")
@@ -150,10 +151,8 @@ class RunHooks:
 
     # -- operations of the compute stream ------------------------------------------------------------------------------
 
-    def launched(self, op: Operation) -> None:
-        """An operation has been put on a compute stream (and its values, if they come later, in the executor)."""
-        if not self._follows_kernels:
-            return
+    def enqueued(self, host: Host, op: Operation) -> None:
+        """See :class:`Listener`: of plugins that follow kernels. Values that come later are in the executor by now."""
         number = self._launches
         self._launches += 1
         if tell := self._listened("kernel_launched"):

@@ -18,7 +18,11 @@ from math import exp, isfinite, log1p, sqrt
 from statistics import NormalDist
 
 from kernbench.errors import ConfigError
+from kernbench.sim_engine import Operation
+from kernbench.sim_engine.operation import ON_PES
 from kernbench.simulation.folding import Folding
+from kernbench.simulation.hosts import Host
+from kernbench.simulation.listening import Listener
 
 _MOST = 1.0
 """Largest standard deviation that is taken: beyond it, the mean of few ranks says nothing."""
@@ -51,8 +55,8 @@ def slowest_of(ranks: int, spread: float) -> float:
     return total
 
 
-class Jitter:
-    """The paces of the ranks of one simulation.
+class Jitter(Listener):
+    """The paces of the ranks of one simulation; where it is on, it listens to what they enqueue.
 
     Args:
         spread: standard deviation of the time of a rank's kernels, as a share, between ranks and steps; 0: all are alike.
@@ -74,6 +78,11 @@ class Jitter:
         self._seed = seed
         self._folding: Folding | None = None
         self._known: dict[tuple[int, int], float] = {}
+
+    def priced(self, host: Host, op: Operation) -> None:
+        """See :class:`Listener`."""
+        if host.rank is not None and op.kind in ON_PES:
+            op.pace = self.pace(host.rank, host.step)
 
     @property
     def is_on(self) -> bool:

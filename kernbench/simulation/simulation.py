@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -25,22 +25,23 @@ from kernbench.simulation.descriptions import DescribedLog, Descriptions
 from kernbench.simulation.disks import Disks
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.function_launch import FunctionLauncher
-from kernbench.simulation.giving_way import GivingWay, InterruptedOrderedStreams, InterruptedStreams
+from kernbench.simulation.giving_way import GivingWay
 from kernbench.simulation.groups import Communicator
 from kernbench.simulation.hooks import open_hooks
 from kernbench.simulation.host_reads import HostReads
 from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.kernel_launch import KernelLauncher
+from kernbench.simulation.listening import Listener, Stages
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.monitored import MonitoredBarriers
-from kernbench.simulation.ordered_streams import OrderedStreams
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.process_memory import Limit, ProcessMemories
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.steps import Steps
 from kernbench.simulation.storages import StorageTable
+from kernbench.simulation.stream_order import StreamOrder
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.values import Values
 from kernbench.simulation.waits import Waits
@@ -154,9 +155,10 @@ class Simulation:
         self.steps = Steps(self.hosts)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
-        self.giving_way: GivingWay | None = None
+        self.giving_way = self._giving_way()
         self.jitter = jitter or Jitter()
-        self.streams = self._streams()
+        self.listeners = list(self._listeners())
+        self.streams = Streams(engine, self.hosts, self.storages, Stages(self.listeners))
         self.disks = Disks(engine, self.hosts, self.waits)
         self.values = Values(self.executor, self.hosts, self.waits)
         self.host_reads = HostReads(
@@ -190,19 +192,25 @@ class Simulation:
         pick = None if self.choices is None else self.choices.pick
         return Order(races, user_location, WeakMemory(pick, self.remarks.setdefault))
 
-    def _streams(self) -> Streams:
-        engine, hosts, ready = self.engine, self.hosts, self.scheduler.ready
-        jitter = self.jitter if self.jitter.is_on else None
+    def _listeners(self) -> Iterator[Listener]:
+        """The features that are on, in the order in which they listen."""
+        if self.giving_way is not None:
+            yield self.giving_way
+        if self.jitter.is_on:
+            yield self.jitter
+        if self.hooks is not None and self.hooks.follows_kernels:
+            yield self.hooks
+        if self.order is not None:
+            yield StreamOrder()
+
+    def _giving_way(self) -> GivingWay | None:
+        """What lets ranks be interrupted, where a schedule says who runs."""
+        ready = self.scheduler.ready
         if self.choices is None:
-            return (Streams if self.order is None else OrderedStreams)(engine, hosts, self.storages, self.hooks, jitter)
+            return None
         assert isinstance(ready, ChosenOrder)
         ready.rank_of = self.scheduler.rank_by_greenlet
-        kind = InterruptedStreams if self.order is None else InterruptedOrderedStreams
-        streams = kind(engine, hosts, self.storages, self.hooks, jitter)
-        self.giving_way = streams.giving_way = GivingWay(
-            self.choices, ready, self.executor, hosts, self.scheduler, self.waits
-        )
-        return streams
+        return GivingWay(self.choices, ready, self.executor, self.hosts, self.scheduler, self.waits)
 
     def describe_operations(self) -> None:
         """From now on note of each operation of a rank what it is and which lines led to it; call it before ranks run."""

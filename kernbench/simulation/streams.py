@@ -10,10 +10,8 @@ from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.sim_engine.operation import ON_PES
-from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Host, Hosts
-from kernbench.simulation.jitter import Jitter
+from kernbench.simulation.listening import Stages
 from kernbench.simulation.storages import StorageTable, Stored
 from kernbench.simulation.tensors import tensors_in
 
@@ -24,9 +22,8 @@ class Streams:
     Args:
         engine: knows when streams are free.
         hosts: who enqueues.
-        storages: are told what operations touch.
-        hooks: are told of operations.
-        jitter: how quick ranks are; None: all alike.
+        storages: note what operations touch.
+        stages: the features that listen.
     """
 
     def __init__(
@@ -34,14 +31,12 @@ class Streams:
         engine: GraphEngine,
         hosts: Hosts,
         storages: StorageTable,
-        hooks: RunHooks | None,
-        jitter: Jitter | None = None,
+        stages: Stages,
     ) -> None:
         self._engine = engine
         self._hosts = hosts
         self._storages = storages
-        self._hooks = hooks
-        self._jitter = jitter
+        self._stages = stages
         self._costs = engine.topology.device.launch
 
     def enqueue(
@@ -65,6 +60,8 @@ class Streams:
             detail: what a trace shows of it besides.
             sip: whose stream of that name it is; default: of the SIP that the host drives.
         """
+        for listener in self._stages.enqueueing:
+            listener()
         if self._hosts.observing:
             self._hosts.forbid_observers("launch")
         launch = self._costs
@@ -80,8 +77,8 @@ class Streams:
             op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
             op.nbytes = cost.nbytes
         op.host = spent
-        if self._jitter is not None and host.rank is not None and op.kind in ON_PES:
-            op.pace = self._jitter.pace(host.rank, host.step)
+        for listener in self._stages.priced:
+            listener(host, op)
         if deferred:
             op.executed = False
         if detail is not None:
@@ -90,10 +87,10 @@ class Streams:
             op.operands = [self._touch(op, tensor, host) for tensor in tensors_in(tensors)]
         self._engine.submit(op, after=host.take_awaited() if host.awaited else ())
         host.tails[host.stream] = op
-        if self._hooks is not None:
-            self._hooks.launched(op)
         if host.watcher is not None:
             host.watcher.launched(op)
+        for listener in self._stages.enqueued:
+            listener(host, op)
         return op
 
     def stored_of(self, tensor: torch.Tensor) -> Stored | None:
@@ -114,6 +111,8 @@ class Streams:
     def post(self, host: Host, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
         """An operation of this rank on ``stream`` that passes ``payload`` to others. It starts when they have come, and its
         values are to come; the host pays the launch."""
+        for listener in self._stages.enqueueing:
+            listener()
         if self._hosts.observing:
             self._hosts.forbid_observers("communicate")
         if host.rank is not None and host.sip != self._hosts.sips[host.rank]:
@@ -133,7 +132,10 @@ class Streams:
     def take(self, host: Host, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as it is now, for a message: the library has its address, whatever the program makes of it meanwhile."""
         with host.as_one(), DisableTorchFunctionSubclass():
-            return tensor.detach()
+            taken = tensor.detach()
+        for listener in self._stages.taken:
+            listener(host, tensor, taken)
+        return taken
 
     def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Note in ``op`` and in the storages which memory it reads and writes."""
@@ -141,10 +143,12 @@ class Streams:
             stored = self._storages.adopt(inputs[0], host)
             stored.last = op
             op.operands = stored.operands_in_place(inputs[0])
-            return
-        written = {id(tensor) for tensor in outputs}
-        read = {id(tensor) for tensor in inputs}
-        op.operands = [
-            *(self._touch(op, tensor, host, "rw" if id(tensor) in written else "r") for tensor in inputs),
-            *(self._touch(op, tensor, host, "w") for tensor in outputs if id(tensor) not in read),
-        ]
+        else:
+            written = {id(tensor) for tensor in outputs}
+            read = {id(tensor) for tensor in inputs}
+            op.operands = [
+                *(self._touch(op, tensor, host, "rw" if id(tensor) in written else "r") for tensor in inputs),
+                *(self._touch(op, tensor, host, "w") for tensor in outputs if id(tensor) not in read),
+            ]
+        for listener in self._stages.posted:
+            listener(host, op, inputs, outputs)

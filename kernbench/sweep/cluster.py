@@ -119,7 +119,7 @@ def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any
             "a cluster of this machine needs the package cryptography, for connections that no other user of the machine "
             "can make: install kernbench[sweep], or use jobs=0"
         ) from None
-    pages = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+    pages: dict[str, list[str]] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
     with (
         dask.config.set(pages),
         # One thread per process: a simulation changes the state of torch in its process while it runs.

@@ -19,7 +19,7 @@ from kernbench.cost.memory_bound import OPS
 from kernbench.cost.op_estimates import OpCosts, estimate_op
 from kernbench.cost.operators import _ROWS, OPERATORS, Kind, Model, find
 from kernbench.topology import load_device
-from kernbench.torch_backend.gpu.recording import COMPOSITE, SKIP, VIEW, Recorded
+from kernbench.torch_backend.operations.operators import COMPOSITE, SKIP, VIEW, TorchOperator
 
 DEVICES = ("h100_sxm", "mi300x")
 LARGE = 1 << 28
@@ -153,7 +153,7 @@ def test_torchs_operators_are_known_and_none_is_faster_than_the_device(calls: li
         costs = OpCosts(device)
         cache = (device.l2.size if device.l2 else 0) + (device.llc.size if device.llc else 0)
         for small in calls:
-            operation = Recorded(small.func)
+            operation = TorchOperator(small.func)
             if operation.kind == COMPOSITE:
                 continue  # what it is composed of is priced
             if operation.kind in (SKIP, VIEW) or operation.allocates or operation.host_reads:

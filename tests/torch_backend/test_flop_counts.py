@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 import kernbench
 import kernbench.cost
 from kernbench.simulation.accounts import Account
-from kernbench.torch_backend.gpu.flop_counts import formula_of
+from kernbench.torch_backend.operations.flop_formulas import formula_of
 
 WIDTH, HEADS, TOKENS, BATCH = 32, 4, 8, 2
 aten = torch.ops.aten

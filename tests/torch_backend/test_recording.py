@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernbench.torch_backend.gpu.recording import COMPUTE, TRANSFER, VIEW, Recorded
+from kernbench.torch_backend.operations.operators import COMPUTE, TRANSFER, VIEW, TorchOperator
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
     ],
 )
 def test_names_and_kinds(func, name, kind):
-    operation = Recorded(func)
+    operation = TorchOperator(func)
     assert (operation.name, operation.kind, operation.title) == (name, kind, func.__name__)
     assert operation.allocates == (name == "empty")
 
@@ -30,16 +30,16 @@ def test_names_and_kinds(func, name, kind):
 def test_what_computes_an_overload():
     """Contract: ``OpOverload._op`` does what calling the overload does, with positional and keyword arguments."""
     x, y = torch.arange(4.0), torch.arange(4.0) + 1
-    operation = Recorded(aten.add.Tensor)
+    operation = TorchOperator(aten.add.Tensor)
     assert torch.equal(operation.call(x, y, alpha=2), torch.tensor([2.0, 5.0, 8.0, 11.0]))
     assert operation.call(x, y).tolist() == aten.add.Tensor(x, y).tolist()
 
 
 def test_an_attention_says_whether_it_is_causal():
-    operation = Recorded(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    operation = TorchOperator(aten._scaled_dot_product_flash_attention_for_cpu.default)
     names = [argument.name for argument in aten._scaled_dot_product_flash_attention_for_cpu.default._schema.arguments]
     before = [None] * names.index("is_causal")
     assert operation.is_flagged((), {"is_causal": True})
     assert operation.is_flagged((*before, True), None)
     assert not operation.is_flagged(tuple(before), {})
-    assert not Recorded(aten.mm.default).is_flagged((), {"is_causal": True})
+    assert not TorchOperator(aten.mm.default).is_flagged((), {"is_causal": True})

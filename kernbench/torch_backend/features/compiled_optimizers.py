@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
-from kernbench.torch_backend.gpu.recording import open_recorder
+from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -8,7 +8,7 @@ first is replaced: functions (``functions``), methods of tensors (``tensor_metho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,16 +17,18 @@ import torch
 from kernbench.errors import KernbenchError
 from kernbench.simulation.assumptions import default_stand_in, fill
 from kernbench.simulation.hosts import Host
+from kernbench.simulation.listening import Listener, Stages
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import DeviceMemory
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu import autocasting, fused, overridden
-from kernbench.torch_backend.gpu.filling import filling
-from kernbench.torch_backend.gpu.ordered import OrderedHollowRecorder, OrderedRecorder, WeakRecorder
 from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.gpu.recording import Recorder, open_recorder
-from kernbench.torch_backend.hollow.recorder import HollowRecorder
+from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.modes import plain_torch
+from kernbench.torch_backend.operations.computing import ComputedValues, Executor
+from kernbench.torch_backend.operations.filling import Filling
+from kernbench.torch_backend.operations.ordering import order_listeners
+from kernbench.torch_backend.operations.recorder import Recorder, open_recorder
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -49,16 +51,11 @@ class HostDevices:
         self.simulation = simulation
         self.seen: tuple[int, ...] | None = None
         self._devices: dict[Host, RankDevice] = {}
+        self._stages = Stages(_listeners(simulation))
+        computed = ComputedValues(widens=not simulation.exact_dtype)
         has_data = simulation.engine.enable_data
-        if simulation.order is None:
-            self._recorder: type[Recorder] = Recorder if has_data else HollowRecorder
-        elif simulation.order.weak is not None:
-            self._recorder = WeakRecorder
-        else:
-            self._recorder = OrderedRecorder if has_data else OrderedHollowRecorder
-        if simulation.fill_uninitialized != "off" and has_data:
-            self._recorder = filling(self._recorder, simulation.fill_uninitialized)
-        self._shared = self._recorder(simulation, self.current, shared=True)
+        self._executor: Executor = computed if has_data else HollowValues(simulation, computed)
+        self._shared = self._recorder(self.current, shared=True)
         self._recording = False
 
     def of(self, host: Host) -> RankDevice:
@@ -83,7 +80,10 @@ class HostDevices:
     def recorder_of(self, rank: int) -> Recorder:
         """A recorder of one rank."""
         device = self.of(self.simulation.hosts.of_rank[rank])
-        return self._recorder(self.simulation, lambda: device)
+        return self._recorder(lambda: device)
+
+    def _recorder(self, who: Callable[[], RankDevice], *, shared: bool = False) -> Recorder:
+        return Recorder(self.simulation, who, self._executor, self._stages, shared=shared)
 
     @staticmethod
     def paused() -> AbstractContextManager[None]:
@@ -102,6 +102,15 @@ class HostDevices:
                 yield
         finally:
             self._recording = False
+
+
+def _listeners(simulation: Simulation) -> Iterator[Listener]:
+    """The features of a simulation that listen to torch's operations, in this order."""
+    yield from simulation.listeners
+    if simulation.order is not None:
+        yield from order_listeners(weak=simulation.order.weak is not None)
+    if simulation.fill_uninitialized != "off" and simulation.engine.enable_data:
+        yield Filling(simulation.fill_uninitialized)
 
 
 _allocating: list[Devices] = []

@@ -38,7 +38,7 @@ from kernbench.simulation.shadows import forget
 from kernbench.simulation.storages import NOTE, Block
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.gpu.placement import block_of, stored_in
-from kernbench.torch_backend.gpu.recording import Recorder
+from kernbench.torch_backend.operations.recorder import Recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -13,10 +13,10 @@ from kernbench.simulation import shadows
 from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
-from kernbench.torch_backend.gpu.ordered import looking, looks, sent
 from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
 from kernbench.torch_backend.gpu.placement import PLAIN, Block, block_of, is_described, place, place_wrapper, stored_in
 from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
+from kernbench.torch_backend.operations.ordering import looking, looks, sent
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -24,7 +24,7 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.devices import Devices
 from kernbench.torch_backend.gpu.placement import values_of
-from kernbench.torch_backend.gpu.recording import open_recorder
+from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.triton_engine.memory import write_epoch

@@ -1,4 +1,4 @@
-"""The recorder of a simulation without data: it computes what steers the program, and answers the rest by shape.
+"""The results of operations in a simulation without data: what steers the program is computed, the rest answered by shape.
 
 An operation is computed if its tensors are small and have bytes. What it gives is known if what it was given is. Others give
 hollow tensors, or, if their results are small, tensors with the values that are assumed.
@@ -6,7 +6,6 @@ hollow tensors, or, if their results are small, tensors with the values that are
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,11 +17,13 @@ from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
 from kernbench.simulation.tensors import listed_tensors
 from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.gpu.recording import CUSTOM, TRANSFER, VIEW, Recorded, Recorder
 from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
-from kernbench.torch_backend.hollow.shapes import MOST_KNOWN, Described, UnknownShapeError, allocate, described
+from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
+from kernbench.torch_backend.operations.calls import OperatorCall
+from kernbench.torch_backend.operations.computing import ComputedValues
+from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW, TorchOperator
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -34,52 +35,7 @@ RELIES_ON = (
 SMALL_ON_HOST = 1 << 20
 """Elements up to which the host computes numbers with a point: larger ones are weights, on their way to a GPU."""
 
-_OVERWRITES = frozenset({"zero_", "fill_", "copy_", "normal_", "uniform_", "random_"})
-"""Operations after which nothing is left of what their target was."""
-
-_SIZES = ("SymInt[]", "int[]", "List[int]")
-
-
-class _Shape:
-    """What an operation's schema says that matters without data.
-
-    Attributes:
-        given: arguments that it writes and returns, by place and name, one per result; None if a result is fresh.
-        written: arguments that it writes, by place and name.
-        out: whether what it writes is written as a whole, and not read (``out=``).
-        sized: whether its arguments say how large its result is.
-    """
-
-    __slots__ = ("_statistics", "given", "out", "sized", "written")
-
-    def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.written = [
-            (at, each.name)
-            for at, each in enumerate(schema.arguments)
-            if each.alias_info is not None and each.alias_info.is_write
-        ]
-        self.out = bool(self.written) and all(schema.arguments[at].is_out for at, _ in self.written)
-        returned = [each.alias_info is not None and each.alias_info.is_write for each in schema.returns]
-        self.given = self.written if all(returned) and (returned or self.written) else None
-        takes_tensors = any("Tensor" in str(each.type) for each in schema.arguments)
-        self._statistics = [(3, "running_mean"), (4, "running_var")] if func._opname == "native_batch_norm" else []
-        self.sized = not takes_tensors or any(str(each.type) in _SIZES for each in schema.arguments)
-
-    def unsaid(self, args: Any) -> list[tuple[int, str]]:
-        """Arguments that it writes although its schema does not say so: a norm's running statistics, in training."""
-        return self._statistics if self._statistics and args[5] else []
-
-
-class _ShapeByOperator(dict[Any, _Shape]):
-    def __missing__(self, func: Any) -> _Shape:
-        found = self[func] = _Shape(func)
-        return found
-
-
-_shapes = _ShapeByOperator()
 _STRIDED = torch.strided
-_empty_strided: Any = torch.empty_strided
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _DEVICE = type(torch.device("cpu"))  # in a rank, `torch.device` is another class, which makes these
 _fake_mode: Any = torch._C._get_dispatch_mode
@@ -165,82 +121,78 @@ def survey(func: Any, args: Any, kwargs: Any) -> Survey:
     return found
 
 
-def _argument(args: Any, kwargs: Any, at: int, name: str) -> Any:
-    return args[at] if at < len(args) else (kwargs or {}).get(name)
+class HollowValues:
+    """Computes what steers the program, and gives hollow tensors for the rest.
 
+    Args:
+        simulation: whose assumptions are made.
+        computed: computes the others.
+    """
 
-_MAKES_NESTED = frozenset({
-    "_nested_tensor_from_tensor_list", "_nested_from_padded", "_nested_tensor_from_mask", "_nested_view_from_buffer",
-    "_nested_view_from_buffer_copy",
-})  # fmt: skip
+    hollow = True
 
-
-class HollowRecorder(Recorder):
-    """Records operations that are not computed."""
-
-    def __init__(self, simulation: Simulation, who: Callable[[], RankDevice], *, shared: bool = False) -> None:
-        super().__init__(simulation, who, shared=shared)
+    def __init__(self, simulation: Simulation, computed: ComputedValues) -> None:
+        self._computed = computed
         self._storages = simulation.storages
         self._assumptions = simulation.assumptions
-        self._plain: dict[Any, Described] = {}
+        self._unmodelled = simulation.op_costs.unmodelled
 
-    def _computed(self, device: RankDevice, operation: Recorded, func: Any, args: Any, kwargs: Any) -> Any:
-        if (operation.kind <= VIEW and operation.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
-            return operation.call(*args, **kwargs) if kwargs else operation.call(*args)
-        if operation.name in _MAKES_NESTED:
+    def compute(self, call: OperatorCall) -> Any:
+        """See :class:`~kernbench.torch_backend.operations.computing.Executor`."""
+        device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs
+        func = operator.func
+        if (operator.kind <= VIEW and operator.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
+            return operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+        if operator.makes_nested:
             raise KernbenchError(
-                f"{operation.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and "
+                f"{operator.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and "
                 "there is no data: make them with layout=torch.jagged, or run with data"
             )
         found = survey(func, args, kwargs)
         if found.meta:
-            return operation.call(*args, **kwargs)
-        hollow, on_gpu = found.hollow, found.on_gpu
-        if hollow and (plain := self._plain.get(found.key)) is not None:
-            return _empty_strided(plain.size, plain.stride, dtype=plain.dtype)
-        tensors, unknown, largest = found.tensors, found.unknown, found.largest
+            return operator.call(*args, **kwargs)
+        hollow, on_gpu, tensors = found.hollow, found.on_gpu, found.tensors
         wanted = kwargs.get("device") if kwargs else None
-        if operation.host_reads:
-            return self._looked(device, operation, args, kwargs, tensors, hollow=hollow, unknown=unknown or hollow)
-        if operation.allocates and not on_gpu:
-            return operation.call(*args, **(kwargs or {}))
-        shape, what = _shapes[func], None
+        if operator.host_reads:
+            return self._looked(device, operator, args, kwargs, tensors, hollow=hollow, unknown=found.unknown or hollow)
+        if operator.allocates and not on_gpu:
+            return operator.call(*args, **(kwargs or {}))
+        what = None
         on_gpu |= device.moving
-        compute = not (hollow or operation.allocates) and largest <= self._most(on_gpu, tensors, kwargs)
-        if compute and shape.sized and shape.given is None:
-            what = self._described(operation, func, args, kwargs, found.key)
+        compute = not (hollow or operator.allocates) and found.largest <= self._most(on_gpu, tensors, kwargs)
+        if compute and operator.sized and not operator.returns_written:
+            what = self._described(operator, func, args, kwargs, found.key)
             made = _tensors_of(what)
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
             compute = what is None or size <= self._most(on_gpu, made, kwargs)
         if compute:
-            result = self._call(device, operation, args, kwargs)
-            self._mark_computed(operation, shape, args, kwargs, result, unknown=unknown)
+            result = self._computed.compute(call)
+            self._mark_computed(operator, args, kwargs, result, unknown=found.unknown)
             return result
-        if shape.given is not None:
-            return self._written(operation, func, shape, args, kwargs)
+        if operator.returns_written:
+            return self._written(operator, func, args, kwargs)
         if what is None:
-            what = self._described(operation, func, args, kwargs, found.key)
+            what = self._described(operator, func, args, kwargs, found.key)
         if what is None:
-            return self._call(device, operation, args, kwargs)
-        for at, name in shape.written + shape.unsaid(args):
-            for target in listed_tensors((_argument(args, kwargs, at, name),)):
-                self._mark(target, None)
-        stays = on_gpu and operation.kind != TRANSFER
-        if stays and wanted is None and not shape.written and self._is_plain(operation, what):
-            if len(self._plain) >= MOST_KNOWN:
-                self._plain.clear()
-            self._plain[found.key] = what
-        made = self._made(what, func, operation, args, kwargs, on_gpu=stays)
+            return self._computed.compute(call)
+        for target in (*operator.written(args, kwargs), *operator.written_unsaid(args)):
+            self._mark(target, None)
+        stays = on_gpu and operator.kind != TRANSFER
+        made = self._made(what, func, operator, args, kwargs, on_gpu=stays)
         if stays and wanted is not None and wanted.type == "cuda":
             for tensor in listed_tensors((made,)):
                 device.on_device(tensor, wanted)
         return made
 
-    def _is_plain(self, operation: Recorded, what: Any) -> bool:
-        """Whether what it gives is one hollow tensor of which nothing is assumed, whatever is of its arguments."""
-        if type(what) is not Described or not what.dtype.is_floating_point or has_rule(operation.name):
-            return False
-        return what.numel * what.dtype.itemsize > self._storages.most_bytes
+    def plain_result(self, call: OperatorCall) -> Described | None:
+        """What a call that has been answered gives whatever is of its arguments: one hollow tensor of which nothing is assumed;
+        None if that is not so."""
+        operator, result = call.operator, call.result
+        if type(result) is not torch.Tensor or operator.writes or has_rule(operator.name):
+            return None
+        if not result.is_floating_point() or result.nbytes <= self._storages.most_bytes:
+            return None
+        return Described(tuple(result.shape), tuple(result.stride()), result.dtype)
 
     @staticmethod
     def _most(on_gpu: bool, tensors: Any, kwargs: Any) -> int:
@@ -252,42 +204,39 @@ class HollowRecorder(Recorder):
             return 1 << 30
         return SMALL_ON_HOST
 
-    def _call(self, device: RankDevice, operation: Recorded, args: Any, kwargs: Any) -> Any:
-        return super()._computed(device, operation, None, args, kwargs)
-
-    def _described(self, operation: Recorded, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
+    def _described(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         """What it would give; None if nobody knows, so that it must be computed."""
-        chosen = selected(operation.name, func, args, kwargs or {})
+        chosen = selected(operator.name, func, args, kwargs or {})
         if chosen is not None:
             return chosen
         try:
             return described(func, args, kwargs or {}, key)
         except UnknownShapeError as error:
-            self._costs.unmodelled.say(f"computed without data: {operation.name}, as nobody knows what it gives")
+            self._unmodelled.say(f"computed without data: {operator.name}, as nobody knows what it gives")
             if any(each.numel() > SMALL_ON_HOST for each in listed_tensors(args)):
                 raise KernbenchError(
-                    f"{operation.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
+                    f"{operator.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
                     f"without data: register one with torch.library.register_fake ({error})"
                 ) from None
             return None
 
     # -- what is made and written ----------------------------------------------------------------------------------------
 
-    def _made(self, what: Any, func: Any, operation: Recorded, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
+    def _made(self, what: Any, func: Any, operator: TorchOperator, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
         if type(what) is Described:
-            return self._fresh(what, func, operation, args, kwargs, on_gpu)
+            return self._fresh(what, func, operator, args, kwargs, on_gpu)
         if type(what) in (list, tuple):
-            return type(what)(self._made(each, func, operation, args, kwargs, on_gpu=on_gpu) for each in what)
+            return type(what)(self._made(each, func, operator, args, kwargs, on_gpu=on_gpu) for each in what)
         return what
 
     def _fresh(
-        self, what: Described, func: Any, operation: Recorded, args: Any, kwargs: Any, on_gpu: bool
+        self, what: Described, func: Any, operator: TorchOperator, args: Any, kwargs: Any, on_gpu: bool
     ) -> torch.Tensor:
         tensor = allocate(what)
         small = tensor.nbytes <= self._storages.most_bytes
-        value = assume(func, operation.name, args, kwargs or {}, what.dtype, what.numel)
+        value = assume(func, operator.name, args, kwargs or {}, what.dtype, what.numel)
         if small:
-            if not places(operation.name, args, tensor):
+            if not places(operator.name, args, tensor):
                 fill(tensor, value)
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
@@ -296,13 +245,13 @@ class HollowRecorder(Recorder):
         note.stand_in = (0.0 if value is None else value) if small else value
         return tensor
 
-    def _written(self, operation: Recorded, func: Any, shape: _Shape, args: Any, kwargs: Any) -> Any:
-        given = [_argument(args, kwargs, at, name) for at, name in shape.written]
+    def _written(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any) -> Any:
+        given = [each.of(args, kwargs) for each in operator.writes]
         for target in listed_tensors(given):
             value = None
             if not isinstance(given[0], list | tuple):
-                value = assume(func, operation.name, args, kwargs or {}, target.dtype, target.numel())
-                if value is None and (shape.out or operation.name in _OVERWRITES):
+                value = assume(func, operator.name, args, kwargs or {}, target.dtype, target.numel())
+                if value is None and (operator.writes_out or operator.writes_all):
                     value = default_stand_in(target.dtype)
             self._mark(target, value)
         if not func._schema.returns:
@@ -330,13 +279,11 @@ class HollowRecorder(Recorder):
             value = before * (1.0 - part) + value * part
         stored.stand_in = value
 
-    def _mark_computed(
-        self, operation: Recorded, shape: _Shape, args: Any, kwargs: Any, result: Any, *, unknown: bool
-    ) -> None:
+    def _mark_computed(self, operator: TorchOperator, args: Any, kwargs: Any, result: Any, *, unknown: bool) -> None:
         """Results of what is assumed are assumed; those of what is known are known."""
         if unknown:
-            targets = [_argument(args, kwargs, at, name) for at, name in shape.written + shape.unsaid(args)]
-            if operation.name in _OVERWRITES and not any(
+            targets = [*operator.written(args, kwargs), *operator.written_unsaid(args)]
+            if operator.writes_all and not any(
                 stored is not None and stored.unknown for stored in map(stored_of, listed_tensors(args[1:]))
             ):
                 self._forget(targets[0])
@@ -358,7 +305,7 @@ class HollowRecorder(Recorder):
     def _looked(
         self,
         device: RankDevice,
-        operation: Recorded,
+        operator: TorchOperator,
         args: Any,
         kwargs: Any,
         tensors: list[torch.Tensor],
@@ -368,10 +315,10 @@ class HollowRecorder(Recorder):
     ) -> Any:
         """The value that the host gets."""
         if not hollow:
-            answer = operation.call(*args, **(kwargs or {}))
-        elif operation.name == "_local_scalar_dense":
+            answer = operator.call(*args, **(kwargs or {}))
+        elif operator.name == "_local_scalar_dense":
             answer = scalar(tensors[0].dtype, element_of(tensors[0]))
-        elif operation.name in ("equal", "allclose"):
+        elif operator.name in ("equal", "allclose"):
             answer = tensors[0].shape == tensors[1].shape
         else:
             answer = bool(element_of(tensors[0])) if tensors else None
@@ -382,7 +329,7 @@ class HollowRecorder(Recorder):
             by_itself = stated is not None or any(
                 note is not None and note.stated for note in map(stored_of, tensors[:1])
             )
-            name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operation.name, operation.name)
+            name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operator.name, operator.name)
             self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer
 

@@ -12,28 +12,21 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from kernbench.cost.flops import Counted, counted_format, counted_work
 from kernbench.cost.op_estimates import OpCosts, is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.simulation.accounts import Account
+from kernbench.torch_backend.operations.calls import OperatorCall
+from kernbench.torch_backend.operations.flop_formulas import formula_of
 from kernbench.torch_backend.relies_on import Reliance
 
-aten = torch.ops.aten
-
 RELIES_ON = (
-    Reliance("torch.utils.flop_counter.flop_registry", "formulas by operator, asked with arguments and `out_val`",
-             holds=lambda formulas: formulas[aten.mm](*_meta((2, 3), (3, 5)), out_val=_meta((2, 5))[0]) == 60),
-    Reliance("torch.ops.aten", "operations whose formula holds for those that stand for them", has=(
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward",
-    )),
     Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
     Reliance("torch.utils._pytree", "tensors among an operation's arguments", has=("tree_map_only",)),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward, and another one for each backward"),
@@ -46,24 +39,8 @@ RELIES_ON = (
     Reliance("torch.utils.checkpoint.CheckpointFunction.backward", "it repeats forward work, if it is reentrant"),
 )  # fmt: skip
 
-_LIKE = {
-    "_scaled_dot_product_flash_attention_for_cpu": aten._scaled_dot_product_efficient_attention,
-    "_scaled_dot_product_fused_attention_overrideable": aten._scaled_dot_product_efficient_attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": aten._scaled_dot_product_efficient_attention_backward,
-}
-"""Attention as it is called here, where a GPU would be called with an operation that torch has a formula for. Operands are the
-same: query, key, value, for the gradient after that of the result."""
-
-
-Call = tuple[Any, str, Any, Any, Any, Sequence[torch.Tensor], Sequence[torch.Tensor]]
-"""An operation, its name, arguments and result, and the tensors that it reads and writes."""
-
 _MOST_KNOWN = 1 << 16
 """Costs whose FLOPs are remembered; those of operators without a model are made anew at each call."""
-
-
-def _meta(*shapes: Sequence[int]) -> list[torch.Tensor]:
-    return [torch.empty(shape, device="meta") for shape in shapes]
 
 
 def _code(function: Any) -> Any:
@@ -82,13 +59,6 @@ _REPEATS = frozenset({
 _BACKWARD = frozenset({_code(torch.autograd.backward), _code(torch.autograd.grad)})
 
 
-def formula_of(func: Any) -> Any:
-    """torch's formula for an ``OpOverload``, None if it has none."""
-    packet = getattr(func, "overloadpacket", None)
-    found = flop_registry.get(packet)
-    return flop_registry.get(_LIKE.get(getattr(func, "_opname", ""))) if found is None else found
-
-
 class FlopCounts:
     """Counts what the operations of one rank's thread do.
 
@@ -102,45 +72,48 @@ class FlopCounts:
         self._task = -1
         self._repeats = False
 
-    def add(self, account: Account, cost: Cost, call: Call) -> None:
+    def add(self, account: Account, cost: Cost, call: OperatorCall) -> None:
         """Count an operation that costs ``cost`` to a rank's account."""
         known = self._known.get(id(cost))
         if known is None or known[0] is not cost:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
-            known = self._known[id(cost)] = cost, *self._ask(*call)
-        flops = known[2]
-        if flops:
-            totals = account.recomputed if self._repeating() else account.flops
-            totals[known[1]] = totals.get(known[1], 0) + flops
+            known = self._known[id(cost)] = cost, *self._ask(call)
+        self.count(account, known[1], known[2])
 
-    def add_whole(self, account: Account, call: Call) -> None:
+    def add_whole(self, account: Account, call: OperatorCall) -> None:
         """Count a custom operation whose kernels have been launched, which costs nothing besides them: by its formula."""
-        if formula_of(call[0]) is not None:
-            fmt, flops = self._ask(*call)
+        if formula_of(call.operator.func) is not None:
+            self.count(account, *self._ask(call))
+
+    def count(self, account: Account, fmt: str, flops: int) -> None:
+        """Add FLOPs of a format to a rank's account: to what it was asked for, or to what a backward pass repeats."""
+        if flops:
             totals = account.recomputed if self._repeating() else account.flops
             totals[fmt] = totals.get(fmt, 0) + flops
 
-    def _ask(
-        self, func: Any, name: str, args: Any, kwargs: Any, result: Any,
-        inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
-    ) -> Counted:  # fmt: skip
-        counted = self._counted(func, name, args, kwargs, result, inputs, outputs)
-        if not counted[1] and is_matrix_operation(name) and all(each.numel() for each in inputs):
+    def of(self, cost: Cost) -> tuple[str, int]:
+        """What has been counted of an operation with this cost: the format that is multiplied, and FLOPs; 0 if none were."""
+        known = self._known.get(id(cost))
+        return ("", 0) if known is None or known[0] is not cost else (known[1], known[2])
+
+    def _ask(self, call: OperatorCall) -> Counted:
+        name = call.operator.name
+        counted = self._counted(call, name)
+        if not counted[1] and is_matrix_operation(name) and all(each.numel() for each in call.inputs):
             self._costs.uncounted.add(name)
         return counted
 
-    def _counted(
-        self, func: Any, name: str, args: Any, kwargs: Any, result: Any,
-        inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
-    ) -> Counted:  # fmt: skip
-        formula = formula_of(func)
-        given, made = (tuple((each.shape, each.dtype) for each in tensors) for tensors in (inputs, outputs))
+    def _counted(self, call: OperatorCall, name: str) -> Counted:
+        formula = formula_of(call.operator.func)
+        given, made = (
+            tuple((each.shape, each.dtype) for each in each_side) for each_side in (call.inputs, call.outputs)
+        )
         if formula is None:
             return counted_work(self._costs, name, given, made)
         bare_args, bare_kwargs, bare_result = tree_map_only(
             torch.Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"),
-            (args, kwargs or {}, result),
+            (call.args, call.kwargs or {}, call.result),
         )  # fmt: skip
         try:
             return counted_format(name, given), int(formula(*bare_args, **bare_kwargs, out_val=bare_result))

@@ -1,53 +1,38 @@
-"""Streams that tell the order of events of what is put on them, where somebody wants to know it."""
+"""The order of events on streams: what is put on one happens after what its host and the stream have done."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from kernbench.cost.work import Cost
 from kernbench.sim_engine import Operation
 from kernbench.simulation.hosts import Host
+from kernbench.simulation.listening import Listener
 from kernbench.simulation.shadows import shadow_of, touch
-from kernbench.simulation.streams import Streams
 from kernbench.simulation.weak_memory import FutureWrite, older_of, writes_of
 
 
-class OrderedStreams(Streams):
-    """What hosts enqueue, and what it happens after."""
+class StreamOrder(Listener):
+    """Notes in operations what they happen after, and in the shadows of memory what collectives touch."""
 
-    def enqueue(
-        self,
-        host: Host,
-        name: str,
-        cost: Cost | None,
-        *,
-        tensors: Sequence[Any] = (),
-        deferred: bool = False,
-        detail: dict[str, Any] | None = None,
-        sip: int | None = None,
-    ) -> Operation:
-        """See :meth:`Streams.enqueue`."""
-        op = super().enqueue(host, name, cost, tensors=tensors, deferred=deferred, detail=detail, sip=sip)
+    def enqueued(self, host: Host, op: Operation) -> None:
+        """See :class:`Listener`."""
         order = host.order
         if order is not None and host.capture is None:
             order.one = not host.uses_gpu
             op.moment = order.enqueued(host.stream)
-        return op
 
-    def take(self, host: Host, tensor: torch.Tensor) -> torch.Tensor:
-        """See :meth:`Streams.take`."""
-        taken = super().take(host, tensor)
+    def taken(self, host: Host, tensor: torch.Tensor, taken: torch.Tensor) -> None:
+        """See :class:`Listener`."""
         kept = None if host.order is None else shadow_of(host.order, tensor)
         if kept is not None:
             kept.lend(taken)
-        return taken
 
-    def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """See :meth:`Streams.touch`. A collective reads its inputs, and writes its outputs, from now to its end."""
-        super().touch(host, op, inputs, outputs)
+    def posted(
+        self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """See :class:`Listener`. A collective reads its inputs, and writes its outputs, from now to its end."""
         order = host.order
         if order is None or host.capture is not None:
             return

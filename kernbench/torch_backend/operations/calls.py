@@ -1,0 +1,37 @@
+"""One call of an operator, on its way through the recorder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.operations.operators import TorchOperator
+
+
+class OperatorCall:
+    """A call of an operator, as listeners are given it.
+
+    Attributes:
+        device: of the rank that calls.
+        operator: what is known of it.
+        args, kwargs: as it was called.
+        result: what it has given; None before it is computed.
+        inputs, outputs: tensors that it reads, and gives or writes, as they are priced.
+        over_links: whether some of what it reads may be in other SIPs' memory.
+        kept: what listeners keep from one stage to the next, by listener.
+    """
+
+    __slots__ = ("args", "device", "inputs", "kept", "kwargs", "operator", "outputs", "over_links", "result")
+
+    def __init__(self, device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -> None:
+        self.device = device
+        self.operator = operator
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+        self.inputs: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+        self.over_links = False
+        self.kept: dict[Any, Any] = {}

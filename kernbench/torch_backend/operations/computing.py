@@ -1,0 +1,64 @@
+"""The values of torch's operations, where there is data: torch's kernels for the CPU, with a GPU's random numbers and sums."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from kernbench.torch_backend.gpu.generators import home_of
+from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.operations.calls import OperatorCall
+from kernbench.torch_backend.operations.operators import TorchOperator
+
+
+class Executor(Protocol):
+    """Gives the results of operations."""
+
+    hollow: bool
+    """Whether large results have no bytes."""
+
+    def compute(self, call: OperatorCall) -> Any:
+        """The result of a call."""
+
+
+class ComputedValues:
+    """Computes operations.
+
+    Args:
+        widens: whether 16-bit products are computed in 32 bits where the CPU has no engine for them.
+    """
+
+    hollow = False
+
+    def __init__(self, *, widens: bool) -> None:
+        self._widens = widens
+
+    def compute(self, call: OperatorCall) -> Any:
+        """See :class:`Executor`."""
+        operator, args, kwargs = call.operator, call.args, call.kwargs
+        if operator.draws and (kwargs or call.device.host.uses_gpu):
+            return _draw(call.device, operator, args, kwargs or {})
+        if operator.wide is not None and self._widens:
+            return operator.wide(*args, **(kwargs or {}))
+        return operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+
+
+def _draw(device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -> Any:
+    """Run an operation that draws random numbers: on a GPU, from that GPU's generator."""
+    wanted = kwargs.get("device")
+    if wanted is not None:
+        index = device.number(wanted) if wanted.type == "cuda" else None
+    else:
+        blocks = (block_of(each) for each in args if isinstance(each, torch.Tensor))
+        index = next((device.index_of(block.memory.sip) for block in blocks if block is not None), None)
+    given = kwargs.get("generator")
+    if given is not None:
+        kwargs = {**kwargs, "generator": home_of(given)}
+    if index is not None and device.host.capture is not None:
+        device.host.capture.draw(device.generators.home(index) if given is None else kwargs["generator"])
+    if index is None or given is not None:
+        return operator.call(*args, **kwargs)
+    with device.generators.drawing(index):
+        return operator.call(*args, **kwargs)

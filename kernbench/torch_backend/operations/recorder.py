@@ -1,0 +1,386 @@
+"""Every torch operation of a rank, on that rank's stream in virtual time: the path of an operation.
+
+A dispatch mode per rank sees each operation below autograd, also those of a backward pass. Operations on tensors that are
+on a simulated GPU are recorded; in a program that uses no GPU, those on any tensor are. Views cost nothing.
+
+An operation goes down once: its row (:mod:`~kernbench.torch_backend.operations.operators`) says what kind it is; it is computed
+(:class:`~kernbench.torch_backend.operations.computing.Executor`); its result is placed in a SIP's memory; it is priced, and put
+on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.listening.Listener`).
+
+An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame
+from torch.utils import _python_dispatch as python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernbench.cost.work import Cost
+from kernbench.simulation.capture_effects import keep
+from kernbench.simulation.listening import Stages
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
+from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
+from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, resized
+from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.operations.calls import OperatorCall
+from kernbench.torch_backend.operations.capturing import capture
+from kernbench.torch_backend.operations.computing import Executor
+from kernbench.torch_backend.operations.flop_counts import FlopCounts
+from kernbench.torch_backend.operations.host_costs import HostCosts
+from kernbench.torch_backend.operations.operators import (
+    COLLECTIVE,
+    COMPOSITE,
+    CUSTOM,
+    SKIP,
+    TRANSFER,
+    VIEW,
+    TorchOperator,
+    operators,
+)
+from kernbench.torch_backend.relies_on import Reliance
+
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+"""What classes of tensors have that see no operations themselves: they are recorded as any tensor."""
+
+RELIES_ON = (
+    Reliance("torch._C._disabled_torch_dispatch_impl", "subclasses without a dispatch of their own have it",
+             holds=lambda disabled: torch.Tensor.__torch_dispatch__ is disabled),
+    Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
+    Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
+    Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C._dynamo.eval_frame", "these have Dynamo step over a function", has=(
+        "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy",
+    )),
+)  # fmt: skip
+
+
+class Recorder(TorchDispatchMode):
+    """Records operations.
+
+    Args:
+        simulation: prices them.
+        who: gives the device of the host that runs.
+        executor: gives their results.
+        stages: the features that listen.
+        shared: whether several ranks run in the thread where it is on. While one of them waits inside an operation, torch has
+            taken the mode off; the others need it.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        who: Callable[[], RankDevice],
+        executor: Executor,
+        stages: Stages,
+        *,
+        shared: bool = False,
+    ) -> None:
+        super().__init__()
+        self._who = who
+        self._hosts = simulation.hosts
+        self._shared = shared
+        self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
+        self._executor = executor
+        self._stages = stages
+        self._values = simulation.values
+        self._costs = simulation.op_costs
+        target = simulation.topology.device.target
+        self._capability = int(target.arch) if target.backend == "cuda" else 0
+        self._host_costs = HostCosts.of(simulation.topology.system.host)
+        self._flops = FlopCounts(simulation.op_costs)
+        self._enqueue = simulation.streams.enqueue
+        self._descriptions = simulation.descriptions
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here that Dynamo could trace, and wrapping would import it
+
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]  # torch's is a class method, called on the object
+        """Whether Dynamo may compile beneath this mode, which sees what was compiled when it runs (ADR 0111).
+
+        Where ranks share a thread, they share what Dynamo does with it: what they put on GPUs runs as it is written.
+        """
+        return not self._shared or not self._who().host.uses_gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for cls in types:
+            if is_described(cls):
+                return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
+            if cls not in PLAIN and cls.__torch_dispatch__ is not _NO_DISPATCH:
+                if getattr(func, "namespace", "") == "c10d" and self._who().dispatched is not None:
+                    break
+                if (watcher := self._who().host.watcher) is not None:
+                    watcher.passed_on()
+                return NotImplemented  # a subclass unwraps itself: its own operations are recorded
+        operator = operators[func]
+        if not types and operator.higher_order and any(is_described(type(each)) for each in listed_tensors(args)):
+            return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
+        device = self._who()
+        host = device.host
+        if host.unsettled:
+            with self._while_waiting():
+                self._values.settle_stream()
+        if device.dispatched is not None and operator.kind == SKIP and func.namespace == "c10d":
+            carry_out, device.dispatched = device.dispatched, None
+            with open_recorder(self):
+                return carry_out()
+        if host.capture is not None and not host.unrecorded and operator.mutates:
+            keep(host, listed_tensors((*args, *(kwargs or {}).values())))
+        if SKIP < operator.kind < VIEW:
+            operator = operator.chosen(args, kwargs, host.rank)
+        call = OperatorCall(device, operator, args, kwargs)
+        if SKIP < operator.kind < VIEW:
+            call.kwargs = kwargs or {}
+            return self._opened(call)
+        if operator.host_reads and not host.unrecorded:
+            with self._while_waiting():
+                _before_host_read(device, operator.name, args[0])
+        if operator.check is not None and self._capability:
+            operator.check(self._capability, args)
+        if operator.kind == SKIP and host.watcher is not None:
+            with host.watcher.within():
+                return self._computed(call)
+        result = self._computed(call)
+        if host.unrecorded or self._hosts.inside_kernel:
+            return result
+        if operator.kind == VIEW:
+            if host.each is None and (not host.uses_gpu or block_of(args[0]) is not None):
+                host.prepare(self._host_costs.view)
+        elif operator.kind > VIEW and not operator.host_reads:
+            if host.capture is not None and not operator.allocates:
+                capture(call)  # before it is recorded, as below: it waits for kernels
+            self._record(call)
+        return result
+
+    def _computed(self, call: OperatorCall) -> Any:
+        """Compute an operation."""
+        stages = self._stages
+        with stages.around_computing(call) if stages.computing else _nothing:
+            if call.operator.host_reads and not call.device.host.unrecorded:
+                for listener in stages.looking:
+                    listener(call)
+            call.result = self._executor.compute(call)
+        for listener in stages.computed:
+            listener(call)
+        return call.result
+
+    def _opened(self, call: OperatorCall) -> Any:
+        """Run an operation that consists of others with the mode on, so that it sees them.
+
+        A custom operation stands for one kernel: what it computes with torch is placed and takes no time of its own. Kernels
+        that it launches and collectives that it calls do; where there are any, they are all that it takes.
+        """
+        device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs
+        if operator.kind == COLLECTIVE:
+            return _functional_collective(device, operator.call, args, kwargs)
+        host = device.host
+        if operator.kind == COMPOSITE and any(map(is_nested, args)):
+            # what it is composed of asks for a shape, which these have not: it is one operation, as C++ has it
+            result = self._computed(call)
+            if not (host.unrecorded or self._hosts.inside_kernel or is_view(result, args[0])):
+                self._record(call)
+            return result
+        custom, tails = operator.kind == CUSTOM, list(host.tails.values())
+        device.in_custom_operation += custom
+        on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
+        try:
+            with open_recorder(self), nullcontext() if host.watcher is None else host.watcher.within():
+                call.result = operator.body(args, kwargs, on_gpu, host.rank)
+        finally:
+            device.in_custom_operation -= custom
+        if custom and not (host.unrecorded or self._hosts.inside_kernel):
+            now = list(host.tails.values())
+            launched = len(now) != len(tails) or any(a is not b for a, b in zip(now, tails, strict=True))
+            self._record(call, launched=launched)
+        return call.result
+
+    def _record(self, call: OperatorCall, *, launched: bool = False) -> None:
+        """Put what an operation has given where it belongs, and the operation on its stream.
+
+        ``launched``: kernels of its own are there already, and are all that it takes.
+        """
+        if self._placed(call):
+            self._price(call, launched=launched)
+        for listener in self._stages.recorded:
+            listener(call)
+
+    def _placed(self, call: OperatorCall) -> bool:
+        """Put the results in the memory of the GPU that they are on; whether the operation is one of the device's."""
+        device, operator, args, kwargs, result = call.device, call.operator, call.args, call.kwargs, call.result
+        shared, transfers = False, operator.kind == TRANSFER
+        call.inputs = inputs = _as_they_are(listed_tensors(args))
+        call.outputs = outputs = _as_they_are(
+            [result] if isinstance(result, torch.Tensor) else listed_tensors((result,))
+        )
+        for output in outputs:
+            if type(output) not in PLAIN and not tells_of_looks(output):
+                return False
+        if not device.host.uses_gpu:
+            return True
+        blocks = [block_of(tensor) for tensor in inputs]
+        source = next((block for block in blocks if block is not None), None)
+        shared = any(block.shared for block in blocks if block is not None)
+        on_device = source is not None
+        wanted = kwargs.get("device") if kwargs else None
+        placed = on_device
+        if wanted is not None:
+            placed = wanted.type == "cuda" or (on_device and _stays(device, operator.name, inputs, outputs))
+            if transfers and placed != on_device:
+                goes_on = not placed and operator.is_non_blocking(args, kwargs)
+                if goes_on:
+                    pinned(outputs[0])  # what torch allocates for it is
+                with self._while_waiting():
+                    target = device.memory_at(wanted) if placed else None
+                    device.transfer(outputs, target, inputs[0], waits=not goes_on)
+                return False
+        if not placed:
+            return False
+        if transfers and wanted is None and len(blocks) == 2:  # `copy_`
+            there, origin = blocks
+            if (there is None) != (origin is None):
+                goes_on = there is None and is_pinned(outputs[0]) and operator.is_non_blocking(args, kwargs)
+                with self._while_waiting():
+                    device.transfer(outputs, None if there is None else there.memory, inputs[1], waits=not goes_on)
+                return False
+            if there is not None and origin is not None and there.memory is not origin.memory:
+                device.peer_copy(outputs, origin.memory, there.memory)
+                return False
+        memory = device.memory if source is None or source.shared else source.memory
+        for output in outputs:
+            place_result(output, memory)
+            if not inputs:
+                resized(output)
+        call.over_links = shared
+        return True
+
+    def _price(self, call: OperatorCall, *, launched: bool) -> None:
+        """Count what the operation does, and put it on the host's stream."""
+        device, operator, inputs, outputs = call.device, call.operator, call.inputs, call.outputs
+        host = device.host
+        if operator.allocates or not (outputs or inputs):
+            return
+        if launched or (device.in_custom_operation and operator.kind != CUSTOM):
+            if launched and not device.in_custom_operation:
+                self._flops.add_whole(host.account, call)
+            return
+        if operator.unreturned:
+            outputs += operator.written_unreturned(call.args, call.kwargs)
+        flag = operator.is_flagged(call.args, call.kwargs)
+        try:
+            cost = self._cost(operator, inputs, outputs, flag)
+        except RuntimeError:
+            if not any(map(is_nested, (*inputs, *outputs))):
+                raise
+            inputs, outputs = call.inputs, call.outputs = as_rows(inputs), as_rows(outputs)
+            cost = self._cost(operator, inputs, outputs, flag)
+        if operator.multiplies and not device.in_custom_operation:
+            self._flops.add(host.account, cost, call)
+        if call.over_links:
+            cost = device.over_links(cost, inputs)
+        if device.diverted is not None:
+            device.diverted(operator.name, inputs, outputs, cost)
+            return
+        if host.each is None:
+            host.prepare(self._host_costs.around(inputs))
+        op = self._enqueue(host, operator.title, cost)
+        if self._descriptions is not None:
+            self._descriptions.record(op, inputs, outputs, self._flops.of(cost)[1])
+
+    def _cost(
+        self, operator: TorchOperator, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
+    ) -> Cost:
+        """What it takes. Raises RuntimeError if a tensor has no shape."""
+        crossed = operator.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
+        return self._costs.of_tensors(operator.name, inputs, outputs, flag, crossed)
+
+
+_nothing: Any = nullcontext()
+
+
+def _functional_collective(device: RankDevice, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A functional collective: C++ allocates what it gives, which is where what it was given is."""
+    given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
+    blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
+    block = next(filter(None, blocks), None) if device.host.uses_gpu else None
+    if block is None:
+        return call(*args, **kwargs)
+    before, device.collective_memory = device.collective_memory, block.memory
+    try:
+        result = call(*args, **kwargs)
+    finally:
+        device.collective_memory = before
+    for each in result if isinstance(result, list | tuple) else (result,):
+        place(each, block.memory)
+    return result
+
+
+def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors without classes that see no operations: what these say of them (a shape of their own) is not asked."""
+    for tensor in tensors:
+        if type(tensor) not in PLAIN:
+            break
+    else:
+        return tensors
+    return [
+        each if tells_of_looks(each) or type(each).__torch_dispatch__ is not _NO_DISPATCH else plain_of(each)
+        for each in tensors
+    ]
+
+
+def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether neighbours in the memory of a copy are none in that of the original: rows become columns."""
+    if source.shape != target.shape or source.layout is not torch.strided:
+        return False
+    beside = zip(source.shape, source.stride(), target.stride(), strict=True)
+    return any(there == 1 and size > 1 and here > 1 for size, here, there in beside)
+
+
+def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    """Whether a result stays on the GPU of its input although C++ says that it is for the CPU, where it takes both to be:
+    room for a leaf's gradient, and casts that the program has not asked to be on the host (``type_as``, those of a loss)."""
+    if name == "new_empty_strided":
+        return torch._C._current_graph_task_id() >= 0
+    return not device.moving and bool(inputs and outputs) and inputs[0].dtype is not outputs[0].dtype
+
+
+def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> None:
+    """The host is about to get a value: from a GPU, by a copy; else what the rank has enqueued has ended by then."""
+    simulation, host, block = device.simulation, device.host, block_of(tensor)
+    if block is None and host.uses_gpu:
+        return
+    if simulation.hooks is not None:
+        simulation.hooks.host_read(tensor, name)
+    if block is None:
+        simulation.host_reads.finish_stream(host.stream)
+        return
+    simulation.host_reads.to_host(block.memory.sip, tensor.element_size())
+    if block.shared:
+        device.look_around(name)
+
+
+@contextmanager
+def open_recorder(recorder: Recorder) -> Iterator[None]:
+    """Record for the length of a block, in this thread."""
+    # not `with recorder`: that also keeps flags per process, which ranks would leave in another order than they entered
+    python_dispatch._push_mode(recorder)
+    try:
+        yield
+    finally:
+        python_dispatch._pop_mode()
+
+
+# `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
+# seconds.
+_skip = eval_frame._FrameAction.SKIP
+eval_frame.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))
