@@ -20,9 +20,9 @@ from kernbench.errors import KernbenchError
 from kernbench.simulation.groups import Communicator
 from kernbench.simulation.shadows import allocated, forget
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.operations.filling import fill_fresh
 from kernbench.torch_backend.gpu.placement import block_of, place_shared
 from kernbench.torch_backend.modes import plain_torch
+from kernbench.torch_backend.operations.filling import fill_fresh
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
