@@ -244,6 +244,7 @@ class OpCosts:
 
     Attributes:
         unmodelled: operators that were counted by their bytes because nothing is known of them.
+        epoch: another number whenever what operations cost may have changed.
         flops: what operations count, kept by whoever counts with the costs that they have: by ``id`` of the cost that
             :meth:`of_tensors` gives, that cost, the format that is multiplied, and FLOPs.
         uncounted: operations of the matrix engines whose FLOPs nobody knows.
@@ -265,10 +266,12 @@ class OpCosts:
         self.uncounted: set[str] = set()
         self.flops: dict[int, tuple[Cost, str, int]] = {}
         self.unmodelled = Unmodelled(where)
+        self.epoch = 0
         tell_changes(self)
 
     def forget(self) -> None:
         """What operators cost has changed."""
+        self.epoch += 1
         self._known.clear()
         self._otherwise.clear()
         self.flops.clear()
@@ -277,6 +280,7 @@ class OpCosts:
         """From now on operations that are bound by memory find their operands there, or (not ``cold``) in the last-level cache
         if they fit."""
         if cold != self._cold:
+            self.epoch += 1
             self._cold = cold
             self._known, self._otherwise = self._otherwise, self._known
 
@@ -284,6 +288,10 @@ class OpCosts:
         """What the program or a plugin says that an operator costs, by any of its names; None if neither says anything."""
         known = qualified(name)
         return registered(known) or self._brought.get(known)
+
+    def is_known(self, name: str) -> bool:
+        """Whether anything says what an operator costs: others are counted, at each call."""
+        return find(name) is not None or self.stated(name) is not None
 
     def of(self, name: str, inputs: Tensors, outputs: Tensors, *, flag: bool = False, crossed: bool = False) -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.

@@ -46,8 +46,6 @@ class _Ticket:
 class RankHost(Host):
     """The host of a rank that is a process."""
 
-    __slots__ = ("side",)
-
     side: Uplink
 
     def let_wait(self, name: str, operations: Any) -> None:
@@ -87,7 +85,8 @@ class Uplink:
         self.apart = False
         self.posted: dict[int, Posted] = {}
         before = simulation.hosts.of_rank[rank]
-        self.host = RankHost(rank, before.sip, simulation.seed, before.clock)
+        # its operations are put on streams in the simulation's process: none is on the bare path
+        self.host = RankHost(rank, before.sip, simulation.seed, before.clock, detours=simulation.hosts.detours + 1)
         self.host.side = self
 
     def part(self) -> None:

@@ -20,8 +20,8 @@ from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.interference import Interference
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
-from kernbench.sim_engine.op_log import DEFAULT_LIMIT, OpLog
-from kernbench.sim_engine.operation import COMPUTE_STREAM, ON_PES, DeviceStream, Operation
+from kernbench.sim_engine.op_log import DEFAULT_LIMIT, FOLD_AT, OpLog, Row, Title
+from kernbench.sim_engine.operation import COMPUTE_STREAM, ON_PES, DeviceStream, Lane, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
@@ -133,7 +133,7 @@ class GraphEngine:
         """What has not been resolved never will be (its world is gone): streams go on without it."""
         for stream in self._streams.values():
             if stream.tail is not None and stream.tail.end is None:
-                stream.tail = None
+                stream.tail, stream.end = None, 0.0
         self.interference.clear()
         self.clocks.clear()
 
@@ -147,8 +147,9 @@ class GraphEngine:
         if op.duration is not None and not after:
             stream = self.stream(op.sip, op.stream)
             tail = stream.tail
-            if tail is None or tail.end is not None:  # nearly always: its times are known at once
-                start = op.enqueue if tail is None or tail.end is None or tail.end < op.enqueue else tail.end
+            free = stream.end if tail is None else tail.end
+            if free is not None:  # nearly always: its times are known at once
+                start = op.enqueue if free < op.enqueue else free
                 op.duration = self._beside(op, start, op.duration)
                 op.start, op.end = start, start + op.duration
                 stream.tail = op
@@ -168,6 +169,35 @@ class GraphEngine:
         self._chain(op, after, start_at)
         return op
 
+    def append(self, lane: Lane, title: Title, enqueue: float, seconds: float, host: float) -> Row | Operation:
+        """Put an operation of ``seconds`` on PEs on a stream and into the log: as a row, if its end is known, which it nearly
+        always is. ``host``: seconds of the host for it.
+
+        For operations at the usual pace, where no cost model has a say.
+        """
+        stream = lane.queue
+        tail = stream.tail
+        free = stream.end if tail is None else tail.end
+        if free is None:
+            op = Operation(title.name, title.kind, lane.rank, lane.sip, lane.stream, enqueue, seconds, title.spread)
+            op.nbytes, op.host = title.nbytes, host
+            return self.submit(op)
+        start = enqueue if free < enqueue else free
+        if title.kind == "gemm":
+            seconds = self.clocks.slowed(lane.sip, start, seconds)
+        if self.interference.posted:
+            seconds = self.interference.stretched(lane.sip, title.kind, start, seconds)
+        end = start + seconds
+        stream.tail, stream.end = None, end
+        row = title, lane, enqueue, start, end, seconds, host
+        recent = self.op_log.operations.recent
+        recent.append(row)
+        if len(recent) >= FOLD_AT:
+            self.op_log.fold()
+        if end > self.latest_end:
+            self.latest_end = end
+        return row
+
     def set_duration(self, op: Operation, seconds: float) -> None:
         """Tell how long ``op`` takes, now that it has been executed."""
         op.duration = seconds if self.cost_model is None else self.cost_model(op, seconds)
@@ -181,7 +211,7 @@ class GraphEngine:
         if op.kind == "gemm":
             seconds = self.clocks.slowed(op.sip, start, seconds)
         if op.kind in ON_PES:
-            return self.interference.stretched(op, start, seconds)
+            return self.interference.stretched(op.sip, op.kind, start, seconds)
         return seconds
 
     def end_after_waiting(self, op: Operation, seconds: float, waited: float) -> None:
@@ -215,9 +245,12 @@ class GraphEngine:
         stream = self.stream(op.sip, op.stream)
         tail, stream.tail = stream.tail, op
         self.op_log.add(op)
+        free = stream.end if tail is None else tail.end
         start = op.enqueue
-        if tail is not None and tail.end is not None and not after:  # nearly always
-            return (start if start > tail.end else tail.end), ()
+        if free is not None and free > start:
+            start = free
+        if free is not None and not after:  # nearly always
+            return start, ()
         pending: list[Operation] = []
         for other in after if tail is None else (tail, *after):
             if other.end is None:

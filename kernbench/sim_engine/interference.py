@@ -69,21 +69,25 @@ class _Posted:
 
 
 class Interference:
-    """The collectives that each SIP has been given, and how much slower they make a kernel."""
+    """The collectives that each SIP has been given, and how much slower they make a kernel.
+
+    Attributes:
+        posted: by SIP, those that may not be over.
+    """
 
     def __init__(self) -> None:
-        self._posted: dict[int, list[_Posted]] = {}
+        self.posted: dict[int, list[_Posted]] = {}
         self._by_operation: dict[Operation, _Posted] = {}
 
     def expect(self, op: Operation, after: Sequence[Operation], load: Load) -> None:
         """``op`` is one member's part of a collective; it starts once ``after`` have ended."""
         if load.compute or load.memory:
             posted = self._by_operation[op] = _Posted(op, after, load)
-            self._posted.setdefault(op.sip, []).append(posted)
+            self.posted.setdefault(op.sip, []).append(posted)
 
-    def stretched(self, op: Operation, start: float, seconds: float) -> float:
-        """How long a kernel of ``seconds`` takes that starts at ``start``."""
-        all_posted = self._posted.get(op.sip)
+    def stretched(self, sip: int, kind: str, start: float, seconds: float) -> float:
+        """How long an operation of ``seconds`` on PEs takes that starts at ``start``; ``kind``: see :class:`Operation`."""
+        all_posted = self.posted.get(sip)
         if not all_posted:
             return seconds
         now, left, past = start, seconds, 0
@@ -99,7 +103,7 @@ class Interference:
                 continue
             alone = max(begin - now, 0.0)
             now, left = now + alone, max(left - alone, 0.0)
-            slower = 1 + (posted.load.compute if op.kind in ("gemm", "attention") else posted.load.memory)
+            slower = 1 + (posted.load.compute if kind in ("gemm", "attention") else posted.load.memory)
             beside = max(min(left * slower, end - now), 0.0)
             now, left = now + beside, left - beside / slower
         if past:
@@ -130,5 +134,5 @@ class Interference:
 
     def clear(self) -> None:
         """What has been posted will not run: its world is gone."""
-        self._posted.clear()
+        self.posted.clear()
         self._by_operation.clear()

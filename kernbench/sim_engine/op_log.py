@@ -1,21 +1,27 @@
 """The op log: what ran, where, when, on which memory.
 
 One record per copy, kernel, GEMM, elementwise or reduction operation and collective, and one per chunk step of a
-collective. Records of chunk steps are expanded from the plan's arrays when somebody reads them, so that a large
+collective. Records of chunk steps are expanded from the plan's arrays when they are read, so that a large
 collective costs the log nothing while it runs.
+
+An operation whose times are known when it is enqueued, and which is like others before it, is a :data:`Row`; rows are kept in
+columns, 48 bytes each. It becomes an :class:`Operation` for readers, and for what waits for it. Others are objects from
+the start.
 """
 
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, overload
 
 from kernbench.errors import ConfigError
 from kernbench.memory.ledger import Ledger
 from kernbench.sim_engine.condition import Condition
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import Lane, Operation
 from kernbench.sim_engine.plan_run import PlanRun
 
 
@@ -89,8 +95,127 @@ HostWait = tuple[int | None, float, float, "Operation | Condition", int]
 """A host that waited: rank (None: main), from and until when (s), for what, and its SIP. A plain tuple: waits are many."""
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class Title:
+    """What operations of one plan have in common.
+
+    Attributes:
+        name, kind, nbytes: see :class:`Operation`.
+        spread: shares of its duration by which measurements lie below and above it.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    spread: tuple[float, float]
+
+
+Row = tuple[Title, Lane, float, float, float, float, float]
+"""An operation that has ended: what it is, whose, when it was enqueued, started and ended, how long it took, and the host's
+seconds for it."""
+
+
+def as_operation(entry: Any) -> Any:
+    """A row as the :class:`Operation` that it is; all else as it is."""
+    if type(entry) is not tuple:
+        return entry
+    title, lane, enqueue, start, end, seconds, host = entry
+    op = Operation(title.name, title.kind, lane.rank, lane.sip, lane.stream, enqueue, seconds, title.spread)
+    op.nbytes, op.host, op.start, op.end = title.nbytes, host, start, end
+    return op
+
+
+FOLD_AT = 4096
+"""Entries that a log keeps as they come before it puts them into columns."""
+
+
+class Columns(Sequence[Operation]):
+    """Operations in the order of enqueueing. Rows are in columns, the others objects beside them."""
+
+    def __init__(self) -> None:
+        self.recent: list[Row | Operation] = []
+        self._times = array("d")  # five of each row: those behind its title and its lane
+        self._heads = array(
+            "I"
+        )  # two of each row: the numbers of its title and of its lane; of an object, twice `_OBJECT`
+        self._objects: dict[int, Operation] = {}
+        self._known: dict[Any, int] = {}
+        self._by_number: list[Any] = []
+        self._dropped = 0
+
+    def append(self, entry: Row | Operation) -> None:
+        """Note an operation."""
+        self.recent.append(entry)
+        if len(self.recent) >= FOLD_AT:
+            self.fold()
+
+    def fold(self) -> None:
+        """Put what has come lately into the columns."""
+        recent, numbers = self.recent, self._known
+        first = self._dropped + len(self._heads) // 2
+        rows = []
+        for at, entry in enumerate(recent):
+            if type(entry) is tuple:
+                rows.append(entry)
+                for head in entry[:2]:
+                    if head not in numbers:
+                        numbers[head] = len(self._by_number)
+                        self._by_number.append(head)
+            else:
+                self._objects[first + at] = entry  # type: ignore[assignment]
+                rows.append(_NO_ROW)
+        self._heads.extend(
+            chain.from_iterable([(numbers.get(row[0], _OBJECT), numbers.get(row[1], 0)) for row in rows])
+        )
+        self._times.extend(chain.from_iterable([row[2:] for row in rows]))
+        recent.clear()
+
+    def drop(self, count: int) -> list[Operation]:
+        """Forget the first ``count``, which are given once more."""
+        self.fold()
+        gone = self[:count]
+        del self._heads[: 2 * count], self._times[: 5 * count]
+        for number in range(self._dropped, self._dropped + count):
+            self._objects.pop(number, None)
+        self._dropped += count
+        return gone
+
+    def __len__(self) -> int:
+        return len(self._heads) // 2 + len(self.recent)
+
+    def _folded(self, at: int) -> Operation:
+        title = self._heads[2 * at]
+        if title == _OBJECT:
+            return self._objects[self._dropped + at]
+        heads, times = self._by_number, self._times
+        found: Operation = as_operation((heads[title], heads[self._heads[2 * at + 1]], *times[5 * at : 5 * at + 5]))
+        return found
+
+    @overload
+    def __getitem__(self, at: int) -> Operation: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Operation]: ...
+    def __getitem__(self, at: int | slice) -> Operation | list[Operation]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        number = at + len(self) if at < 0 else at
+        folded = len(self._heads) // 2
+        if 0 <= number < folded:
+            return self._folded(number)
+        if not folded <= number < len(self):
+            raise IndexError(at)
+        found: Operation = as_operation(self.recent[number - folded])
+        return found
+
+    def __iter__(self) -> Iterator[Operation]:
+        return map(self.__getitem__, range(len(self)))
+
+
+_OBJECT = (1 << 32) - 1
+_NO_ROW: Any = (None, None, 0.0, 0.0, 0.0, 0.0, 0.0)
+
 DEFAULT_LIMIT = 1_000_000
-"""Operations that a log keeps unless told otherwise: about half a gigabyte."""
+"""Operations that a log keeps unless told otherwise."""
 
 
 class OpLog:
@@ -115,7 +240,7 @@ class OpLog:
             raise ConfigError(
                 f"log_limit {limit}: expected the number of operations to keep, at least 1, or None for all"
             )
-        self.operations: list[Operation] = []
+        self.operations = Columns()
         self.collectives: list[CollectiveTrace] = []
         self.waits: list[HostWait] = []
         self.ledgers: list[Ledger] = []
@@ -131,6 +256,13 @@ class OpLog:
         if len(operations) > self._most:
             self._drop(len(operations) - self._limit)
 
+    def fold(self) -> None:
+        """Put rows that have come lately into the columns, and drop what is over the limit."""
+        operations = self.operations
+        operations.fold()
+        if len(operations) > self._most:
+            self._drop(len(operations) - self._limit)
+
     def add_wait(self, wait: HostWait) -> None:
         """Note that a host has waited."""
         waits = self.waits
@@ -140,9 +272,8 @@ class OpLog:
             self.begin = max(self.begin, waits[0][2])
 
     def _drop(self, count: int) -> None:
-        operations = self.operations
-        self.begin = max([self.begin, *(op.enqueue if op.end is None else op.end for op in operations[:count])])
-        del operations[:count]
+        gone = self.operations.drop(count)
+        self.begin = max([self.begin, *(op.enqueue if op.end is None else op.end for op in gone)])
         self.dropped += count
         self.waits = [wait for wait in self.waits if wait[2] >= self.begin]
         self.collectives = [

@@ -168,11 +168,35 @@ def _tell() -> None:
 
 
 class DeviceStream:
-    """An in-order queue of operations on one SIP: each starts after the one before it has ended."""
+    """An in-order queue of operations on one SIP: each starts after the one before it has ended.
 
-    __slots__ = ("name", "sip", "tail")
+    Attributes:
+        tail: the last operation; None: there was none, or it was a row of the log, which ended at ``end``.
+        end: virtual seconds.
+    """
+
+    __slots__ = ("end", "name", "sip", "tail")
 
     def __init__(self, sip: int, name: str) -> None:
         self.sip = sip
         self.name = name
         self.tail: Operation | None = None
+        self.end = 0.0
+
+
+class Lane:
+    """One rank's operations on one stream, as rows of the log have it.
+
+    Attributes:
+        rank: None for main.
+        queue: the stream.
+        sip, stream: its SIP and its name.
+    """
+
+    __slots__ = ("queue", "rank", "sip", "stream")
+
+    def __init__(self, rank: int | None, queue: DeviceStream) -> None:
+        self.rank = rank
+        self.queue = queue
+        self.sip = queue.sip
+        self.stream = queue.name

@@ -61,6 +61,8 @@ class FunctionLaunch:
         hosts = self._hosts
         args = tuple(plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in self._args)
         hosts.inside_kernel = True
+        host = hosts.current()
+        host.detours += 1
         try:
             for index in itertools.product(*map(range, self._grid)):
                 self._kernel(index[0] if len(index) == 1 else index, *args)
@@ -68,6 +70,7 @@ class FunctionLaunch:
             return Finished([error])
         finally:
             hosts.inside_kernel = False
+            host.detours -= 1
         return Finished([None])
 
 

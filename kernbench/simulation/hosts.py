@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,8 @@ from kernbench.errors import KernbenchError
 from kernbench.order import Order, RankOrder
 from kernbench.scheduler import RankScheduler
 from kernbench.scheduler.crew import acts_for_a_rank
-from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.sim_engine.op_log import as_operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Lane, Operation
 from kernbench.simulation.accounts import Account
 from kernbench.simulation.folding import Folding
 from kernbench.simulation.graph_capture import GraphCapture
@@ -49,6 +51,40 @@ class HostWatcher(Protocol):
         """For the length of a block, while an operation is recorded, what torch computes is the program's again."""
 
 
+def _detour(name: str, usual: object) -> Any:
+    """An attribute of a host on which the bare path of an operation depends: another value than the ``usual`` one is one more
+    reason to take the whole path (:attr:`Host.detours`)."""
+    slot = f"_{name}"
+
+    def change(host: Host, value: object) -> None:
+        host.detours += (value is not usual) - (getattr(host, slot) is not usual)
+        setattr(host, slot, value)
+
+    return property(attrgetter(slot), change)
+
+
+class Tails(dict[str, Any]):
+    """The last operation that a host has put on each of its streams, by the stream's name.
+
+    One of the bare path is kept as the row of the log that it is, and is an :class:`Operation` to all that look.
+    """
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The last operation of a stream."""
+        return as_operation(super().get(name, default))
+
+    def __getitem__(self, name: str) -> Operation:
+        return as_operation(super().__getitem__(name))
+
+    def values(self) -> list[Operation]:  # type: ignore[override]
+        """Those of all streams."""
+        return [as_operation(each) for each in super().values()]
+
+    def marks(self) -> list[Any]:
+        """What compares equal as long as nothing has been put on any stream."""
+        return list(super().values())
+
+
 class Host:
     """One rank's host, or main's.
 
@@ -77,50 +113,29 @@ class Host:
         account: what it has done so far.
         order: what happens before what it does; None: nobody wants to know.
         watcher: is told what it does; None: nobody is.
+        detours: reasons for which operations take the whole path and not the bare one: features that listen, a capture, a
+            profile, code whose operations are not the program's, and so on. 0: none.
+        lanes: by stream's name, the last one of that name that it has put a row on.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_generator",
-        "_seed",
-        "account",
-        "awaited",
-        "busy",
-        "capture",
-        "clock",
-        "cold",
-        "each",
-        "idle_polls",
-        "memory_pool",
-        "order",
-        "phase",
-        "prepared",
-        "progress_seen",
-        "rank",
-        "sip",
-        "step",
-        "stream",
-        "sync_debug",
-        "tails",
-        "unrecorded",
-        "unsettled",
-        "untimed",
-        "uses_gpu",
-        "watcher",
-    )
+    capture: GraphCapture | None = _detour("capture", None)
+    each: float | None = _detour("each", None)
+    unrecorded: bool = _detour("unrecorded", False)
+    watcher: HostWatcher | None = _detour("watcher", None)
 
-    def __init__(self, rank: int | None, sip: int, seed: int, clock: float = 0.0) -> None:
+    def __init__(self, rank: int | None, sip: int, seed: int, clock: float = 0.0, detours: int = 0) -> None:
+        self.detours = detours
+        self.lanes: dict[str, Lane] = {}
         self.rank = rank
         self.sip = sip
         self.clock = clock
         self.stream = COMPUTE_STREAM
-        self.tails: dict[str, Operation] = {}
+        self.tails = Tails()
         self.awaited: dict[str, list[Operation]] = {}
         self.unsettled: dict[str, list[Operation]] = {}
         self.busy = 0.0
         self.prepared = 0.0
-        self.each: float | None = None
-        self.capture: GraphCapture | None = None
+        self._each = self._capture = self._watcher = None
         self.cold = False
         self.memory_pool = 0
         self.sync_debug = 0
@@ -128,14 +143,22 @@ class Host:
         self.idle_polls = 0
         self.phase = 0
         self.step = 0
-        self.unrecorded = False
+        self._unrecorded = False
         self.uses_gpu = False
         self.progress_seen = -1
         self.account = Account()
         self.order: RankOrder | None = None
-        self.watcher: HostWatcher | None = None
         self._seed = seed_of(seed, rank)
         self._generator: torch.Generator | None = None
+
+    @contextmanager
+    def detour(self) -> Iterator[None]:
+        """For the length of a block, operations take the whole path."""
+        self.detours += 1
+        try:
+            yield
+        finally:
+            self.detours -= 1
 
     @property
     def generator(self) -> torch.Generator:
@@ -254,6 +277,7 @@ class Hosts:
         main: main's host.
         of_rank: the ranks' hosts, of the last spawn.
         folding: which ranks of it run, None: all.
+        detours: reasons for which all hosts take the whole path: features of the simulation that listen.
         observing: whether a plugin is being told something: what it does is not the program's.
         inside_kernel: whether a kernel written in Python is running.
         order: watches the order of events in ranks; None: nobody does.
@@ -262,6 +286,7 @@ class Hosts:
     def __init__(self, scheduler: RankScheduler, sips: Sequence[int], seed: int) -> None:
         self.sips = sips
         self.seed = seed
+        self.detours = 0
         self.main = Host(None, sips[0], seed)
         self.of_rank: dict[int, Host] = {}
         self.folding: Folding | None = None
@@ -270,11 +295,17 @@ class Hosts:
         self.order: Order | None = None
         self._rank_by_greenlet = scheduler.rank_by_greenlet
 
+    def add_detour(self) -> None:
+        """From now on, all hosts take the whole path."""
+        self.detours += 1
+        for host in (self.main, *self.of_rank.values()):
+            host.detours += 1
+
     def open(self, count: int, clock: float, folding: Folding | None = None) -> None:
         """Hosts for the ranks of a spawn that run, all at ``clock`` s."""
         self.folding = folding
         ranks = range(count) if folding is None else folding.live
-        self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock) for rank in ranks}
+        self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock, self.detours) for rank in ranks}
         if self.order is not None:
             world = object()
             for rank, host in self.of_rank.items():

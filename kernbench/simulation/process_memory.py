@@ -161,7 +161,7 @@ class ProcessMemory:
             extent = allocator.allocate(nbytes, host.stream, host.memory_pool)
         except NoRoomError as error:
             raise self._out_of_memory(nbytes, error.requested) from None
-        place = location_of(sys._getframe(2)) if nbytes >= self._noticeable else None
+        place = location_of(sys._getframe(1)) if nbytes >= self._noticeable else None
         entry: Entry = [
             extent, extent.size, nbytes, host.clock if self._now is None else self._now(), host.phase, place,
             None, None, None, None,

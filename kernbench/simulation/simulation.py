@@ -159,6 +159,8 @@ class Simulation:
         self.jitter = jitter or Jitter()
         self.listeners = list(self._listeners())
         self.streams = Streams(engine, self.hosts, self.storages, Stages(self.listeners))
+        if self.listeners or engine.cost_model is not None:
+            self.hosts.add_detour()
         self.disks = Disks(engine, self.hosts, self.waits)
         self.values = Values(self.executor, self.hosts, self.waits)
         self.host_reads = HostReads(
@@ -217,6 +219,7 @@ class Simulation:
         self.descriptions = Descriptions()
         self.engine.op_log = DescribedLog(self.engine.op_log, self.descriptions)
         self.matcher.history.noted = self.descriptions.posted
+        self.hosts.add_detour()
 
     @property
     def ccl_config(self) -> CclConfig:

@@ -78,6 +78,11 @@ class DeviceMemory:
         owner = self._by_host.get(self._current()) or self.mine
         return Block(self, nbytes, shared, owner, owner.take(nbytes))
 
+    def hold_for(self, host: Host, nbytes: int) -> Block:
+        """The same of the process whose host is known, which is the one that runs."""
+        owner = self._by_host.get(host) or self.mine
+        return Block(self, nbytes, False, owner, owner.take(nbytes))
+
 
 def _nobody() -> Host:
     raise KernbenchError("memory of a simulated device was asked for, and its simulation has ended")
@@ -96,16 +101,16 @@ class Stored:
         stated: whether the program itself has said what its values are (``kernbench.assume``), and nobody has written it since.
     """
 
-    __slots__ = ("_whole", "allocation", "hollow", "last", "stand_in", "stated", "table")
+    # Defaults of the class, and no slots: each operation's result gets one of these, and few have more to say
+    hollow = False
+    stand_in: float | None = None
+    stated = False
+    allocation: Allocation | None = None
+    last: Operation | None = None
+    _whole: tuple[MemoryRange] | None = None
 
     def __init__(self, table: StorageTable) -> None:
         self.table = table
-        self.hollow = False
-        self.stand_in: float | None = None
-        self.stated = False
-        self.allocation: Allocation | None = None
-        self.last: Operation | None = None
-        self._whole: tuple[MemoryRange] | None = None
 
     def __del__(self) -> None:
         if self.allocation is not None:
@@ -148,21 +153,18 @@ class Block(Stored):
         entry: what is noted of it there; None: it has no bytes.
     """
 
-    __slots__ = ("entry", "memory", "nbytes", "owner", "shared")
+    shared = False
 
     def __init__(
         self, memory: DeviceMemory, nbytes: int, shared: bool, owner: ProcessMemory, entry: Entry | None
     ) -> None:
-        self.table = memory.table  # and what a Stored has: each operation's result gets one
-        self.hollow = nbytes > self.table.most_bytes
-        self.stand_in = None
-        self.stated = False
-        self.allocation = None
-        self.last = None
-        self._whole = None
+        self.table = table = memory.table
+        if nbytes > table.most_bytes:
+            self.hollow = True
+        if shared:
+            self.shared = True
         self.memory = memory
         self.nbytes = nbytes
-        self.shared = shared
         self.owner = owner
         self.entry = entry
 

@@ -11,7 +11,7 @@ from kernbench.sim_engine.operation import Operation
 
 
 def kernel(kind="gemm", sip=0):
-    return Operation("kernel", kind, 0, sip, "compute", 0.0, 1.0)
+    return sip, kind
 
 
 def collective(enqueue=0.0, sip=0):
@@ -39,16 +39,16 @@ def test_a_kernel_is_slower_as_long_as_a_collective_runs(start, seconds, took):
     """A collective from 2 s to 7 s, beside which products take a quarter longer; the fourth kernel meets its last 2 s."""
     beside = Interference()
     beside.expect(collective(2.0), (), Load(5.0 if start != 5.0 else 4.25, 0.25, 0.5))
-    assert beside.stretched(kernel(), start, seconds) == pytest.approx(took)
+    assert beside.stretched(*kernel(), start, seconds) == pytest.approx(took)
 
 
 def test_what_is_bound_by_memory_has_a_share_of_its_own_and_other_sips_none():
     beside = Interference()
     beside.expect(collective(), (), Load(10.0, 0.25, 0.5))
-    assert beside.stretched(kernel("math"), 0.0, 1.0) == pytest.approx(1.5)
-    assert beside.stretched(kernel(sip=1), 0.0, 1.0) == 1.0
+    assert beside.stretched(*kernel("math"), 0.0, 1.0) == pytest.approx(1.5)
+    assert beside.stretched(*kernel(sip=1), 0.0, 1.0) == 1.0
     beside.clear()
-    assert beside.stretched(kernel("math"), 0.0, 1.0) == 1.0
+    assert beside.stretched(*kernel("math"), 0.0, 1.0) == 1.0
 
 
 def test_a_collective_begins_when_what_it_waits_for_has_ended():
@@ -56,13 +56,13 @@ def test_a_collective_begins_when_what_it_waits_for_has_ended():
     first, second, before = collective(), collective(1.0), kernel()
     beside.expect(first, (before,), Load(2.0, 0.5, 0.5))
     beside.expect(second, (first,), Load(2.0, 0.1, 0.1))
-    assert beside.stretched(kernel(), 4.0, 1.0) == 1.0  # nobody can tell yet
+    assert beside.stretched(*kernel(), 4.0, 1.0) == 1.0  # nobody can tell yet
     before.resolve(0.0, 3.0)  # so they run from 3 to 5 and from 5 to 7 s
-    assert beside.stretched(kernel(), 3.0, 1.0) == pytest.approx(1.5)
-    assert beside.stretched(kernel(), 5.5, 1.0) == pytest.approx(1.1)
-    assert beside.stretched(kernel(), 7.0, 1.0) == 1.0
+    assert beside.stretched(*kernel(), 3.0, 1.0) == pytest.approx(1.5)
+    assert beside.stretched(*kernel(), 5.5, 1.0) == pytest.approx(1.1)
+    assert beside.stretched(*kernel(), 7.0, 1.0) == 1.0
     beside.expect(collective(8.0), (), NO_LOAD)
-    assert beside.stretched(kernel(), 8.0, 1.0) == 1.0
+    assert beside.stretched(*kernel(), 8.0, 1.0) == 1.0
 
 
 def test_a_host_that_has_posted_thousands_ahead():
@@ -70,12 +70,12 @@ def test_a_host_that_has_posted_thousands_ahead():
     posted = [collective() for _ in range(3000)]
     for op, waited in zip(posted, [before, *posted], strict=False):
         beside.expect(op, (waited,), Load(1.0, 0.25, 0.25))
-    assert beside.stretched(kernel(), 0.0, 1.0) == 1.0
+    assert beside.stretched(*kernel(), 0.0, 1.0) == 1.0
     before.resolve(0.0, 1.0)
     for second in range(1, 3000):
-        assert beside.stretched(kernel(), float(second), 1.0) == pytest.approx(1.25)
-    assert beside.stretched(kernel(), 3000.0, 1.0) == pytest.approx(1.2)  # its last part is alone
-    assert beside.stretched(kernel(), 3001.0, 1.0) == 1.0
+        assert beside.stretched(*kernel(), float(second), 1.0) == pytest.approx(1.25)
+    assert beside.stretched(*kernel(), 3000.0, 1.0) == pytest.approx(1.2)  # its last part is alone
+    assert beside.stretched(*kernel(), 3001.0, 1.0) == 1.0
 
 
 def steps(beside: bool, ranks: int = 8):

@@ -27,7 +27,9 @@ from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.computing import ComputedValues, Executor
 from kernbench.torch_backend.operations.filling import Filling
+from kernbench.torch_backend.operations.flop_counts import FlopCounts
 from kernbench.torch_backend.operations.ordering import order_listeners
+from kernbench.torch_backend.operations.plans import Plans
 from kernbench.torch_backend.operations.recorder import Recorder, open_recorder
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -55,7 +57,11 @@ class HostDevices:
         computed = ComputedValues(widens=not simulation.exact_dtype)
         has_data = simulation.engine.enable_data
         self._executor: Executor = computed if has_data else HollowValues(simulation, computed)
-        self._shared = self._recorder(self.current, shared=True)
+        widens = not simulation.exact_dtype
+        launch = simulation.topology.device.launch.overhead
+        flops = FlopCounts(simulation.op_costs)
+        self._plans = Plans(simulation.op_costs, flops, self._executor, launch, widens=widens)
+        self._shared = self._recorder(self.current, simulation.hosts.current, shared=True)
         self._recording = False
 
     def of(self, host: Host) -> RankDevice:
@@ -80,10 +86,11 @@ class HostDevices:
     def recorder_of(self, rank: int) -> Recorder:
         """A recorder of one rank."""
         device = self.of(self.simulation.hosts.of_rank[rank])
-        return self._recorder(lambda: device)
+        host = device.host
+        return self._recorder(lambda: device, lambda: host)
 
-    def _recorder(self, who: Callable[[], RankDevice], *, shared: bool = False) -> Recorder:
-        return Recorder(self.simulation, who, self._executor, self._stages, shared=shared)
+    def _recorder(self, who: Callable[[], RankDevice], host: Callable[[], Host], *, shared: bool = False) -> Recorder:
+        return Recorder(self.simulation, who, host, self._executor, self._plans, self._stages, shared=shared)
 
     @staticmethod
     def paused() -> AbstractContextManager[None]:

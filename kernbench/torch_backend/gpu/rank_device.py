@@ -105,7 +105,8 @@ class RankDevice:
         """For the length of a block, a copy between host and SIP is one that the program has asked for."""
         before, self.moving = self.moving, True
         try:
-            yield
+            with self.host.detour():
+                yield
         finally:
             self.moving = before
 
@@ -114,7 +115,8 @@ class RankDevice:
         """For the length of a block, operations of torch are told to ``to`` and enqueued by nobody."""
         before, self.diverted = self.diverted, to
         try:
-            yield
+            with self.host.detour():
+                yield
         finally:
             self.diverted = before
 

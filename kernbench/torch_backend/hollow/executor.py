@@ -184,6 +184,16 @@ class HollowValues:
                 device.on_device(tensor, wanted)
         return made
 
+    def marks_plainly(self, call: OperatorCall) -> bool:
+        """Whether of what a call that was not computed has written nothing is known now, whatever is of its other arguments."""
+        operator = call.operator
+        written = operator.written(call.args, call.kwargs)
+        if has_rule(operator.name) or operator.writes_all or operator.writes_out or operator.written_unsaid(call.args):
+            return False
+        return all(
+            each.dtype.is_floating_point and type(note := stored_of(each)) is Block and note.hollow for each in written
+        )
+
     def plain_result(self, call: OperatorCall) -> Described | None:
         """What a call that has been answered gives whatever is of its arguments: one hollow tensor of which nothing is assumed;
         None if that is not so."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kernbench.cost.work import Cost
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.operations.operators import TorchOperator
 
@@ -19,11 +20,12 @@ class OperatorCall:
         args, kwargs: as it was called.
         result: what it has given; None before it is computed.
         inputs, outputs: tensors that it reads, and gives or writes, as they are priced.
+        cost: of the operation, as it was put on its stream; None: it was not.
         over_links: whether some of what it reads may be in other SIPs' memory.
         kept: what listeners keep from one stage to the next, by listener.
     """
 
-    __slots__ = ("args", "device", "inputs", "kept", "kwargs", "operator", "outputs", "over_links", "result")
+    __slots__ = ("args", "cost", "device", "inputs", "kept", "kwargs", "operator", "outputs", "over_links", "result")
 
     def __init__(self, device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -> None:
         self.device = device
@@ -33,5 +35,6 @@ class OperatorCall:
         self.result: Any = None
         self.inputs: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
+        self.cost: Cost | None = None
         self.over_links = False
         self.kept: dict[Any, Any] = {}

@@ -218,8 +218,12 @@ class TorchOperator:
         self.sized = not takes_tensors or any(str(each.type) in _SIZES for _, each in arguments)
         self.by_signature = (
             self.kind == COMPUTE and own and takes_tensors and not (self.draws or self.host_reads or self.allocates)
-            and not any(tag in func.tags for tag in _SHAPES_BY_VALUE)
+            and not any(tag in func.tags for tag in _SHAPES_BY_VALUE) and not self.copies
         )  # fmt: skip
+
+    def check_depends(self, inputs: list[torch.Tensor]) -> bool:
+        """Whether it may be refused for what is in no signature: the layout of operands in eight bits."""
+        return self.check is not None and any(each.dtype.itemsize == 1 for each in inputs)
 
     def is_flagged(self, args: Any, kwargs: Any) -> bool:
         """Whether an attention was told to skip what comes later, or a product to keep its sums in 32 bits."""

@@ -23,9 +23,12 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.work import Cost
+from kernbench.sim_engine.operation import Lane
 from kernbench.simulation.capture_effects import keep
+from kernbench.simulation.hosts import Host
 from kernbench.simulation.listening import Stages
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.storages import NOTE, DeviceMemory
 from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
 from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
@@ -46,8 +49,12 @@ from kernbench.torch_backend.operations.operators import (
     TorchOperator,
     operators,
 )
+from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
 from kernbench.torch_backend.relies_on import Reliance
 
+_storage: Any = torch._C.TensorBase.untyped_storage
+_fake_mode: Any = torch._C._get_dispatch_mode
+_FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 """What classes of tensors have that see no operations themselves: they are recorded as any tensor."""
 
@@ -69,7 +76,9 @@ class Recorder(TorchDispatchMode):
     Args:
         simulation: prices them.
         who: gives the device of the host that runs.
+        host: gives that host.
         executor: gives their results.
+        plans: what is known of those that have been seen.
         stages: the features that listen.
         shared: whether several ranks run in the thread where it is on. While one of them waits inside an operation, torch has
             taken the mode off; the others need it.
@@ -79,13 +88,16 @@ class Recorder(TorchDispatchMode):
         self,
         simulation: Simulation,
         who: Callable[[], RankDevice],
+        host: Callable[[], Host],
         executor: Executor,
+        plans: Plans,
         stages: Stages,
         *,
         shared: bool = False,
     ) -> None:
         super().__init__()
         self._who = who
+        self._host = host
         self._hosts = simulation.hosts
         self._shared = shared
         self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
@@ -98,6 +110,10 @@ class Recorder(TorchDispatchMode):
         self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._flops = FlopCounts(simulation.op_costs)
         self._enqueue = simulation.streams.enqueue
+        self._engine = simulation.engine
+        self._latency = simulation.topology.device.launch.latency
+        self._plans = plans
+        self._hollow = plans.hollow
         self._descriptions = simulation.descriptions
 
     supports_higher_order_operators = True
@@ -114,6 +130,68 @@ class Recorder(TorchDispatchMode):
         return not self._shared or not self._who().host.uses_gpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The bare path of an operation whose plan is known, where nothing listens; else the whole one."""
+        host = self._host()
+        if types or host.detours or host.unsettled or host.awaited:
+            return self._whole(func, types, args, kwargs)
+        operator = operators[func]
+        known = self._plans.of(host.uses_gpu).get(operator, NO_PLANS)
+        if known.view:
+            return self._view(host, operator, args, kwargs)
+        if not known or (self._hollow and _fake_mode(_FAKE)):
+            return self._whole(func, types, args, kwargs)
+        try:
+            key, memory = signature(args, kwargs, self._hollow)
+            plan = known[key]
+        except NOT_PLANNED:
+            return self._whole(func, types, args, kwargs)
+        return self._apply(host, plan, memory, args, kwargs)
+
+    def _view(self, host: Host, operator: TorchOperator, args: Any, kwargs: Any) -> Any:
+        """A view of a tensor: the host pays for it where it is one of the device's."""
+        result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+        if not host.uses_gpu or block_of(args[0]) is not None:
+            host.prepare(self._host_costs.view)
+        return result
+
+    def _apply(self, host: Host, plan: Plan, memory: DeviceMemory | None, args: Any, kwargs: Any) -> Any:
+        """Compute what a plan says, place its results, and put it on the host's stream."""
+        if plan.make:
+            result: Any = plan.make()
+        elif plan.marks:
+            result = args[0] if plan.returns_first else None
+            for each in plan.marks(args, kwargs):
+                note = getattr(_storage(each), NOTE)
+                note.stated, note.stand_in = False, None
+        else:
+            result = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+        title = plan.title
+        if not title:
+            return result
+        if memory:
+            if plan.fresh >= 0:
+                if type(result) is not torch.Tensor:  # a mode below has made another one of it
+                    return result
+                storage = _storage(result)
+                if not hasattr(storage, NOTE):
+                    setattr(storage, NOTE, memory.hold_for(host, storage.nbytes()))
+            elif plan.several:
+                for each in listed_tensors((result,)):
+                    place_result(each, memory)
+        if plan.flops:
+            self._flops.count(host.account, plan.format, plan.flops)
+        around = self._host_costs.around_call(args)
+        clock = host.clock = host.clock + around + plan.host
+        host.busy = host.busy + around + plan.host
+        spent, host.prepared = plan.host + (host.prepared + around), 0.0
+        stream = host.stream
+        lane = host.lanes.get(stream)
+        if not lane or lane.sip != host.sip:
+            lane = host.lanes[stream] = Lane(host.rank, self._engine.stream(host.sip, stream))
+        host.tails[stream] = self._engine.append(lane, title, clock + self._latency, plan.seconds, spent)
+        return result
+
+    def _whole(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         for cls in types:
             if is_described(cls):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
@@ -128,6 +206,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
         device = self._who()
         host = device.host
+        quiet = not (host.detours or host.unsettled or host.awaited or types)
         if host.unsettled:
             with self._while_waiting():
                 self._values.settle_stream()
@@ -157,10 +236,14 @@ class Recorder(TorchDispatchMode):
         if operator.kind == VIEW:
             if host.each is None and (not host.uses_gpu or block_of(args[0]) is not None):
                 host.prepare(self._host_costs.view)
+            if operator not in self._plans.of(host.uses_gpu):
+                self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:
             if host.capture is not None and not operator.allocates:
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
+            if quiet and not host.detours:
+                self._plans.learn(call, host.uses_gpu)
         return result
 
     def _computed(self, call: OperatorCall) -> Any:
@@ -191,18 +274,18 @@ class Recorder(TorchDispatchMode):
             if not (host.unrecorded or self._hosts.inside_kernel or is_view(result, args[0])):
                 self._record(call)
             return result
-        custom, tails = operator.kind == CUSTOM, list(host.tails.values())
+        custom, tails = operator.kind == CUSTOM, host.tails.marks()
         device.in_custom_operation += custom
+        host.detours += custom
         on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
         try:
             with open_recorder(self), nullcontext() if host.watcher is None else host.watcher.within():
                 call.result = operator.body(args, kwargs, on_gpu, host.rank)
         finally:
             device.in_custom_operation -= custom
+            host.detours -= custom
         if custom and not (host.unrecorded or self._hosts.inside_kernel):
-            now = list(host.tails.values())
-            launched = len(now) != len(tails) or any(a is not b for a, b in zip(now, tails, strict=True))
-            self._record(call, launched=launched)
+            self._record(call, launched=host.tails.marks() != tails)
         return call.result
 
     def _record(self, call: OperatorCall, *, launched: bool = False) -> None:
@@ -291,6 +374,7 @@ class Recorder(TorchDispatchMode):
         if device.diverted is not None:
             device.diverted(operator.name, inputs, outputs, cost)
             return
+        call.cost = cost
         if host.each is None:
             host.prepare(self._host_costs.around(inputs))
         op = self._enqueue(host, operator.title, cost)
