@@ -69,6 +69,7 @@ class GraphEngine:
         files = [] if storage is None else [storage.read, storage.write] * topology_obj.nodes
         self._network = Network([*topology_obj.link_bandwidth.tolist(), *files], self.at, lambda: self.now)
         self._streams: dict[tuple[int, str], DeviceStream] = {}
+        self._lanes: dict[tuple[int | None, int, str], Lane] = {}
         self._alone_on_link: dict[int, PlanRun] = {}
         self._sharing: dict[PlanRun, None] = {}
 
@@ -128,6 +129,14 @@ class GraphEngine:
         if stream is None:
             stream = self._streams[key] = DeviceStream(sip, name)
         return stream
+
+    def lane(self, rank: int | None, sip: int, name: str) -> Lane:
+        """What rows of the log have of operations of a rank on a stream, created on first use."""
+        key = rank, sip, name
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(rank, self.stream(sip, name))
+        return lane
 
     def forget_unresolved(self) -> None:
         """What has not been resolved never will be (its world is gone): streams go on without it."""

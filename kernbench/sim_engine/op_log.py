@@ -129,7 +129,7 @@ FOLD_AT = 4096
 """Entries that a log keeps as they come before it puts them into columns."""
 
 
-class Columns(Sequence[Operation]):
+class LoggedOperations(Sequence[Operation]):
     """Operations in the order of enqueueing. Rows are in columns, the others objects beside them."""
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class OpLog:
             raise ConfigError(
                 f"log_limit {limit}: expected the number of operations to keep, at least 1, or None for all"
             )
-        self.operations = Columns()
+        self.operations = LoggedOperations()
         self.collectives: list[CollectiveTrace] = []
         self.waits: list[HostWait] = []
         self.ledgers: list[Ledger] = []

@@ -11,7 +11,12 @@ from kernbench.sim_engine.operation import Operation
 
 
 def kernel(kind="gemm", sip=0):
+    """What interference asks of a kernel: its SIP and its kind."""
     return sip, kind
+
+
+def launched():
+    return Operation("kernel", "gemm", 0, 0, "compute", 0.0, 1.0)
 
 
 def collective(enqueue=0.0, sip=0):
@@ -53,7 +58,7 @@ def test_what_is_bound_by_memory_has_a_share_of_its_own_and_other_sips_none():
 
 def test_a_collective_begins_when_what_it_waits_for_has_ended():
     beside = Interference()
-    first, second, before = collective(), collective(1.0), kernel()
+    first, second, before = collective(), collective(1.0), launched()
     beside.expect(first, (before,), Load(2.0, 0.5, 0.5))
     beside.expect(second, (first,), Load(2.0, 0.1, 0.1))
     assert beside.stretched(*kernel(), 4.0, 1.0) == 1.0  # nobody can tell yet
@@ -66,7 +71,7 @@ def test_a_collective_begins_when_what_it_waits_for_has_ended():
 
 
 def test_a_host_that_has_posted_thousands_ahead():
-    beside, before = Interference(), kernel()
+    beside, before = Interference(), launched()
     posted = [collective() for _ in range(3000)]
     for op, waited in zip(posted, [before, *posted], strict=False):
         beside.expect(op, (waited,), Load(1.0, 0.25, 0.25))

@@ -216,7 +216,7 @@ class Plans:
         if cost.kind not in ON_PES or not self._costs.is_known(operator.name):
             return None
         if memory is not None and not operator.returns_written:
-            if len(results) == 1:
+            if isinstance(call.result, torch.Tensor):
                 plan.fresh = _storage(results[0]).nbytes()
             else:
                 plan.several = bool(results)
@@ -239,7 +239,7 @@ class Plans:
             plan.returns_first = bool(results)
             return plan.marks is not None and (call.result is None or call.result is call.args[0])
         made = executor.plain_result(call)
-        if made is None or len(results) != 1:
+        if made is None:
             return False
         size, stride, dtype = made
         plan.make = lambda: torch.empty_strided(size, stride, dtype=dtype)

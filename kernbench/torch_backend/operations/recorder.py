@@ -23,7 +23,6 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.work import Cost
-from kernbench.sim_engine.operation import Lane
 from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.listening import Stages
@@ -64,6 +63,9 @@ RELIES_ON = (
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
     Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
+    Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=("_get_dispatch_mode",)),
+    Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE",)),
     Reliance("torch._C._dynamo.eval_frame", "these have Dynamo step over a function", has=(
         "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy",
     )),
@@ -145,7 +147,7 @@ class Recorder(TorchDispatchMode):
             plan = known[key]
         except NOT_PLANNED:
             return self._whole(func, types, args, kwargs)
-        return self._apply(host, plan, memory, args, kwargs)
+        return self._run_plan(host, plan, memory, args, kwargs)
 
     def _view(self, host: Host, operator: TorchOperator, args: Any, kwargs: Any) -> Any:
         """A view of a tensor: the host pays for it where it is one of the device's."""
@@ -154,7 +156,7 @@ class Recorder(TorchDispatchMode):
             host.prepare(self._host_costs.view)
         return result
 
-    def _apply(self, host: Host, plan: Plan, memory: DeviceMemory | None, args: Any, kwargs: Any) -> Any:
+    def _run_plan(self, host: Host, plan: Plan, memory: DeviceMemory | None, args: Any, kwargs: Any) -> Any:
         """Compute what a plan says, place its results, and put it on the host's stream."""
         if plan.make:
             result: Any = plan.make()
@@ -187,7 +189,7 @@ class Recorder(TorchDispatchMode):
         stream = host.stream
         lane = host.lanes.get(stream)
         if not lane or lane.sip != host.sip:
-            lane = host.lanes[stream] = Lane(host.rank, self._engine.stream(host.sip, stream))
+            lane = host.lanes[stream] = self._engine.lane(host.rank, host.sip, stream)
         host.tails[stream] = self._engine.append(lane, title, clock + self._latency, plan.seconds, spent)
         return result
 
