@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import kernbench
-from kernbench.simulation.assumptions import AssumedFloat, AssumedInt
+from kernbench.torch_backend.hollow.assumed_numbers import AssumedFloat, AssumedInt
 from kernbench.torch_backend.gpu.placement import block_of
 
 LARGE = 4096
