@@ -88,7 +88,10 @@ class Use:
 
     def __str__(self) -> str:
         return _USES[self.kind].format(
-            entry=self.entry, where=f"{self.where.file}:{self.where.line}", answer=self.answer, by=_by(self.rank, self.times)
+            entry=self.entry,
+            where=f"{self.where.file}:{self.where.line}",
+            answer=self.answer,
+            by=_by(self.rank, self.times),
         )
 
 

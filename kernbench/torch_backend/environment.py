@@ -89,9 +89,7 @@ class Environment:
         self.state.of_children = inventory.variables_of_children
         if inventory.has_smi(simulation.topology):
             self.state.search_path = nvidia_smi.on_path
-        self._imports = StockImports(
-            self._patches, self._lifted, self.state, marks=not simulation.engine.enable_data
-        )
+        self._imports = StockImports(self._patches, self._lifted, self.state, marks=not simulation.engine.enable_data)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

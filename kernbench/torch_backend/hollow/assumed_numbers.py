@@ -44,7 +44,10 @@ def _computes(base: Any, name: str) -> Callable[..., Any]:
     plain = getattr(base, name)
 
     def method(self: Any, *others: Any) -> Any:
-        return marked(plain(self, *others))
+        result = plain(self, *others)
+        if result is NotImplemented and type(others[0]) is float:  # which would take the bare value of a whole number
+            result = getattr(float, name)(float(bare(self)), *others)
+        return marked(result)
 
     return method
 
@@ -62,7 +65,15 @@ def _ends_mark(base: Any, name: str) -> Callable[..., Any]:
     return method
 
 
-_SIGNS = {"__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__eq__": "==", "__ne__": "!=", "__bool__": "truth"}
+_SIGNS = {
+    "__lt__": "<",
+    "__le__": "<=",
+    "__gt__": ">",
+    "__ge__": ">=",
+    "__eq__": "==",
+    "__ne__": "!=",
+    "__bool__": "truth",
+}
 
 
 def _steers(base: Any, name: str) -> Callable[..., Any]:
@@ -84,7 +95,9 @@ def _given_back(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = 
 
 
 _TAKES = tuple(
-    f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "divmod") for side in ("", "r")
+    f"__{side}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "divmod")
+    for side in ("", "r")
 )
 _ALONE = ("__neg__", "__abs__", "__pos__", "__round__", "__floor__", "__ceil__", "__trunc__", "conjugate")
 
@@ -184,7 +197,9 @@ def holds_marked(value: Any) -> bool:
 
 # -- what the program's own text calls in the place of Python (marked_source) ------------------------------------------------
 
-_CONVERSION = re.compile(r"%(?:\((?P<key>[^()]*)\))?(?P<how>[#0\- +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?)[hlL]?(?P<type>.)", re.S)
+_CONVERSION = re.compile(
+    r"%(?:\((?P<key>[^()]*)\))?(?P<how>[#0\- +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?)[hlL]?(?P<type>.)", re.S
+)
 _OF_NUMBERS = frozenset("diouxXeEfFgG")
 
 

@@ -12,7 +12,6 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.gpu.placement import stored_in
-from kernbench.torch_backend.hollow.assumed_numbers import marked as number
 from kernbench.torch_backend.hollow.stand_ins import element_of, is_unknown, stored_of
 
 NUMBERS = frozenset({"item", "tolist"})

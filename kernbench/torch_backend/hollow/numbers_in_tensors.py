@@ -16,8 +16,8 @@ from kernbench.simulation.tensors import listed_tensors
 from kernbench.torch_backend.gpu.placement import is_described, stored_in
 
 _TAKE_SIZES = frozenset({
-    "view", "reshape", "repeat", "expand", "new_zeros", "new_ones", "new_empty", "split", "split_with_sizes", "tile", "unflatten",
-    "view_as_strided", "as_strided", "tensor_split", "chunk", "unfold", "narrow", "index_select", "__getitem__", "repeat_interleave",
+    "view", "reshape", "repeat", "expand", "new_zeros", "new_ones", "new_empty", "split", "split_with_sizes", "tile",
+    "unflatten", "as_strided", "tensor_split", "chunk", "unfold", "narrow", "repeat_interleave", "__getitem__",
 })  # fmt: skip
 """Functions whose numbers say how large their results are, or where they begin, not what is in them."""
 

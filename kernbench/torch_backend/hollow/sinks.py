@@ -1,7 +1,7 @@
 """Functions of Python's library, and of torch, to which a program hands numbers, where these may have been assumed.
 
-A log record is rendered with the marks of its arguments, and tensors made of assumed numbers are assumed. A format of files has
-no place for a mark (``json``): the line is noted in the summary. They are replaced while ranks of a simulation without data run.
+A log record is rendered with the marks of its arguments, and tensors made of assumed numbers are assumed. A format of files
+has no place for a mark (``json``): the line is noted in the summary. They are replaced while ranks run without data.
 """
 
 from __future__ import annotations

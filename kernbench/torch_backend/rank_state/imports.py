@@ -33,8 +33,8 @@ from kernbench.torch_backend.features import (
     sharding_of_lists,
 )
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.marked_source import with_marks
+from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.rank_modules import ask_others
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory

@@ -1,10 +1,10 @@
 """A program's own files, compiled so that what they make of assumed numbers has their marks.
 
-``"%.4f" % loss`` and ``math.exp(loss)`` take the bare value of a float, whatever its class, and ``float(loss)`` must give a bare
-one: there is nothing in Python that a number could do about it. So in a run without data the program's files (not those of
-installed packages) are compiled with other calls in the place of these expressions, as pytest does with ``assert``. For every
-value they do what the expressions do; lines and columns stay what they are, and no ``.pyc`` file is written. Dynamo, which traces
-a program's functions, finds Python's own functions there.
+``"%.4f" % loss``, ``math.exp(loss)`` and ``100.0 * correct`` take the bare value of a number, whatever its class, and
+``float(loss)`` must give one: there is nothing in Python that a number could do about it. So in a run without data the
+program's files (not those of installed packages) are compiled with other calls in the place of these expressions, as pytest
+does with ``assert``. For every value they do what the expressions do; lines and columns stay what they are, and no ``.pyc``
+file is written. Dynamo, which traces a program's functions, finds Python's own functions there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import torch
 from kernbench.simulation.locations import is_installed, is_pythons, is_users
 from kernbench.torch_backend.hollow.assumed_numbers import as_float, as_int, bare, formatted, holds_marked, marked
 
+_OF_MATH = """exp exp2 expm1 log log2 log10 log1p sqrt cbrt pow sin cos tan tanh sinh cosh asin acos atan atan2 fabs fmod
+    hypot fsum prod sumprod dist copysign erf erfc degrees radians ldexp gamma lgamma"""
+_OF_STATISTICS = "mean fmean geometric_mean harmonic_mean stdev pstdev variance pvariance"
+
 _COMPUTE: dict[str, tuple[ModuleType, frozenset[str]]] = {
-    "math": (math, frozenset(
-        "exp exp2 expm1 log log2 log10 log1p sqrt cbrt pow sin cos tan tanh sinh cosh asin acos atan atan2 fabs fmod hypot fsum "
-        "prod sumprod dist copysign erf erfc degrees radians ldexp gamma lgamma".split()
-    )),
-    "statistics": (statistics, frozenset("mean fmean geometric_mean harmonic_mean stdev pstdev variance pvariance".split())),
-}  # fmt: skip
+    "math": (math, frozenset(_OF_MATH.split())),
+    "statistics": (statistics, frozenset(_OF_STATISTICS.split())),
+}
 """Functions of Python's library that compute with numbers, and take bare values."""
 
 
@@ -47,7 +48,13 @@ def _computes(stock: Callable[..., Any]) -> Callable[..., Any]:
     return computes
 
 
+_OPERATORS: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Pow: "pow",
+}  # fmt: skip
+"""Those that a float with a point on the left side works out alone, with a whole number on the right."""
+
 _PYTHONS = {getattr(module, name) for module, names in _COMPUTE.values() for name in names if hasattr(module, name)}
+_PYTHONS |= {getattr(operator, name) for name in _OPERATORS.values()}
 
 
 def _marking(function: Any) -> Any:
@@ -64,7 +71,7 @@ def _marking(function: Any) -> Any:
 NAMES: dict[str, Any] = {
     "__kernbench_traced__": torch.compiler.is_compiling,
     "__kernbench_marking__": _marking,
-    "__kernbench_mod__": operator.mod,
+    "__kernbench_operator__": operator,
 }
 """What the code calls, by the names that a module's globals must have for it."""
 
@@ -96,11 +103,18 @@ class _Calls(ast.NodeTransformer):
         self.functions = {"float", "int"}
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """``text % values``: where one can see that the left side is a text, or that the right side is values of one."""
+        """``text % values``, where one can see that the left side is a text, or that the right side is values of one; and what
+        a float that is written there does with a number."""
         self.generic_visit(node)
-        if isinstance(node.op, ast.Mod) and (_is_text(node.left) or isinstance(node.right, ast.Tuple | ast.Dict)):
-            return _call(_name("__kernbench_mod__", node), node, [node.left, node.right])
-        return node
+        name = None
+        if isinstance(node.op, ast.Mod):
+            name = "mod" if _is_text(node.left) or isinstance(node.right, ast.Tuple | ast.Dict) else None
+        elif isinstance(node.left, ast.Constant) and isinstance(node.left.value, float):
+            name = None if isinstance(node.right, ast.Constant) else _OPERATORS.get(type(node.op))
+        if name is None:
+            return node
+        function = ast.Attribute(_name("__kernbench_operator__", node), name, ast.Load())
+        return _call(ast.copy_location(function, node), node, [node.left, node.right])
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """``float(value)``, ``math.exp(value)``."""
@@ -152,6 +166,11 @@ class MarkedLoader(SourceFileLoader):
 def with_marks(spec: ModuleSpec) -> ModuleSpec:
     """``spec``, whose loader is a :class:`MarkedLoader` if it is a source file of the program's own."""
     origin = spec.origin or ""
-    if type(spec.loader) is SourceFileLoader and is_users(origin) and not is_installed(origin) and not is_pythons(origin):
+    if (
+        type(spec.loader) is SourceFileLoader
+        and is_users(origin)
+        and not is_installed(origin)
+        and not is_pythons(origin)
+    ):
         spec.loader = MarkedLoader(spec.loader.name, spec.loader.path)
     return spec
