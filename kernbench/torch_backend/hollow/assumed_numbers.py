@@ -21,6 +21,12 @@ from kernbench.simulation.assumptions import LOST, MARK, STEERED
 from kernbench.simulation.current import current_simulation
 from kernbench.simulation.locations import callers_location, is_pythons, is_simulators
 from kernbench.torch_backend.hollow import numbers_in_tensors
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
+    Reliance("torch.serialization", "what `torch.load` may make of a checkpoint", has=("add_safe_globals",)),
+)
 
 
 def with_mark(text: str) -> str:
@@ -113,7 +119,7 @@ def _methods(base: Any, *ending: str) -> dict[str, Any]:
 
     return {
         "__slots__": (), "__module__": __name__, "__repr__": text, "__str__": text, "__format__": spec_text,
-        "__hash__": base.__hash__, "__torch_function__": classmethod(_given_back),
+        "__hash__": base.__hash__,
         "real": property(lambda self: self),
         **{name: _computes(base, name) for name in (*_TAKES, *_ALONE)},
         **{name: _steers(base, name) for name in _SIGNS},
@@ -121,29 +127,39 @@ def _methods(base: Any, *ending: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-AssumedFloat: Any = type("AssumedFloat", (float,), _methods(float, "__float__", "__int__", "hex", "as_integer_ratio"))
+_DISPATCHED = {"__torch_function__": classmethod(_given_back)}
+
+AssumedFloat: Any = type(
+    "AssumedFloat", (float,), {**_methods(float, "__float__", "__int__", "hex", "as_integer_ratio"), **_DISPATCHED}
+)
 """A ``float`` that was assumed."""
 
 AssumedInt: Any = type("AssumedInt", (int,), _methods(int, "__float__", "__int__", "to_bytes"))
-"""An ``int`` that was assumed."""
+"""An ``int`` that was assumed. Torch would not take one that it dispatches for a size (``x.new_empty(n, 4)``)."""
+
+_WrittenInt: Any = type("_WrittenInt", (int,), _DISPATCHED)
+"""One that is just being written into a tensor, and dispatched."""
 
 
 @contextmanager
 def as_plain_numbers() -> Iterator[None]:
     """A block in which torch takes them for the numbers that they are: Dynamo, which would trace what is done besides."""
-    kinds = [kind for kind in (AssumedFloat, AssumedInt) if "__torch_function__" in vars(kind)]
-    for kind in kinds:
-        del kind.__torch_function__
+    dispatched = vars(AssumedFloat).get("__torch_function__")
+    if dispatched is None:  # in a block of another rank
+        yield
+        return
+    del AssumedFloat.__torch_function__
     try:
         yield
     finally:
-        for kind in kinds:
-            kind.__torch_function__ = classmethod(_given_back)
+        AssumedFloat.__torch_function__ = dispatched
 
 
 torch.serialization.add_safe_globals([AssumedFloat, AssumedInt])  # a program loads the losses that it has saved
 
-_KINDS: dict[type, Callable[[Any], Any]] = {AssumedFloat: float.__pos__, AssumedInt: int.__pos__}
+_KINDS: dict[type, Callable[[Any], Any]] = {
+    AssumedFloat: float.__pos__, AssumedInt: int.__pos__, _WrittenInt: int.__pos__,
+}  # fmt: skip
 _MARKED = {float: AssumedFloat, int: AssumedInt}
 
 
@@ -239,6 +255,11 @@ def _converted(template: str, values: Any) -> str | None:
     if not isinstance(values, Mapping) and next(places, None) is not None:
         return None
     return "".join([*parts, template[end:]])
+
+
+def written(target: Any, value: Any) -> Any:
+    """The ``value`` of ``target[...] = value`` and ``target[...] += value``: what is assumed makes a tensor so."""
+    return _WrittenInt(value) if type(value) is AssumedInt and isinstance(target, torch.Tensor) else value
 
 
 def as_float(*args: Any) -> Any:

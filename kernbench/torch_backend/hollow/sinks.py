@@ -39,6 +39,9 @@ _MAKE: tuple[tuple[Any, str], ...] = (
 
 RELIES_ON = (
     Reliance("logging.LogRecord.getMessage", "a record's text", parameters=("self",)),
+    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
+    Reliance("torch.jit._builtins._find_builtin", "TorchScript knows functions by what they are", parameters=("fn",)),
+    Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
     *(Reliance("torch" if owner is torch else "torch.Tensor", "programs make tensors of numbers", has=tuple(names.split()))
       for owner, names in _MAKE),
 )  # fmt: skip

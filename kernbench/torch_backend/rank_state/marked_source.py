@@ -22,7 +22,15 @@ from typing import Any
 import torch
 
 from kernbench.simulation.locations import is_installed, is_pythons, is_users
-from kernbench.torch_backend.hollow.assumed_numbers import as_float, as_int, bare, formatted, holds_marked, marked
+from kernbench.torch_backend.hollow.assumed_numbers import (
+    as_float,
+    as_int,
+    bare,
+    formatted,
+    holds_marked,
+    marked,
+    written,
+)
 
 _OF_MATH = """exp exp2 expm1 log log2 log10 log1p sqrt cbrt pow sin cos tan tanh sinh cosh asin acos atan atan2 fabs fmod
     hypot fsum prod sumprod dist copysign erf erfc degrees radians ldexp gamma lgamma"""
@@ -72,6 +80,7 @@ NAMES: dict[str, Any] = {
     "__kernbench_traced__": torch.compiler.is_compiling,
     "__kernbench_marking__": _marking,
     "__kernbench_operator__": operator,
+    "__kernbench_written__": written,
 }
 """What the code calls, by the names that a module's globals must have for it."""
 
@@ -126,6 +135,32 @@ class _Calls(ast.NodeTransformer):
                 if name in _COMPUTE[self.modules[owner]][1]:
                     return _call(node.func, node, node.args, node.keywords)
         return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """``tensor[index] = value``."""
+        self.generic_visit(node)
+        if len(node.targets) == 1:
+            node.value = _written(node.targets[0], node.value)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """``tensor[index] += value``."""
+        self.generic_visit(node)
+        node.value = _written(node.target, node.value)
+        return node
+
+
+def _written(target: ast.expr, value: ast.expr) -> ast.expr:
+    """``value if __kernbench_traced__() else __kernbench_written__(tensor, value)``, of a target that is ``tensor[...]``."""
+    match target, value:
+        case _, ast.Constant():
+            return value
+        case ast.Subscript(value=ast.Name(id=tensor)), _:
+            written = ast.Call(_name("__kernbench_written__", value), [_name(tensor, value), value], [])
+            traced = ast.Call(_name("__kernbench_traced__", value), [], [])
+            chosen = ast.IfExp(*(ast.copy_location(each, value) for each in (traced, value, written)))
+            return ast.copy_location(chosen, value)
+    return value
 
 
 def _is_text(node: ast.expr) -> bool:

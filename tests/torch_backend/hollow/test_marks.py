@@ -43,6 +43,10 @@ def after(tensor, change):
     change(tensor)
     return tensor.tolist()
 zeros = lambda: torch.zeros(2, device="cuda")
+def into(tensor, value):
+    tensor[0] = value
+    tensor[1] += value
+    return tensor if type(tensor) is list else tensor.tolist()
 def show(what):
     with open(sys.argv[1], "a") as file:
         print(repr(str(what)), file=file)
@@ -99,6 +103,10 @@ KEPT: dict[str, str] = {
         "([0.0?, 0.0?], [0.5?, 0.5?])"
     ),
     "zeros().view(count - 1, 1).tolist(), zeros().split([count - 2, 1])[0].tolist()": "([[0.0], [0.0]], [0.0])",
+    "into(zeros(), count), into(zeros(), known), into([0, 1], count)": "([3.0?, 3.0?], [3.0, 3.0], [3?, 4?])",
+    "zeros().new_empty(count, 2).shape, torch.zeros(count, 2).shape, zeros().expand(count, 2).shape": (
+        "(torch.Size([3, 2]), torch.Size([3, 2]), torch.Size([3, 2]))"
+    ),
     "torch.tensor([1.0, 2.0]).tolist(), torch.tensor(known).item()": "([1.0, 2.0], 3)",
 }  # fmt: skip
 
