@@ -67,7 +67,7 @@ _USES = {
 
 
 @dataclass(slots=True)
-class Use:
+class NumberUse:
     """One line of the program that does something of :data:`_USES` with an assumed number.
 
     Attributes:
@@ -143,7 +143,7 @@ class Assumptions:
         self.policy = policy
         self._by_place: dict[tuple[str, int, str], Assumption] = {}
         self._lines: set[tuple[str, int]] = set()
-        self._uses: dict[tuple[str, str, int, str], Use] = {}
+        self._uses: dict[tuple[str, str, int, str], NumberUse] = {}
         self._stated: dict[str, Any] = {}
         self._left_out = 0
 
@@ -163,7 +163,7 @@ class Assumptions:
         return tuple(self._by_place.values())
 
     @property
-    def uses(self) -> tuple[Use, ...]:
+    def uses(self) -> tuple[NumberUse, ...]:
         """What became of assumed numbers, in the order of the first uses."""
         return tuple(self._uses.values())
 
@@ -215,7 +215,7 @@ class Assumptions:
         if found is not None:
             found.times += 1
         elif kind != STEERED or (where.file, where.line) not in self._lines:
-            self._uses[key] = Use(kind, where, entry, rank, answer)
+            self._uses[key] = NumberUse(kind, where, entry, rank, answer)
 
 
 def _short(answer: Any) -> str:
