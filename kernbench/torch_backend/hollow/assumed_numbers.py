@@ -127,7 +127,7 @@ def _methods(base: Any, *ending: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_DISPATCHED = {"__torch_function__": classmethod(_given_back)}
+_DISPATCHED: dict[str, Any] = {"__torch_function__": classmethod(_given_back)}
 
 AssumedFloat: Any = type(
     "AssumedFloat", (float,), {**_methods(float, "__float__", "__int__", "hex", "as_integer_ratio"), **_DISPATCHED}
