@@ -4,8 +4,9 @@
     python -m benches.ccl_sweep --system dgx_h100 --nodes 2 -b 1K -e 1G --plot sweep.svg
     python -m benches.ccl_sweep --collectives all_reduce --algorithms auto,ring_allreduce --json sweep.json
 
-Times are those of the model, without a program around them. `auto` is what NCCL or RCCL would choose. A `<` marks the
-quickest of a size. Algorithms that cannot serve on the system are named and left out.
+Times are those of the model, without a program around them: from a common start until the last member has ended. What hosts
+see of it, with launch and wait, is what `ccl_allreduce` and nccl-tests print, as a mean over ranks. `auto` is what NCCL or
+RCCL would choose. A `<` marks the quickest of a size. Algorithms that cannot serve on the system are named and left out.
 """
 
 from __future__ import annotations
@@ -281,6 +282,8 @@ def command(
     total = len(sizes) * sum(len(_entries(config, collective, algorithms)) for collective in collectives)
     with ProgressBar(total, NAME) as bar:
         bar.echo(f"# {NAME}: {topology.system.name}, {topology.nodes} node(s), {ranks} ranks; times are modelled")
+        bar.echo("# time: of the collective alone, until its last member has ended; of a host, with launch and wait, and as a "
+                 "mean over ranks: ccl_allreduce")  # fmt: skip
         results = measure(
             topology, config, ranks, sizes, collectives=collectives, algorithms=algorithms, element=element, op=op,
             fidelity=fidelity, on_row=lambda row: bar.advance(),

@@ -149,6 +149,16 @@ def simulation_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
+def for_command(error: KernbenchError, command: click.Command | None) -> str:
+    """The message, in which a setting that would help is the option by which ``command`` takes it (``--nnodes 2``)."""
+    text, remedy = str(error), getattr(error, "remedy", None)
+    if remedy is None or command is None:
+        return text
+    name, value = remedy
+    options = [each for each in command.params if isinstance(each, click.Option) and each.name in (name, f"n{name}")]
+    return text.replace(f"{name}={value}", f"{options[0].opts[0]} {value}") if options else text
+
+
 def invoke(command: click.Command, args: list[str] | None, prog_name: str) -> int:
     """Run a bench's command and return its exit code.
 
@@ -165,7 +175,7 @@ def invoke(command: click.Command, args: list[str] | None, prog_name: str) -> in
         click.echo(f"{prog_name}: {error}", err=True)
         return 1
     except KernbenchError as error:
-        click.echo(f"{prog_name}: error: {error}", err=True)
+        click.echo(f"{prog_name}: error: {for_command(error, command)}", err=True)
         return 2
     return 0
 

@@ -91,7 +91,11 @@ def main() -> None:
             stream.flush()
         os._exit(2)  # what Python does at its end would wait for the same lock
     except KernbenchError as error:
-        click.echo(f"kernbench: error: {error}", err=True)
+        from kernbench.benching import for_command
+
+        name = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
+        command = app.get_command(click.Context(app), name)
+        click.echo(f"kernbench: error: {for_command(error, command)}", err=True)
         sys.exit(2)
 
 

@@ -22,7 +22,13 @@ class KernbenchError(RuntimeError):
 
 class ConfigError(KernbenchError, ValueError):
     """A system description, ``ccl.yaml`` or an option is wrong. The message names file, key path, line and what was
-    expected, for all problems at once."""
+    expected, for all problems at once.
+
+    Attributes:
+        remedy: a setting that would help, by its name in Python, and the value: the message has it as ``name=value``.
+    """
+
+    remedy: tuple[str, int] | None = None
 
 
 class CallError(KernbenchError, ValueError):

@@ -10,6 +10,7 @@ from typing import Any
 from benches.harness.collective import Measurement, Plan, Results, Row
 
 _MOST_DEVICES = 16
+_AVERAGES = {"rank0": "rank 0's", "avg": "mean over ranks", "min": "least of all ranks", "max": "most of all ranks"}
 JSON_VERSION = 1
 
 
@@ -62,11 +63,13 @@ def header(ctx: Any, name: str, plan: Plan, world_size: int, step: str) -> Itera
         f"{figures['maximum_bytes']} step: {step} warmup iters: {figures['warmup_iters']} iters: "
         f"{figures['iterations']} agg iters: 1 validation: {figures['validation']} graph: 0"
     )
+    yield f"# time: of the host, with launch and wait, {_AVERAGES[plan.average]} (-a); of the collective alone: ccl_sweep"
     yield "#"
     yield "# Using devices"
     for rank in range(min(world_size, _MOST_DEVICES)):
         sip = ctx.sips[rank]
-        yield f"#  Rank {rank:2} Group  0 on node {topology.node_of(sip)} device {sip:2} {device.description}"
+        node, local = divmod(sip, topology.sips_per_node)
+        yield f"#  Rank {rank:2} Group  0 on node {node} device {local:2} {device.description}"
     if world_size > _MOST_DEVICES:
         yield f"#  ... and {world_size - _MOST_DEVICES} more ranks"
     yield "#"
@@ -113,7 +116,7 @@ def json_report(ctx: Any, name: str, plan: Plan, results: Results, world_size: i
                 "rank": rank,
                 "group": 0,
                 "hostname": f"node{topology.node_of(ctx.sips[rank])}",
-                "device": ctx.sips[rank],
+                "device": ctx.sips[rank] % topology.sips_per_node,
                 "device_info": topology.device.description,
             }
             for rank in range(world_size)

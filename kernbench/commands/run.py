@@ -181,6 +181,7 @@ def command(
     plugins = [] if report is None else [report]
     handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
     devices = _first_of_each_node(handle.topology_obj, nnodes, nproc_per_node)
+    unchosen = ranks is None
     if ranks is None:
         per_node = handle.topology_obj.sips_per_node if isinstance(nproc_per_node, str) else nproc_per_node or 0
         ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
@@ -201,6 +202,10 @@ def command(
         if live is not None:
             live.watch(ctx.simulation)
         progress = asked.begin(ctx)
+        if ranks == "all" and unchosen and not data and isolation == "carrier" and starter is None:
+            from kernbench.commands.fold_hint import FoldHint
+
+            FoldHint(ctx.simulation, sys.stderr if progress.wanted else None)
         stack.callback(progress.stop)
         failures = ShownFailures()
         code = 0

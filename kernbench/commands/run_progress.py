@@ -110,13 +110,16 @@ class RunProgress:
     Args:
         simulation: of the run.
         wanted: whether to; None: if stderr is a terminal.
+
+    Attributes:
+        wanted: whether to.
     """
 
     def __init__(self, simulation: Simulation, wanted: bool | None = None) -> None:
         self._simulation = simulation
         self._console = Console(stderr=True)
         self._in_place = self._console.is_terminal
-        self._wanted = self._in_place if wanted is None else wanted
+        self.wanted = self._in_place if wanted is None else wanted
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._shown = False
@@ -126,7 +129,7 @@ class RunProgress:
 
     def start(self) -> None:
         """Begin to look."""
-        if not self._wanted:
+        if not self.wanted:
             return
         self._out = sys.stderr
         if self._in_place:

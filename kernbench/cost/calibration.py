@@ -56,12 +56,20 @@ LAUNCH_LATENCY = Parameter(("sips", "device", "launch", "latency"), 2e-7, 1e-4)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a fit found."""
+    """What a fit found.
+
+    Attributes:
+        system: the one that was fitted.
+        values: each figure before and after.
+        before, after: the errors with it.
+        tables: of each table the points before and after.
+    """
 
     system: SystemSpec
     values: dict[Parameter, tuple[float, float]]
     before: Score
     after: Score
+    tables: list[tuple[Comparison, Comparison]]
 
 
 def measure_manifest(path: Path) -> list[MeasuredTable]:
@@ -154,7 +162,8 @@ def calibrate(system: Any, tables: Sequence[MeasuredTable], *, name: str) -> Cal
     position = search(loss, origin, [(math.log(p.least), math.log(p.most)) for p in parameters])
     fitted = build(position)
     values = {p: (math.exp(a), math.exp(b)) for p, a, b in zip(parameters, origin, position, strict=True)}
-    return Calibration(fitted, values, score(before), score(measure(fitted)))
+    after = measure(fitted)
+    return Calibration(fitted, values, score(before), score(after), list(zip(before, after, strict=True)))
 
 
 def _get(system: SystemSpec, parameter: Parameter) -> float:

@@ -46,7 +46,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("memories", ("open",)),
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
-    ("assumptions", ("add", "left_out")),
+    ("assumptions", ("add", "left_out", "used")),
     ("", ("wait_on_stream", "limit")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
@@ -348,6 +348,9 @@ class RankSide(Uplink):
     def _assumptions_add(self, *look: Any) -> None:
         """There, where the first look at a line is that of all ranks."""
         self.cast("assumed", *look)
+
+    def _assumptions_used(self, *use: Any) -> None:
+        self.cast("used", *use)
 
     def _assumptions_left_out(self, nbytes: int) -> None:
         self.cast("left_out", nbytes)

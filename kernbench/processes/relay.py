@@ -69,6 +69,7 @@ class Relay:
             "released": self._release, "step": self._step, "stopped": self._stopped, "store": self._store_given,
             "call": self._call, "write": self._write, "memory": self._memory, "leave": self._leave,
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
+            "used": simulation.assumptions.used,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
         self._calls: dict[str, Callable[..., Any]] = {

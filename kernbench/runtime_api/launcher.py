@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -25,6 +25,7 @@ from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.at_exit import AtExit
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state import marked_source
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import RankModules
@@ -39,12 +40,14 @@ class RankProgram:
         file: its path.
         package: ``__package__`` of a module, None for a script.
         argv: ``sys.argv``.
+        names: globals that the code wants besides Python's.
     """
 
     code: CodeType
     file: str
     package: str | None
     argv: tuple[str, ...]
+    names: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def script(cls, path: str, args: Sequence[str]) -> RankProgram:
@@ -67,6 +70,13 @@ class RankProgram:
         source = Path(spec.origin).read_bytes()
         return cls(_compile(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
 
+    def within(self, ctx: RuntimeContext) -> RankProgram:
+        """As it is executed there: without data, numbers that are assumed keep their marks in its text."""
+        if ctx.simulation.engine.enable_data:
+            return self
+        marked = marked_source.compiled(Path(self.file).read_bytes(), self.file)
+        return replace(self, code=marked, names=marked_source.NAMES)
+
     def fresh_main(self) -> ModuleType:
         """A ``__main__`` that has not run yet."""
         main = ModuleType("__main__")
@@ -74,6 +84,7 @@ class RankProgram:
         main.__package__ = self.package
         vars(main)["__builtins__"] = builtins
         vars(main)["__cached__"] = None
+        vars(main).update(self.names)
         return main
 
 
@@ -147,6 +158,7 @@ def run_ranks(
     ``variables`` are environment variables of every rank; ``isolation``: as ``spawn`` takes it.
     Raises :class:`kernbench.SpawnException` if a rank fails.
     """
+    program = program.within(ctx)
     world = nproc_per_node * nnodes
     mains: dict[int, ModuleType] = {}
 
@@ -202,6 +214,7 @@ def run_once(
     With carriers the program is rank 0 of a world of one, as with torchrun's default of one process, and has its variables.
     ``at_end`` is called while its ``__main__`` is still there; ``let_join``: see :func:`started_processes.install`.
     """
+    program = program.within(ctx)
     patches = Patches()
     main = program.fresh_main()
     adoption = Adoption(ctx.simulation, ctx.multiprocessing) if isolation == "carrier" else None

@@ -23,7 +23,8 @@ from kernbench.simulation.host_reads import COPIES
 from kernbench.simulation.host_reads import ENTRY_POINTS as _HOST_READ_BARRIERS
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import plain, poison, tensors_in
-from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
+from kernbench.torch_backend.hollow.assumed_numbers import marked
+from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, text, visible
 
 _FRESH = frozenset({"empty_like", "new_empty", "empty", "new_empty_strided"})
 """Operations whose result is memory that nobody has written."""
@@ -136,7 +137,7 @@ def _assumed(simulation: Simulation, func: Any, name: str, args: Any, kwargs: An
         if name == "__repr__":
             return text(args[0], lambda: repr(plain(args[0])))
         found = func(seen, *args[1:], **(kwargs or {}))
-    return number(found) if name in NUMBERS else found
+    return marked(found) if name in NUMBERS else found
 
 
 def _look_at(tensor: torch.Tensor, name: str) -> None:

@@ -3,21 +3,21 @@
 A simulation with ``enable_data=False`` computes small values that follow from known ones, and no others. Each storage is
 known or unknown (:class:`~kernbench.simulation.storages.Stored`); an unknown one has a *stand-in*: what each element is taken
 to be, or is on average. A look at an unknown value is answered by it, and noted once per line of the program. What is assumed
-says so: numbers that a program gets print with a ``?``.
+says so: numbers that a program gets print with a ``?``, and what a program does with them that they cannot say is noted too.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.simulation.locations import Location, user_location
+from kernbench.simulation.locations import Location, program_location
 
 POLICIES = ("assume", "error")
 """What to do when a program looks at an unknown value: answer with what is assumed, or stop there."""
@@ -57,58 +57,47 @@ def fill(tensor: torch.Tensor, value: float | None) -> None:
     tensor.copy_((whole + (torch.arange(tensor.numel()) < rest)).view(tensor.shape))
 
 
-def _marked(name: str) -> Callable[..., Any]:
-    plain = getattr(float, name)
-
-    def method(self: float, *others: Any) -> Any:
-        result = plain(self, *others)
-        return AssumedFloat(result) if type(result) is float else result
-
-    return method
-
-
-class AssumedFloat(float):
-    """A number that was assumed: it prints with a mark, and so does what is computed with it."""
-
-    def __repr__(self) -> str:
-        return float.__repr__(self) + MARK
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return float.__format__(self, spec).removesuffix(MARK) + MARK
-
-    __hash__ = float.__hash__
+LOST = "lost"
+STEERED = "steered"
+_USES = {
+    LOST: "without its mark: {entry} at {where} was given an assumed number ({by})",
+    STEERED: "steered by an assumed number: {entry} at {where} was {answer} ({by})",
+}
+"""What lines of a program do with assumed numbers that must be said, and how it is."""
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod"):
-    for _side in ("", "r"):
-        setattr(AssumedFloat, f"__{_side}{_name}__", _marked(f"__{_side}{_name}__"))
-for _name in ("neg", "abs", "pos", "round"):
-    setattr(AssumedFloat, f"__{_name}__", _marked(f"__{_name}__"))
+@dataclass(slots=True)
+class NumberUse:
+    """One line of the program that does something of :data:`_USES` with an assumed number.
+
+    Attributes:
+        kind: :data:`LOST` or :data:`STEERED`.
+        where: the line.
+        entry: by what (``"json"``, ``"<"``).
+        rank: the first that did, None for main.
+        answer: what a comparison gave first.
+        times: how often that was, over all ranks.
+    """
+
+    kind: str
+    where: Location
+    entry: str
+    rank: int | None
+    answer: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        return _USES[self.kind].format(
+            entry=self.entry,
+            where=f"{self.where.file}:{self.where.line}",
+            answer=self.answer,
+            by=_by(self.rank, self.times),
+        )
 
 
-class AssumedInt(int):
-    """A whole number that was assumed: it prints with a mark. What is computed with it is a plain number."""
-
-    def __repr__(self) -> str:
-        return int.__repr__(self) + MARK
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return int.__format__(self, spec).removesuffix(MARK) + MARK
-
-    __hash__ = int.__hash__
-
-
-def marked(value: Any) -> Any:
-    """``value``, or a list of values, as numbers that say that they are assumed; what cannot say so stays as it is."""
-    if isinstance(value, list):
-        return [marked(each) for each in value]
-    if type(value) is float:
-        return AssumedFloat(value)
-    return AssumedInt(value) if type(value) is int else value
+def _by(rank: int | None, times: int) -> str:
+    who = "main" if rank is None else f"rank {rank}"
+    return who if times == 1 else f"{who}, {times} times"
 
 
 @dataclass(slots=True)
@@ -132,11 +121,10 @@ class Assumption:
     stated: bool = False
 
     def __str__(self) -> str:
-        by = "main" if self.rank is None else f"rank {self.rank}"
-        times = "" if self.times == 1 else f", {self.times} times"
         why = "as stated by kernbench.assume" if self.stated else "no data was computed"
         return (
-            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} ({by}{times}): {why}"
+            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} "
+            f"({_by(self.rank, self.times)}): {why}"
         )
 
 
@@ -154,6 +142,8 @@ class Assumptions:
             raise ConfigError(f"unknown={policy!r}: expected {' or '.join(map(repr, POLICIES))}")
         self.policy = policy
         self._by_place: dict[tuple[str, int, str], Assumption] = {}
+        self._lines: set[tuple[str, int]] = set()
+        self._uses: dict[tuple[str, str, int, str], NumberUse] = {}
         self._stated: dict[str, Any] = {}
         self._left_out = 0
 
@@ -161,7 +151,7 @@ class Assumptions:
     def notes(self) -> tuple[str, ...]:
         """What a run says of itself in the end, each in a sentence."""
         files = f"checkpoints: {self._left_out:,} bytes of values that nobody computed were not written; their files are sparse"
-        return (*map(str, self.made), *((files,) if self._left_out else ()))
+        return (*map(str, self.made), *map(str, self.uses), *((files,) if self._left_out else ()))
 
     def left_out(self, nbytes: int) -> None:
         """A program has saved ``nbytes`` that have no values: their file has their size alone."""
@@ -172,6 +162,11 @@ class Assumptions:
         """In the order of the first looks."""
         return tuple(self._by_place.values())
 
+    @property
+    def uses(self) -> tuple[NumberUse, ...]:
+        """What became of assumed numbers, in the order of the first uses."""
+        return tuple(self._uses.values())
+
     def state(self, place: str, value: Any) -> None:
         """What a look at ``place`` (``"train.py:42"``) is answered with."""
         self._stated[os.path.normpath(place)] = value
@@ -180,7 +175,7 @@ class Assumptions:
         """What was stated for the line of the user's program that is running; None if nothing was."""
         if not self._stated:
             return None
-        where = user_location()
+        where = program_location(sys._getframe(1))
         here = f"{os.sep}{where.file}:{where.line}"
         return next(
             (value for place, value in self._stated.items() if here.endswith(f"{os.sep}{place.lstrip(os.sep)}")), None
@@ -191,7 +186,7 @@ class Assumptions:
 
         Raises :class:`KernbenchError` if the policy is to stop there, and the program has not said what the value is.
         """
-        where = user_location()
+        where = program_location(sys._getframe(1))
         if self.policy == "error" and not stated:
             raise KernbenchError(
                 f"{entry} at {where.file}:{where.line}: the host looks at a value that was not computed: this run has "
@@ -206,8 +201,21 @@ class Assumptions:
         found = self._by_place.get(key)
         if found is None:
             self._by_place[key] = Assumption(where, entry, rank, answer, stated=stated)
+            self._lines.add((where.file, where.line))
         else:
             found.times += 1
+
+    def used(self, kind: str, where: Location, entry: str, rank: int | None, answer: str = "") -> None:
+        """Note what a line of the program does with an assumed number: all of its uses of one kind are one note.
+
+        A line that looks and compares (``if loss.item() < best``) is noted once, as one that looks.
+        """
+        key = (kind, where.file, where.line, entry)
+        found = self._uses.get(key)
+        if found is not None:
+            found.times += 1
+        elif kind != STEERED or (where.file, where.line) not in self._lines:
+            self._uses[key] = NumberUse(kind, where, entry, rank, answer)
 
 
 def _short(answer: Any) -> str:

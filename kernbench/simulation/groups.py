@@ -206,6 +206,11 @@ class Communicators:
         self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
         self._asked_for: dict[tuple[Communicator, str], tuple[int, tuple[int, ...], Location]] = {}
 
+    @property
+    def members(self) -> set[tuple[int, ...]]:
+        """The members of each one."""
+        return {communicator.ranks for made in self._made.values() for communicator in made}
+
     def clear(self) -> None:
         """Forget them: their world has ended."""
         self._made.clear()

@@ -277,6 +277,7 @@ class Hosts:
         main: main's host.
         of_rank: the ranks' hosts, of the last spawn.
         folding: which ranks of it run, None: all.
+        needs: if all run, who has wanted something of whom that only they can do.
         detours: reasons for which all hosts take the whole path: features of the simulation that listen.
         observing: whether a plugin is being told something: what it does is not the program's.
         inside_kernel: whether a kernel written in Python is running.
@@ -290,6 +291,7 @@ class Hosts:
         self.main = Host(None, sips[0], seed)
         self.of_rank: dict[int, Host] = {}
         self.folding: Folding | None = None
+        self.needs: set[tuple[int, tuple[int, ...]]] = set()
         self.observing = False
         self.inside_kernel = False
         self.order: Order | None = None
@@ -304,6 +306,7 @@ class Hosts:
     def open(self, count: int, clock: float, folding: Folding | None = None) -> None:
         """Hosts for the ranks of a spawn that run, all at ``clock`` s."""
         self.folding = folding
+        self.needs.clear()
         ranks = range(count) if folding is None else folding.live
         self.of_rank = {rank: Host(rank, self.sips[rank], self.seed, clock, self.detours) for rank in ranks}
         if self.order is not None:
@@ -323,6 +326,8 @@ class Hosts:
         """
         if self.folding is not None:
             self.folding.need(self.current_rank(), members, what)
+        else:
+            self.needs.add((self.current_rank(), tuple(members)))
 
     def current(self) -> Host:
         """The host of whoever runs: a rank's, or main's."""

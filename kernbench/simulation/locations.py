@@ -18,6 +18,7 @@ _PROGRAMS = os.path.join(_PACKAGE, "programs") + os.sep
 _OTHERS = (
     os.sep + "greenlet" + os.sep, os.sep + "typing_extensions.py", os.sep + "contextlib.py", "<frozen ", "<string>",
 )  # fmt: skip
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 def _folders(*paths: str) -> tuple[str, ...]:
@@ -70,7 +71,8 @@ def is_simulators(filename: str) -> bool:
 @cache
 def is_installed(path: str) -> bool:
     """Whether a file or folder lies where packages are installed."""
-    return os.path.realpath(path).startswith(_INSTALLED)
+    real = os.path.realpath(path)
+    return real.startswith(_INSTALLED) or any(f"{os.sep}{name}{os.sep}" in real for name in _PACKAGES)
 
 
 @cache
@@ -99,6 +101,25 @@ def location_of(frame: FrameType | None) -> Location:
             return found[1]
         frame = frame.f_back
     return NOWHERE
+
+
+def program_location(frame: FrameType | None) -> Location:
+    """As :func:`location_of`, but outside of Python's own library too: there somebody called ``logging`` or ``json``."""
+    inner = frame
+    while inner is not None and (not _is_users[inner.f_code.co_filename] or is_pythons(inner.f_code.co_filename)):
+        inner = inner.f_back
+    return location_of(inner or frame)
+
+
+def callers_location(frame: FrameType | None) -> Location:
+    """The innermost frame, from ``frame`` outwards, of a file that is not installed; else as :func:`program_location`."""
+    inner = frame
+    while inner is not None:
+        filename = inner.f_code.co_filename
+        if _is_users[filename] and not is_pythons(filename) and not is_installed(filename):
+            return location_of(inner)
+        inner = inner.f_back
+    return program_location(frame)
 
 
 def user_location() -> Location:

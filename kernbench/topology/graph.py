@@ -114,14 +114,17 @@ class Topology:
         per_node = self.sips_per_node
         nodes = -(-world_size // per_node)
         have = f"{self.nodes} node{'s' if self.nodes > 1 else ''} x {per_node} SIPs = {self.sip_count}"
-        if self.system.nics is not None and self.system.fabric is not None:
-            remedy = f"use nodes={nodes} (`--nodes {nodes}`), which holds {nodes * per_node}"
+        several = self.system.nics is not None and self.system.fabric is not None
+        if several:
+            remedy = f"use nodes={nodes}, which holds {nodes * per_node}"
         else:
             remedy = "give the system `nics` and a `fabric`, so that it can have several nodes"
-        raise ConfigError(
+        error = ConfigError(
             f"world_size {world_size} does not fit system {self.system.name}: {have} ranks at most. "
             f"To hold it, {remedy}; or a system with system.sips.count of at least {world_size}"
         )
+        error.remedy = ("nodes", nodes) if several else None
+        raise error
 
     def _route(self, src: int, dst: int) -> Route:
         self._check(src)

@@ -22,6 +22,7 @@ from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
 from kernbench.torch_backend.gpu import inventory, nvml, pinning, replaced_data
 from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.hollow import sinks
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
@@ -88,7 +89,7 @@ class Environment:
         self.state.of_children = inventory.variables_of_children
         if inventory.has_smi(simulation.topology):
             self.state.search_path = nvidia_smi.on_path
-        self._imports = StockImports(self._patches, self._lifted, self.state)
+        self._imports = StockImports(self._patches, self._lifted, self.state, marks=not simulation.engine.enable_data)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -115,6 +116,8 @@ class Environment:
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
             nvml.install(self._patches)
+            if not self._host_devices.simulation.engine.enable_data:
+                sinks.install(self._patches)
             if torch.version.cuda is None:
                 self._patches.set(torch.version, "cuda", inventory.cuda_version(self._host_devices.simulation.topology))
             if self._host_devices.simulation.order is not None:

@@ -162,7 +162,7 @@ def test_systems_nodes_and_algorithms() -> None:
     assert result.exit_code == 0
     assert "system: dgx_h100, 2 nodes x 8 SIPs (switch)" in result.stdout
     assert "nGpus 16 " in result.stdout
-    assert "on node 1 device 15 NVIDIA H100" in result.stdout
+    assert "on node 1 device  7 NVIDIA H100" in result.stdout
 
 
 def test_seed_policy_and_isolation_change_no_figure() -> None:

@@ -65,6 +65,26 @@ def test_four_points_recover_a_fabric(tmp_path, truth):
         assert there[1] == pytest.approx(there[0], rel=0.15)
 
 
+def test_a_fit_is_shown_by_size_and_a_bad_one_is_warned_of(tmp_path, truth):
+    good, odd = measure(truth), measure(truth, np.array([3.0, 0.2, 4.0, 0.3]))
+    for seconds, bad in ((good, False), (odd, True)):
+        output = run(
+            write_table(tmp_path / "m.yaml", seconds), "--system", "dgx_h100", "--out", tmp_path / "fitted.yaml"
+        )
+        rows = [line.split() for line in output.splitlines() if line.split()[0].replace(",", "").isdigit()]
+        assert [int(row[0].replace(",", "")) for row in rows] == list(SIZES.astype(int))
+        fitted = collective_time(tmp_path / "fitted.yaml", "all_reduce", SIZES, ranks=16, nodes=2).seconds
+        start = collective_time("dgx_h100", "all_reduce", SIZES, ranks=16, nodes=2).seconds
+        for row, measured, before, after in zip(rows, seconds, start, fitted, strict=True):
+            assert [float(row[at]) for at in (1, 2, 4)] == pytest.approx(
+                [measured * 1e6, before * 1e6, after * 1e6], rel=1e-3
+            )
+            assert row[3] == f"{before / measured - 1:+.1%}"
+        assert ("warning: the fit is bad" in output) is bad
+        error = np.abs(fitted / seconds - 1)
+        assert (float(np.median(error)) > 0.2) is bad
+
+
 def test_an_outlier_does_not_move_the_fit(tmp_path, truth):
     clean, spoilt = tmp_path / "clean.yaml", tmp_path / "spoilt.yaml"
     run(write_table(tmp_path / "a.yaml", measure(truth)), "--system", "dgx_h100", "--out", clean)

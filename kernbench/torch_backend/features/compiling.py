@@ -17,6 +17,7 @@ from typing import Any
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend.gpu.devices import current_device
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.hollow.assumed_numbers import as_plain_numbers
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -103,7 +104,7 @@ def _compile_aside(patches: Patches) -> None:
         device = current_device()
         if device is None:
             return stock(self, frame, *args)
-        with device.host.aside(), turn.taken(device):
+        with device.host.aside(), turn.taken(device), as_plain_numbers():
             return stock(self, frame, *args)
 
     patches.set(callback, "__call__", compile_frame)

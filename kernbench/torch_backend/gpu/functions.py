@@ -72,12 +72,12 @@ def install(patches: Patches) -> None:
     for name in _NEST:
         patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
-    find = _knows_wrapped(_builtins._find_builtin, {getattr(torch, name): stock for name, stock in stocks.items()})
+    find = knows_wrapped(_builtins._find_builtin, {getattr(torch, name): stock for name, stock in stocks.items()})
     for module in (_builtins, _recursive):
         patches.set(module, "_find_builtin", find)
 
 
-def _knows_wrapped(stock: Callable[..., Any], stocks: dict[Any, Any]) -> Callable[..., Any]:
+def knows_wrapped(stock: Callable[..., Any], stocks: dict[Any, Any]) -> Callable[..., Any]:
     """``torch.jit.script`` compiles calls of the wrapped functions to the operations of those that they wrap."""
 
     @functools.wraps(stock)

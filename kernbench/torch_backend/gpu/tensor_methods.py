@@ -15,7 +15,8 @@ from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.pinning import is_pinned, pin_memory
 from kernbench.torch_backend.gpu.placement import PLAIN, Block, block_of, is_described, place, place_wrapper, stored_in
-from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, number, text, visible
+from kernbench.torch_backend.hollow.assumed_numbers import marked
+from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, text, visible
 from kernbench.torch_backend.operations.ordering import looking, looks, sent
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -257,7 +258,7 @@ def _looks(name: str) -> Callable[..., Any]:
             tensor = visible(mine.simulation, tensor, name)
         with mine.host.as_one(), looking(mine, name, tensor):
             found = stock(tensor, *args, **kwargs)
-        return number(found) if assumed and name in NUMBERS else found
+        return marked(found) if assumed and name in NUMBERS else found
 
     return method
 
@@ -266,7 +267,7 @@ def item(tensor: torch.Tensor) -> Any:
     """``Tensor.item``: an operation, whose result says when it is assumed."""
     found, mine = _stock_item(tensor), current_device()
     if mine is not None and not mine.host.unrecorded and is_assumed(mine.simulation, tensor):
-        return number(found)
+        return marked(found)
     return found
 
 

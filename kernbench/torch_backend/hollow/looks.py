@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.assumptions import marked
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import plain
@@ -57,11 +56,6 @@ def as_stated(value: Any, tensor: torch.Tensor) -> torch.Tensor:
             f"what kernbench.assume states for {user_location()} does not fit: {value!r} for a tensor of shape "
             f"{tuple(tensor.shape)} and {tensor.dtype} ({error})"
         ) from None
-
-
-def number(values: Any) -> Any:
-    """Python numbers that say that they are assumed."""
-    return marked(values)
 
 
 def text(tensor: torch.Tensor, torchs: Callable[[], str]) -> str:

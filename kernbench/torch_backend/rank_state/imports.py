@@ -33,8 +33,10 @@ from kernbench.torch_backend.features import (
     sharding_of_lists,
 )
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.marked_source import with_marks
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.process_state import ProcessState
+from kernbench.torch_backend.rank_state.rank_modules import ask_others
 from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
@@ -69,11 +71,18 @@ class StockImports:
         patches: where what is changed in a module goes.
         lifted: stock torch and Python, for the length of a block.
         state: has the modules whose globals are each rank's, and those that each rank executes.
+        marks: whether the program's own files are compiled so that assumed numbers keep their marks.
     """
 
     def __init__(
-        self, patches: Patches, lifted: Callable[[], AbstractContextManager[None]], state: ProcessState
+        self,
+        patches: Patches,
+        lifted: Callable[[], AbstractContextManager[None]],
+        state: ProcessState,
+        *,
+        marks: bool = False,
     ) -> None:
+        self._marks = marks
         self._patches = patches
         self._lifted = lifted
         self._state = state
@@ -94,10 +103,11 @@ class StockImports:
         """Asked by ``import``."""
         own, modules = self._state.rank_modules, self._state.modules
         if own is not None and (spec := own.find_spec(name, path, target, self)) is not None:
-            return spec
+            return with_marks(spec) if self._marks else spec
         per_rank = modules.matches(name)
         if not per_rank and not name.startswith(PREFIXES):
-            return None
+            spec = ask_others(name, path, target, self) if self._marks else None
+            return spec and with_marks(spec)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             loader = _Loader(spec.loader.name, spec.loader.path)

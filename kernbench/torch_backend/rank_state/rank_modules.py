@@ -91,7 +91,7 @@ class RankModules:
         kind = self._kinds.get(top)
         if kind is False:
             return None
-        spec = _ask_others(name, path, target, asker)
+        spec = ask_others(name, path, target, asker)
         if spec is None:
             return None
         if kind is None:
@@ -191,7 +191,8 @@ class RankModules:
         _bootstrap._module_locks = self._locks.setdefault(entering, {})
 
 
-def _ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, asker: Any) -> ModuleSpec | None:
+def ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, asker: Any) -> ModuleSpec | None:
+    """Where a module is, as finders other than ``asker`` say."""
     for finder in sys.meta_path:
         find = None if finder is asker else getattr(finder, "find_spec", None)
         if find is not None and (spec := find(name, path, target)) is not None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import kernbench
-from kernbench.simulation.assumptions import AssumedFloat, AssumedInt
 from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.hollow.assumed_numbers import AssumedFloat, AssumedInt
 
 LARGE = 4096
 """Elements of four bytes: more than are computed."""

@@ -1,0 +1,99 @@
+"""Functions of Python's library, and of torch, to which a program hands numbers, where these may have been assumed.
+
+A log record is rendered with the marks of its arguments, and tensors made of assumed numbers are assumed. A format of files
+has no place for a mark (``json``): the line is noted in the summary. They are replaced while ranks run without data.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.jit import _builtins, _recursive
+
+from kernbench.simulation.assumptions import LOST
+from kernbench.simulation.locations import is_simulators
+from kernbench.torch_backend.gpu.functions import knows_wrapped
+from kernbench.torch_backend.hollow.assumed_numbers import formatted, holds_marked, note
+from kernbench.torch_backend.hollow.numbers_in_tensors import assumed
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_WRITE: tuple[tuple[Any, str, str], ...] = (
+    (json.JSONEncoder, "encode iterencode", "json"),
+    (struct, "pack pack_into", "struct"),
+)
+"""What writes bare values, and the name by which it is noted."""
+
+_MAKE: tuple[tuple[Any, str], ...] = (
+    (torch, "tensor as_tensor asarray full full_like scalar_tensor"),
+    (torch.Tensor, "new_tensor new_full"),
+)
+"""What makes tensors of numbers."""
+
+RELIES_ON = (
+    Reliance("logging.LogRecord.getMessage", "a record's text", parameters=("self",)),
+    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
+    Reliance("torch.jit._builtins._find_builtin", "TorchScript knows functions by what they are", parameters=("fn",)),
+    Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
+    *(Reliance("torch" if owner is torch else "torch.Tensor", "programs make tensors of numbers", has=tuple(names.split()))
+      for owner, names in _MAKE),
+)  # fmt: skip
+
+
+def install(patches: Patches) -> None:
+    """Replace them."""
+    patches.set(logging.LogRecord, "getMessage", _message(logging.LogRecord.getMessage))
+    stocks: dict[Any, Any] = {}
+    tables: tuple[tuple[Callable[..., Any], tuple[tuple[Any, ...], ...]], ...] = (
+        (_writes, _WRITE), (_makes, _MAKE),
+    )  # fmt: skip
+    for wrapper, rows in tables:
+        for owner, names, *more in rows:
+            for name in names.split():
+                if (stock := getattr(owner, name, None)) is not None:
+                    wrapped = wrapper(stock, *more)
+                    stocks[wrapped] = stock
+                    patches.set(owner, name, wrapped)
+    find = knows_wrapped(_builtins._find_builtin, stocks)
+    for module in (_builtins, _recursive):
+        patches.set(module, "_find_builtin", find)
+
+
+def _message(stock: Callable[[logging.LogRecord], str]) -> Callable[[logging.LogRecord], str]:
+    @functools.wraps(stock)
+    def message(record: logging.LogRecord) -> str:
+        return str(formatted(str(record.msg), record.args)) if record.args else stock(record)
+
+    return message
+
+
+def _writes(stock: Callable[..., Any], entry: str) -> Callable[..., Any]:
+    also = {name for _, names, kind in _WRITE if kind == entry for name in names.split()}
+
+    @functools.wraps(stock)
+    def writes(*args: Any, **kwargs: Any) -> Any:
+        if holds_marked(args):
+            frame = sys._getframe(1)
+            if frame.f_code.co_name not in also and not is_simulators(frame.f_code.co_filename):
+                note(LOST, entry, frame)
+        return stock(*args, **kwargs)
+
+    return writes
+
+
+def _makes(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def makes(*args: Any, **kwargs: Any) -> Any:
+        made = stock(*args, **kwargs)
+        if holds_marked(args) or (kwargs and holds_marked([*kwargs.values()])):
+            assumed((made,))
+        return made
+
+    return makes
