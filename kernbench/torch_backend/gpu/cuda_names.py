@@ -298,7 +298,7 @@ ACCELERATOR: dict[str, Any] = each_its_own({
 """``torch.accelerator``'s attributes."""
 
 ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
-    "_get_accelerator": lambda check=None: current_accelerator(bool(check)),
+    "_get_accelerator": lambda check=None: current_accelerator(bool(check)) or torch.device("cpu"),
     "_accelerator_exchangeDevice": exchange_device,
     "_accelerator_maybeExchangeDevice": exchange_device,
     "_accelerator_getDeviceIndex": current_device_index,

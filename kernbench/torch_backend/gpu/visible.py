@@ -36,13 +36,13 @@ class NodeGpus(NamedTuple):
     """The GPUs of a node.
 
     Attributes:
-        count: how many.
+        per_node: how many.
         system: its name.
         first: SIP of the first one.
         backend: of the device, as Triton has it.
     """
 
-    count: int
+    per_node: int
     system: str = ""
     first: int = 0
     backend: str = "cuda"
@@ -60,7 +60,7 @@ class NodeGpus(NamedTuple):
         Unset, all; else those that are listed before the first that does not exist, and none if one is listed twice. They are
         listed by number, or by the beginning of a UUID (``GPU-8932f937``) that no other has.
         """
-        found = tuple(range(self.count))
+        found = tuple(range(self.per_node))
         for _, value in settings(environ, self.backend):
             found = self._listed(value, found)
         return found

@@ -108,7 +108,7 @@ class _Waiting:
     def visible(self) -> tuple[int, ...]:
         """The GPUs of its node that it sees; which node that is the launcher has said, if it has."""
         node = os.environ.get("GROUP_RANK", "")
-        first = self._gpus.count * int(node) if node.isdigit() else 0
+        first = self._gpus.per_node * int(node) if node.isdigit() else 0
         return self._gpus._replace(first=first).visible()
 
     def set_device(self, device: Any) -> None:

@@ -104,10 +104,11 @@ class GroupMaker:
         mine = simulation.hosts.current_rank()
         everybody = members is self._everybody or members == self._everybody
         communicator = simulation.world.communicators.of(mine, name, members, everybody)
-        return SimProcessGroup(
+        made: SimProcessGroup = SimProcessGroup.made(
             simulation, self._devices.current(), self._futures, communicator, rank, backend, timeout,
             timeout not in DEFAULT_TIMEOUTS, name, description, store,
         )  # fmt: skip
+        return made
 
     def has_gpus(self) -> bool:
         """Whether the program of the rank that runs sees a GPU."""
