@@ -1,8 +1,8 @@
 """``torch.distributed.rpc``: ranks set it up, know each other's names and shut it down; calls are refused in words.
 
 What runs a call on hardware are threads of agents in C++, which wait for each other outside a simulation. Programs and test
-suites that call ``init_rpc`` beside ``init_process_group``, and then send messages, find what they look for. Workers meet by the
-store of the rendezvous that they name, as agents do.
+suites that call ``init_rpc`` beside ``init_process_group``, and then send messages, find what they look for. Workers meet by
+the store of the rendezvous that they name, as agents do.
 """
 
 from __future__ import annotations
