@@ -31,7 +31,7 @@ class CrossEntropyLoss(torch.autograd.Function):
         total = scores.sum(-1) if smoothing else torch.zeros_like(chosen)
         if ranks > 1:
             parts = lse.new_empty(ranks, lse.shape[0])
-            dist.all_gather_into_tensor(parts, lse, group=group)
+            dist.all_gather(list(parts), lse, group=group)
             lse = torch.logsumexp(parts, 0)
             sums = torch.stack((chosen, total))
             dist.all_reduce(sums, group=group)
