@@ -93,7 +93,7 @@ def _names_of(module: ModuleType) -> str:
     return ", ".join(sorted(names))
 
 
-class _Loader(SourceFileLoader):
+class _StandInLoader(SourceFileLoader):
     """Executes a module of a stand-in, which says of a name that it has not what it has."""
 
     def exec_module(self, module: ModuleType) -> None:
@@ -124,7 +124,7 @@ class _Finder(DistributionFinder):
         if fullname == self.name:
             return importlib.util.spec_from_file_location(
                 fullname, self._folder / "__init__.py", submodule_search_locations=[str(self._folder)],
-                loader=_Loader(fullname, str(self._folder / "__init__.py")),
+                loader=_StandInLoader(fullname, str(self._folder / "__init__.py")),
             )  # fmt: skip
         if not fullname.startswith(f"{self.name}."):
             return None
@@ -138,7 +138,7 @@ class _Finder(DistributionFinder):
             raise ModuleNotFoundError(
                 f"the stand-in for {self.name} has no {fullname}; what it has is {', '.join(modules)}", name=self.name
             )
-        spec.loader = _Loader(fullname, spec.origin)
+        spec.loader = _StandInLoader(fullname, spec.origin)
         return spec
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:

@@ -112,7 +112,7 @@ class CrossAttention(nn.Module):
         return torch.einsum("bhts,bshd->bthd", self.drop(weights), v)
 
 
-class SelfAttention(CrossAttention):
+class PackedAttention(CrossAttention):
     """The same of ``[batch, length, 3, heads, size]``."""
 
     def forward(  # type: ignore[override]
@@ -120,6 +120,9 @@ class SelfAttention(CrossAttention):
     ) -> Tensor:
         """``[batch, length, heads, size]``."""
         return super().forward(qkv[:, :, 0], qkv[:, :, 1:], causal, key_padding_mask)
+
+
+SelfAttention = PackedAttention
 
 
 class MHA(nn.Module):

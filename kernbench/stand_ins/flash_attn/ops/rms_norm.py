@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from .layer_norm import DropoutAddLayerNorm, dropout_add_layer_norm
-from .triton.layer_norm import rms_norm_fn
+from .triton.layer_norm import RMSNorm, rms_norm_fn
+
+__all__ = ["DropoutAddRMSNorm", "RMSNorm", "dropout_add_rms_norm", "rms_norm"]
 
 Tensor = torch.Tensor
 
@@ -25,26 +26,6 @@ def dropout_add_rms_norm(
 ) -> Any:  # fmt: skip
     """The same of ``dropout(x0) + residual``, with the arguments of ``dropout_add_layer_norm``."""
     return dropout_add_layer_norm(x0, residual, weight, bias, dropout_p, epsilon, *args, **kwargs, is_rms_norm=True)
-
-
-class RMSNorm(nn.Module):
-    """A layer of :func:`rms_norm`."""
-
-    def __init__(
-        self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
-        self.register_parameter("bias", None)
-
-    def reset_parameters(self) -> None:
-        """The weight is as if it were not there."""
-        nn.init.ones_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., hidden size]``."""
-        return rms_norm(x, self.weight, self.eps)
 
 
 class DropoutAddRMSNorm(DropoutAddLayerNorm):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 Tensor = torch.Tensor
 
 
-class CrossEntropyLoss(torch.autograd.Function):
+class _RowLosses(torch.autograd.Function):
     """Saves the logits as they are and one number per row, as the real kernel does."""
 
     @staticmethod
@@ -71,7 +71,7 @@ def cross_entropy_loss(
     Returns:
         The losses and the part of them that is the square's, ``[rows]`` in fp32.
     """
-    losses, z_losses = CrossEntropyLoss.apply(
+    losses, z_losses = _RowLosses.apply(
         logits, labels, precomputed_lse, label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward,
         process_group,
     )  # fmt: skip
