@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -180,10 +181,10 @@ def command(
     errors: dict[int, BaseException] = {}
     plugins = [] if report is None else [report]
     handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
-    devices = _first_of_each_node(handle.topology_obj, nnodes, nproc_per_node)
+    per_node = _per_node(handle.topology_obj, nproc_per_node)
+    devices = _first_of_each_node(handle.topology_obj, nnodes, per_node)
     unchosen = ranks is None
     if ranks is None:
-        per_node = handle.topology_obj.sips_per_node if isinstance(nproc_per_node, str) else nproc_per_node or 0
         ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
     with (
         simulate(
@@ -224,7 +225,6 @@ def command(
                     )  # fmt: skip
             else:
                 ctx.simulation.scheduler.on_first_failure = failures.first
-                per_node = len(ctx.sips) // nnodes if isinstance(nproc_per_node, str) else nproc_per_node
                 launcher.run_ranks(
                     ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
                     per_rank_modules=per_rank_modules, variables=variables, isolation=isolation,
@@ -314,11 +314,26 @@ def _print_races(ctx: RuntimeContext) -> int:
     return len(races.found)
 
 
-def _first_of_each_node(topology: Topology, nnodes: int, per_node: int | str | None) -> Sequence[int] | str:
-    """The SIPs that ranks drive, as torchrun's ranks do: the first ``per_node`` of every node."""
-    if nnodes == 1 or not isinstance(per_node, int) or per_node >= topology.sips_per_node:
+def _first_of_each_node(topology: Topology, nnodes: int, per_node: int) -> Sequence[int] | str:
+    """The SIPs that ranks drive, as torchrun's ranks do: the first ``per_node`` of every node that the environment lets see."""
+    from kernbench.torch_backend.gpu.visible import visible_first
+
+    if nnodes == 1 or not 0 < per_node < topology.sips_per_node:
         return "all"
-    return [node * topology.sips_per_node + local for node in range(nnodes) for local in range(per_node)]
+    return [sip for node in range(nnodes) for sip in visible_first(topology, topology.sips_of(node))[:per_node]]
+
+
+def _per_node(topology: Topology, asked: int | str | None) -> int:
+    """Ranks per node; ``gpu`` and ``auto``: one per GPU that the environment lets see. Raises ConfigError if that is none."""
+    from kernbench.torch_backend.gpu.visible import NodeGpus, words
+
+    if not isinstance(asked, str):
+        return asked or 0
+    gpus = NodeGpus.of(topology)
+    found = len(gpus.visible())
+    if not found:
+        raise ConfigError(f"--nproc-per-node {asked}: {words(os.environ, gpus.backend)} hides all GPUs: give a number")
+    return found
 
 
 def _write_autotune_report(report: AutotuneReport) -> None:

@@ -18,6 +18,7 @@ from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken, variables_of
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu import inventory
 from kernbench.torch_backend.gpu.cuda_names import properties_of
+from kernbench.torch_backend.gpu.visible import NodeGpus
 
 _BEGIN = "import sys; sys.path.insert(0, {0!r}); import kernbench.cli; sys.path.remove({0!r}); kernbench.cli.main()"
 
@@ -51,7 +52,7 @@ class RunBeside:
         )  # fmt: skip
         listener.close()
         gpu, cuda = vars(properties_of(self._topology)), inventory.cuda_version(self._topology)
-        values = variables_of(address, self._topology.sips_per_node, os.environ, gpu, cuda)
+        values = variables_of(address, NodeGpus.of(self._topology), os.environ, gpu, cuda)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"])
         self._before = {name: os.environ.get(name) for name in values}

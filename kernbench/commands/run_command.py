@@ -63,11 +63,13 @@ class RankCommand:
         from kernbench.processes.gate import Gate
         from kernbench.processes.seat import Welcome
         from kernbench.simulation.failures import SpawnException
+        from kernbench.torch_backend.gpu.visible import visible_first
 
         def welcome() -> Welcome:
             return Welcome(
-                {**self._options, "system": str(system), "ccl": ctx.ccl_config}, ctx.now(), ctx.simulation.steps.limit
-            )
+                {**self._options, "system": str(system), "ccl": ctx.ccl_config}, ctx.now(), ctx.simulation.steps.limit,
+                visible_first(ctx.topology, ctx.sips),
+            )  # fmt: skip
 
         ctx.multiprocessing.require_joined(1)
         gate = Gate(welcome, ctx.multiprocessing.require_joined, _tell)
@@ -96,9 +98,10 @@ class RankCommand:
         from kernbench.runtime_api.joining import variables_of
         from kernbench.torch_backend.gpu import inventory
         from kernbench.torch_backend.gpu.cuda_names import properties_of
+        from kernbench.torch_backend.gpu.visible import NodeGpus
 
         gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
-        told = variables_of(address, topology.sips_per_node, os.environ, gpu, cuda)
+        told = variables_of(address, NodeGpus.of(topology), os.environ, gpu, cuda)
         environ = {**os.environ, **told, "PATH": _path(os.environ)}
         if inventory.has_smi(topology):
             environ.update(

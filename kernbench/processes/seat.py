@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,12 +52,14 @@ class Welcome:
         options: of :func:`kernbench.simulate`.
         clock: virtual time at which its world begins, s.
         stop_after_steps: as ``simulate`` has it.
+        driven: the SIPs that ranks drive, by rank.
         refusal: why it cannot join; empty if it can.
     """
 
     options: dict[str, Any]
     clock: float = 0.0
     stop_after_steps: int | None = None
+    driven: Sequence[int] = ()
     refusal: str = ""
 
 

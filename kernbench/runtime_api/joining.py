@@ -17,10 +17,11 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api import start_up
+from kernbench.torch_backend.gpu.visible import NodeGpus
 from kernbench.torch_backend.process_groups import late
 
 GPUS = "KERNBENCH_GPUS"
-"""The environment variable that says how many GPUs a node has."""
+"""The environment variable that says which GPUs a node has: JSON of :class:`~kernbench.torch_backend.gpu.visible.NodeGpus`."""
 
 PROPERTIES = "KERNBENCH_GPU_PROPERTIES"
 """The environment variable that says what a GPU is: JSON of what ``torch.cuda.get_device_properties`` gives."""
@@ -44,7 +45,7 @@ _joined: list[Any] = []
 
 def variables_of(
     address: str,
-    gpus: int,
+    gpus: NodeGpus,
     environ: Mapping[str, str],
     properties: Mapping[str, Any] | None = None,
     cuda: str | None = None,
@@ -59,7 +60,7 @@ def variables_of(
     """
     path = [str(Path(start_up.__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
     told = {PROPERTIES: json.dumps(dict(properties or {}), default=str), **({} if cuda is None else {CUDA: cuda})}
-    return {ADDRESS: address, GPUS: str(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
+    return {ADDRESS: address, GPUS: json.dumps(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 
 def taken(address: str, rank: int | str, size: int | str) -> str:
@@ -83,7 +84,7 @@ def at_import_of_torch(generators: Generators) -> None:
 
     generators = {**generators, "torch": (read, read())}
     properties = json.loads(os.environ.get(PROPERTIES, "{}"))
-    gpus = int(os.environ.get(GPUS, "0"))
+    gpus = NodeGpus(*json.loads(os.environ.get(GPUS, "[0]")))
     late.install(
         lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA)
     )

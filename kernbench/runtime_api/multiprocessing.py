@@ -25,7 +25,7 @@ from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.devices import HostDevices
-from kernbench.torch_backend.gpu.visible import VARIABLE, visible_gpus
+from kernbench.torch_backend.gpu.visible import visible_first
 from kernbench.torch_backend.process_groups import stores
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 
@@ -204,8 +204,12 @@ class Multiprocessing:
         self._open(environment)
         return environment
 
-    def _open_hosts(self, nprocs: int, clock: float, folding: Folding | None = None) -> None:
+    def _open_hosts(
+        self, nprocs: int, clock: float, folding: Folding | None = None, driven: Sequence[int] = ()
+    ) -> None:
+        """``driven``: the SIPs that ranks drive, by rank; default: as this process's environment has it."""
         simulation = self._simulation
+        simulation.hosts.sips = driven or visible_first(simulation.topology, simulation.sips)
         activate(simulation)
         follow_active_simulation()
         simulation.drain.pending()
@@ -246,10 +250,7 @@ class Multiprocessing:
 
         ``keep``: modules whose random generators go on where they are; the others are seeded.
         """
-        self._devices.seen = seen = visible_gpus(self._simulation.topology.sips_per_node)
-        if not seen:
-            raise ConfigError(f"{VARIABLE} hides all GPUs, and a rank drives one: unset it, or name the rank's")
-        self._open_hosts(nprocs, seat.welcome.clock)
+        self._open_hosts(nprocs, seat.welcome.clock, driven=seat.welcome.driven)
         self._simulation.world.apart = True
         environment = Environment(self._devices, alone=True)
         environment.state.variables = lambda rank: {}  # it has those that it was started with

@@ -270,7 +270,7 @@ class Hosts:
 
     Args:
         scheduler: knows which rank runs.
-        sips: the SIPs that ranks may drive; rank r drives the r-th unless it sets another.
+        sips: rank r drives the r-th unless it sets another.
         seed: of the ranks' generators.
 
     Attributes:

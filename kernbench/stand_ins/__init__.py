@@ -6,12 +6,13 @@ definition; time is that of torch's operations, whose attention is priced as the
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
+from contextlib import contextmanager, nullcontext
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +28,17 @@ TOLD = "KERNBENCH_STAND_INS"
 
 
 def stand_in_for(error: BaseException) -> str | None:
-    """What to say of an import that has failed, if there is a stand-in for it."""
-    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if name not in VERSIONS or importlib.util.find_spec(name) is not None:
+    """What to say of an import that has failed: of a package that has a stand-in, or of a name that the stand-in lacks."""
+    whole = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
+    name = whole.partition(".")[0]
+    if name not in VERSIONS:
+        return None
+    folder = Path(__file__).with_name(name)
+    if isinstance(error, ImportError) and folder in Path(error.path or "").parents:
+        stands_in = any(isinstance(each, _Finder) and each.name == name for each in sys.meta_path)
+        with nullcontext() if stands_in else standing_in([name]):
+            return f"what the stand-in for {whole} has is {_names_of(importlib.import_module(whole))}"
+    if not isinstance(error, ModuleNotFoundError) or importlib.util.find_spec(name) is not None:
         return None
     return f"{name} is not installed: kernbench run --stand-in {name} has its public functions, on torch's operations"
 
@@ -73,6 +82,34 @@ def stand_in_as_told(names: str) -> None:
             sys.meta_path.insert(0, _Finder(name))
 
 
+def _names_of(module: ModuleType) -> str:
+    """The public names that a stand-in's module has of the package."""
+    package = module.__name__.partition(".")[0]
+    names = [
+        name for name, value in vars(module).items()
+        if not name.startswith("_") and (home := str(getattr(value, "__module__", ""))).partition(".")[0] == package
+        and "._" not in home
+    ]  # fmt: skip
+    return ", ".join(sorted(names))
+
+
+class _StandInLoader(SourceFileLoader):
+    """Executes a module of a stand-in, which says of a name that it has not what it has."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib."""
+        super().exec_module(module)
+
+        def missing(name: str) -> Any:
+            raise AttributeError(
+                f"the stand-in for {module.__name__} has no {name}; what it has is {_names_of(module)}",
+                name=name,
+                obj=module,
+            )
+
+        vars(module).setdefault("__getattr__", missing)
+
+
 class _Finder(DistributionFinder):
     """Finds one stand-in, as a package and as an installed release."""
 
@@ -83,12 +120,26 @@ class _Finder(DistributionFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Of the package itself; its modules are found in its folder."""
-        if fullname != self.name:
+        """Of the package and its modules. Raises ModuleNotFoundError for one that it has not, with those that it has."""
+        if fullname == self.name:
+            return importlib.util.spec_from_file_location(
+                fullname, self._folder / "__init__.py", submodule_search_locations=[str(self._folder)],
+                loader=_StandInLoader(fullname, str(self._folder / "__init__.py")),
+            )  # fmt: skip
+        if not fullname.startswith(f"{self.name}."):
             return None
-        return importlib.util.spec_from_file_location(
-            fullname, self._folder / "__init__.py", submodule_search_locations=[str(self._folder)]
-        )
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is None or spec.origin is None:
+            modules = sorted(
+                ".".join(each.relative_to(self._folder.parent).with_suffix("").parts).removesuffix(".__init__")
+                for each in self._folder.rglob("*.py")
+                if each.name == "__init__.py" or not each.name.startswith("_")
+            )
+            raise ModuleNotFoundError(
+                f"the stand-in for {self.name} has no {fullname}; what it has is {', '.join(modules)}", name=self.name
+            )
+        spec.loader = _StandInLoader(fullname, spec.origin)
+        return spec
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
         """Of the release, for whoever asks for its version."""

@@ -34,8 +34,9 @@ from kernbench.torch_backend.gpu import (
 )
 from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import backend_classes, stores
+from kernbench.torch_backend.process_groups import backend_classes, group_class, stores
 from kernbench.torch_backend.process_groups.futures import Futures
+from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
 from kernbench.torch_backend.profiling import session as profiling
 from kernbench.torch_backend.rank_state import clocks, timed_statements, warning_filters
@@ -199,15 +200,18 @@ class ReplacedNames:
         names.add(torch._C._distributed_c10d, "_hash_tensors", _hash_of)
         names.set(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
         backend_classes.install(names, self._make_directly)
+        group_class.install(names, SimProcessGroup)
 
     def _make_directly(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
         """A group that a program makes without ``init_process_group``."""
         maker = self._maker()
         members, number = maker.default_members(size, rank, store)
-        return maker.make(
+        group = maker.make(
             members=members, rank=number, backend=backend, timeout=timeout or DEFAULT_TIMEOUTS[0],
             name=f"made directly ({backend})", description="undefined", store=store,
         )  # fmt: skip
+        group.made_directly = True
+        return group
 
 
 _idle: list[ReplacedNames] = []

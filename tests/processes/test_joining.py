@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-import kernbench
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.processes.channel import Wire
 from kernbench.processes.gate import Gate
 from kernbench.processes.seat import Hello, Welcome
 from kernbench.processes.shared_memory import SharedMemory, unnamed_file
-from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.gpu.visible import visible_gpus
+from kernbench.torch_backend.gpu.visible import uuid_of
 
 RUN = [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100"]
 # Where "CI" is set, torch's test utilities want a package that writes reports in XML.
@@ -127,6 +125,40 @@ def test_ranks_of_torchrun_do_what_ranks_of_ours_do(data, tmp_path):
     assert sorted(joined.stdout.splitlines()) == sorted(forked.stdout.splitlines())
     assert "modelled on dgx_h100, 2 ranks" in joined.stdout
     assert theirs.read_bytes() == ours.read_bytes()
+
+
+OWN_GPU = """
+import os, sys, torch, torch.distributed as dist
+
+rank = int(os.environ["LOCAL_RANK"])
+assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
+dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+x = torch.full((4,), rank + 1.0, device="cuda:0")
+dist.all_reduce(x)
+print(f"{rank} {x.tolist()} {torch.cuda.get_device_properties(0).uuid}\\n", end="", flush=True)
+"""
+
+
+def test_each_process_of_a_launcher_may_see_a_gpu_of_its_own(tmp_path):
+    script, starter = tmp_path / "script.py", tmp_path / "start.sh"
+    script.write_text(OWN_GPU)
+    starter.write_text(f"CUDA_VISIBLE_DEVICES=$((6 - LOCAL_RANK)) exec {sys.executable} {script}\n")
+    done = run("--", "torchrun", "--no-python", "--nproc-per-node", "2", "sh", starter)
+    assert done.returncode == 0, done.stderr
+    values = [f"{rank} [3.0, 3.0, 3.0, 3.0] {uuid_of('dgx_h100', 6 - rank)}" for rank in range(2)]
+    assert sorted(line for line in done.stdout.splitlines() if "[3.0" in line) == values
+
+
+def test_ranks_per_node_are_as_many_as_gpus_that_are_visible(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRON, "CUDA_VISIBLE_DEVICES", "4,2")
+    script = tmp_path / "script.py"
+    script.write_text("import torch; print(torch.cuda.get_device_properties('cuda').uuid, torch.cuda.device_count())")
+    done = run("--nproc-per-node", "gpu", "--nnodes", "2", script)
+    assert done.returncode == 0, done.stderr
+    seen = [f"[rank{rank}] {uuid_of('dgx_h100', sip)} 2" for rank, sip in enumerate((4, 2, 12, 10))]
+    assert done.stdout.splitlines()[:4] == seen
+    monkeypatch.setitem(ENVIRON, "CUDA_VISIBLE_DEVICES", "")
+    assert "hides all GPUs: give a number" in run("--nproc-per-node", "gpu", script).stderr
 
 
 @pytest.mark.long  # interpreters that import torch
@@ -327,24 +359,6 @@ def test_a_world_that_does_not_fit_is_refused(launcher):
         assert gate.gather(descriptor) is None
         os.close(descriptor)
         assert wire.receive().refusal == "4 do not fit"
-
-
-@pytest.mark.parametrize(
-    ("value", "seen"),
-    [(None, range(4)), ("2", [2]), ("3, 1", [3, 1]), ("0,7,1", [0]), ("", []), ("-1", []), ("1,1", [])],
-)
-def test_a_process_sees_the_gpus_that_its_variable_names(value, seen, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus(4, value) == tuple(seen)
-    with pytest.raises(ConfigError, match="numbers"):
-        visible_gpus(4, "GPU-8932f937")
-
-
-def test_a_rank_drives_a_gpu_that_it_sees():
-    with kernbench.simulate("dgx_h100") as ctx:
-        ctx.simulation.world.open(2, 0.0)
-        device = RankDevice(ctx.simulation, ctx.simulation.hosts.of_rank[1], (5, 3))
-        assert [device.visible, device.host.sip, device.index, device.sip(1)] == [(5, 3), 5, 0, 3]
 
 
 def test_memory_without_a_name_is_shared():

@@ -14,6 +14,7 @@ import torch
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.joining import variables_of
 from kernbench.stand_ins import TOLD, standing_in
+from kernbench.torch_backend.gpu.visible import NodeGpus
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_it_is_found_as_a_release_and_gone_afterwards():
 
 def test_processes_of_a_command_find_it():
     with standing_in(["flash_attn"]):
-        environ = {**os.environ, **variables_of("nobody", 8, os.environ)}
+        environ = {**os.environ, **variables_of("nobody", NodeGpus(8), os.environ)}
         look = "from importlib import metadata, util; print(util.find_spec('flash_attn').name, metadata.version('flash-attn'))"
         found = subprocess.run([sys.executable, "-c", look], env=environ, capture_output=True, text=True, check=True)
     assert found.stdout == "flash_attn 2.8.3\n"

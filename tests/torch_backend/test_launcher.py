@@ -256,10 +256,14 @@ def test_a_fork_that_the_system_refuses(run: Run, times: int, monkeypatch: pytes
 
 
 def test_remote_procedure_calls_are_refused(run: Run) -> None:
-    source = "from torch.distributed import rpc\nrpc.init_rpc('worker', rank=0, world_size=1)"
+    source = (
+        "from torch.distributed import rpc\nrpc.init_rpc('worker', rank=0, world_size=1)\n"
+        "print('set up')\nrpc.rpc_sync('worker', print)"
+    )
     result = run(source, "--nproc-per-node", "1")
     assert result.exit_code == 1
-    assert "remote procedure calls are not simulated" in result.output
+    assert "set up" in result.output
+    assert "rpc_sync('worker', print): remote procedure calls are not simulated" in result.output
 
 
 def test_a_failure_is_shown_at_once_and_once(run: Run) -> None:

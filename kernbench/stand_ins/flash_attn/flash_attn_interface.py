@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .attention import Tensor, Window, attend, sequences, slopes_of
-from .caches import Places
-from .passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
+from ._attention import Tensor, Window, attend, sequences, slopes_of
+from ._caches import Places
+from ._passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
 
 _NO_WINDOW = (-1, -1)
 

@@ -17,8 +17,9 @@ from kernbench.topology import Topology
 from kernbench.torch_backend.gpu import cuda_graphs, cuda_runtime, memory_pools, several, streams
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
-from kernbench.torch_backend.gpu.inventory import bus_of, capability_of, uuid_of
+from kernbench.torch_backend.gpu.inventory import bus_of, capability_of
 from kernbench.torch_backend.gpu.versions import nccl_version
+from kernbench.torch_backend.gpu.visible import uuid_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -35,6 +36,24 @@ def never(*args: Any, **kwargs: Any) -> bool:
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Without effect on a simulated GPU."""
+
+
+def is_available() -> bool:
+    """Whether the program sees a GPU; it sees these from then on, whatever its environment says later."""
+    mine = current_device()
+    return mine is None or bool(mine.visible)
+
+
+def start() -> None:
+    """``torch.cuda.init``. Raises RuntimeError if the program sees no GPU."""
+    mine = current_device()
+    if mine is not None and not mine.visible:
+        mine.number()
+
+
+def current_accelerator(check_available: bool = False) -> torch.device | None:
+    """``torch.accelerator.current_accelerator``."""
+    return torch.device("cuda") if not check_available or is_available() else None
 
 
 # -- which GPU, and what it is -----------------------------------------------------------------------------------------
@@ -211,12 +230,12 @@ def _another(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CUDA: dict[str, Any] = each_its_own({
-    "is_available": always,
+    "is_available": is_available,
     "is_initialized": always,
     "_initialized": True,
     "_is_compiled": always,
-    "init": nothing,
-    "_lazy_init": nothing,
+    "init": start,
+    "_lazy_init": start,
     "_lazy_call": lambda callable, **kwargs: callable(),
     "is_bf16_supported": always,
     "device_count": device_count,
@@ -264,9 +283,9 @@ CUDA: dict[str, Any] = each_its_own({
 """``torch.cuda``'s attributes."""
 
 ACCELERATOR: dict[str, Any] = each_its_own({
-    "is_available": always,
+    "is_available": is_available,
     "device_count": device_count,
-    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "current_accelerator": current_accelerator,
     "current_device_index": current_device_index,
     "current_device_idx": current_device_index,
     "set_device_index": set_device,
@@ -279,7 +298,7 @@ ACCELERATOR: dict[str, Any] = each_its_own({
 """``torch.accelerator``'s attributes."""
 
 ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
-    "_get_accelerator": lambda check=None: torch.device("cuda"),
+    "_get_accelerator": lambda check=None: current_accelerator(bool(check)) or torch.device("cpu"),
     "_accelerator_exchangeDevice": exchange_device,
     "_accelerator_maybeExchangeDevice": exchange_device,
     "_accelerator_getDeviceIndex": current_device_index,

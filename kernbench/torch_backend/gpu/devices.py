@@ -44,14 +44,10 @@ class HostDevices:
     A rank with a thread of its own has a recorder of its own, which is on as long as the rank lives. Main, and ranks that are
     greenlets, share a recorder that asks who runs; it is on as long as such ranks live, and in main while something is computed
     with tensors of the context.
-
-    Attributes:
-        seen: numbers of the SIPs of its node that a rank's program sees, None: all.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.seen: tuple[int, ...] | None = None
         self._devices: dict[Host, RankDevice] = {}
         self._stages = Stages(_listeners(simulation))
         computed = ComputedValues(widens=not simulation.exact_dtype)
@@ -70,7 +66,7 @@ class HostDevices:
         if device is None:
             if host.rank is not None and len(self._devices) > len(self.simulation.hosts.of_rank):
                 self._forget()
-            device = self._devices[host] = RankDevice(self.simulation, host, self.seen)
+            device = self._devices[host] = RankDevice(self.simulation, host)
         return device
 
     def _forget(self) -> None:
@@ -196,9 +192,9 @@ class Devices:
 
     @property
     def count(self) -> int:
-        """SIPs of the node: what ``torch.cuda.device_count`` says."""
+        """SIPs that the program sees: what ``torch.cuda.device_count`` says, which is no use of one yet."""
         device = self.current()
-        return len(self.simulation.sips if device is None else device.visible)
+        return len(self.simulation.sips if device is None else device.sees())
 
     def current(self) -> RankDevice | None:
         """The device of the rank that runs, None outside ranks."""

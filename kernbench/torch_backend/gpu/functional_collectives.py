@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
+from kernbench.torch_backend.process_groups.group_class import STOCK
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
@@ -38,7 +38,7 @@ def _group_with(method: str, group: Any) -> Any:
     """The group of a name, or the group itself, if its class has a ``method`` of its own; else None."""
     if isinstance(group, str):
         group = c10d._resolve_process_group(group)
-    return group if getattr(type(group), method, None) is not getattr(dist.ProcessGroup, method, None) else None
+    return group if getattr(type(group), method, None) is not getattr(STOCK, method, None) else None
 
 
 def _all_gather_into_tensor_out(

@@ -117,12 +117,14 @@ class DeviceGenerators:
 
     Args:
         own: of the GPU that the rank drives at first; the others have its seed until the program gives another one.
-        index: of that GPU.
+        index: of that GPU, asked when one is used: a program that only seeds has not chosen yet.
     """
 
-    def __init__(self, own: torch.Generator, index: int) -> None:
+    def __init__(self, own: torch.Generator, index: Callable[[], int]) -> None:
         self._seed = own.initial_seed()
-        self._made: dict[int, GpuGenerator] = {index: GpuGenerator.on(own)}
+        self._own = GpuGenerator.on(own)
+        self._index = index
+        self._made: dict[int, GpuGenerator] = {}
         self._lent: int | None = None
         self._captured: dict[int, torch.Generator] = {}
 
@@ -130,6 +132,8 @@ class DeviceGenerators:
         """The generator of a GPU; the same object each time, but for an operation that sets its state and then draws."""
         if index == self._lent:
             return _HOST
+        if not self._made:
+            self._made[self._index()] = self._own
         generator = self._made.get(index)
         if generator is None:
             generator = self._made[index] = GpuGenerator(device="cpu")
@@ -139,7 +143,7 @@ class DeviceGenerators:
     def seed_all(self, seed: int) -> None:
         """Seed the generators of all GPUs."""
         self._seed = seed
-        for generator in self._made.values():
+        for generator in {id(each): each for each in (self._own, *self._made.values())}.values():
             generator.manual_seed(seed)
 
     def home(self, index: int) -> torch.Generator:
@@ -149,6 +153,7 @@ class DeviceGenerators:
 
     def as_now(self, compute: Callable[[], Any]) -> Callable[[], Any]:
         """``compute``, which will draw from the states that the generators have now, whatever they have by then."""
+        self.of(self._index())
         homes = {index: generator.home for index, generator in self._made.items()}
 
         def drawing_from_them() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,9 +10,9 @@ from kernbench.stand_ins import nvidia_smi
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.devices import RankDevice, current_device
 from kernbench.torch_backend.gpu.versions import CUDA, DRIVER
+from kernbench.torch_backend.gpu.visible import uuid_of
 
 _FIRST_BUS = 0x1B
-_NAMESPACE = uuid.UUID("6f9c2f52-6a5d-5a0e-9a53-0d6f2f6f4f4e")
 
 
 class Gpu(NamedTuple):
@@ -51,11 +50,6 @@ class Gpu(NamedTuple):
     def taken(self) -> int:
         """Bytes that processes have."""
         return min(self.total, sum(self.used.values()))
-
-
-def uuid_of(system: str, sip: int) -> uuid.UUID:
-    """Of a SIP of a system."""
-    return uuid.uuid5(_NAMESPACE, f"{system}/{sip}")
 
 
 def bus_of(index: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,7 @@ from kernbench.simulation.tensors import nbytes_of
 from kernbench.torch_backend.gpu.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.pinning import is_pinned
 from kernbench.torch_backend.gpu.placement import block_of, place
+from kernbench.torch_backend.gpu.visible import NodeGpus, settings, words
 
 _UNPINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
@@ -32,12 +35,8 @@ Diverted = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor], Cost],
 class RankDevice:
     """The SIP that a host drives.
 
-    Args:
-        seen: numbers of the SIPs of its node that its program sees, if it does not see all.
-
     Attributes:
         host: whose it is.
-        visible: the SIPs that its program sees: those of its node, or some of them; main sees all.
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
@@ -51,7 +50,7 @@ class RankDevice:
         chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
     """
 
-    def __init__(self, simulation: Simulation, host: Host, seen: Sequence[int] | None = None) -> None:
+    def __init__(self, simulation: Simulation, host: Host) -> None:
         self.simulation = simulation
         self.host = host
         self.streams_made = 0
@@ -65,24 +64,71 @@ class RankDevice:
         self.cold_events = 0
         self.chosen = host.rank is None
         self._first = 0
-        topology, sips = simulation.topology, simulation.sips
-        home = None if host.rank is None else topology.node_of(sips[host.rank])
-        self.visible = sips if home is None else tuple([sip for sip in sips if topology.node_of(sip) == home])
-        if seen is not None and host.rank is not None:
-            self.visible = tuple([self.visible[number] for number in seen])
-            if host.sip not in self.visible:
-                host.sip = self.visible[0]
-        self.generators = DeviceGenerators(host.generator, self.index)
+        self._hidden = ""  # the variables that pick the GPUs which the program sees
+        self.generators = DeviceGenerators(host.generator, lambda: self.index)
+        self._drive_one_of(self.sees())
+
+    @functools.cached_property
+    def visible(self) -> Sequence[int]:
+        """The SIPs that its program sees, by their ordinals; main sees all.
+
+        The environment is read when they are first wanted, as a GPU's runtime does when it starts.
+        """
+        found = self.sees()
+        self._drive_one_of(found)
+        self._hidden = words(os.environ, self._backend) if self._picks else ""
+        return found
+
+    def sees(self) -> Sequence[int]:
+        """The SIPs that its program would see if it used one now: those of its node, or those of them that the environment
+        names (:mod:`kernbench.torch_backend.gpu.visible`)."""
+        if (settled := vars(self).get("visible")) is not None:
+            return settled
+        topology, sips = self.simulation.topology, self.simulation.sips
+        if self.host.rank is None:
+            return sips
+        home = topology.node_of(self.simulation.hosts.sips[self.host.rank])
+        if not self._picks:
+            return tuple([sip for sip in sips if topology.node_of(sip) == home])
+        there = topology.sips_of(home)
+        return tuple([there[number] for number in NodeGpus.of(topology, home).visible() if there[number] in sips])
+
+    @property
+    def _backend(self) -> str:
+        return self.simulation.topology.device.target.backend
+
+    @property
+    def _picks(self) -> bool:
+        """Whether the environment says which GPUs the program sees."""
+        return self.host.rank is not None and bool(settings(os.environ, self._backend))
+
+    def _drive_one_of(self, seen: Sequence[int]) -> None:
+        """A rank drives its own GPU if it sees that one, else the first that it sees, until it chooses another."""
+        host = self.host
+        if host.rank is not None and seen and host.sip not in seen:
+            own = self.simulation.hosts.sips[host.rank]
+            host.sip = own if own in seen else seen[0]
 
     @property
     def index(self) -> int:
-        """Number of the SIP that the host drives, as ``torch.cuda.current_device`` counts: on its node."""
+        """Number of the SIP that the host drives, as ``torch.cuda.current_device`` counts: on its node, or of those it sees.
+
+        Raises RuntimeError if it sees none, as torch does.
+        """
+        if not self.visible:
+            raise RuntimeError(f"No CUDA GPUs are available: {self._hidden} hides all of the node's")
         return self.index_of(self.host.sip)
 
     def index_of(self, sip: int) -> int:
-        """The number of a SIP: on the rank's own node; those of other nodes, which a program on hardware cannot see, have the
-        number that they have in the whole system."""
-        return self.visible.index(sip) if sip in self.visible else self.simulation.sips.index(sip)
+        """The number of a SIP, on the rank's own node or of those that it sees.
+
+        Others, which a program on hardware cannot see, have the number that they have in the whole system. Where the
+        environment hides some, memory of theirs is mapped into the SIP that the rank drives, and has its number.
+        """
+        visible = self.visible
+        if sip in visible:
+            return visible.index(sip)
+        return self.index if self._hidden else self.simulation.sips.index(sip)
 
     def told(self, index: int) -> int:
         """What torch is told of the SIP of this number: the same, unless GPUs are counted from another one."""
@@ -128,6 +174,7 @@ class RankDevice:
     @property
     def memory(self) -> DeviceMemory:
         """Memory of that SIP."""
+        self.visible  # noqa: B018  (which one that is is settled by the first use)
         return self.simulation.storages.memory(self.host.sip)
 
     def enqueue(self, name: str, cost: Cost) -> Operation:
@@ -164,9 +211,13 @@ class RankDevice:
             index = torch.device(device).index
         if index is None or index < 0:
             return self.index
-        count = len(self.simulation.sips)
+        visible = self.visible  # first: what hides some is known from then on
+        count = len(visible if self._hidden else self.simulation.sips)
         if index >= count:
-            raise RuntimeError(f"CUDA error: invalid device ordinal {index}: the simulated system has {count} devices")
+            if not visible:
+                return self.index  # raises
+            whose = f"{self._hidden} leaves" if self._hidden else "the simulated system has"
+            raise RuntimeError(f"CUDA error: invalid device ordinal {index}: {whose} {count} devices")
         return self.told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -21,7 +21,7 @@ Make = Callable[..., Any]
 """Makes this rank's object of a group: ``(backend, store, rank, size, timeout)``."""
 
 
-class _Gloo:
+class _Gloo(BackendStandIn):
     """What ``ProcessGroupGloo`` has besides its objects."""
 
     class Options:
@@ -48,7 +48,7 @@ class _Gloo:
         return cls.Device()
 
 
-class _Nccl:
+class _Nccl(BackendStandIn):
     """What ``ProcessGroupNCCL`` has besides its objects."""
 
     Options = BackendOptions
@@ -57,7 +57,7 @@ class _Nccl:
 
 
 class _BackendKind(type):
-    """A class whose objects are made by its ``make``, and are those of its ``backend``."""
+    """A class whose objects are groups that its ``make`` makes, and the backends of that name that groups have."""
 
     backend: str
     make: Make
@@ -72,13 +72,23 @@ class _BackendKind(type):
         return cls.make(cls.backend, store, rank, size, timeout)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if not isinstance(instance, BackendStandIn | dist.ProcessGroup):
-            return False
-        of = instance.name() if type(instance) is not dist.ProcessGroup else ""
-        return any(part.rpartition(":")[2] == cls.backend for part in of.split(","))
+        if getattr(instance, "made_directly", False):
+            return bool(instance.name() == cls.backend)
+        return super().__instancecheck__(instance)
+
+    def of(cls, group: Any) -> Any:
+        """The backend of a group."""
+        return type.__call__(cls, group, cls.backend)
 
 
 _CLASSES: dict[str, tuple[str, type]] = {"gloo": ("ProcessGroupGloo", _Gloo), "nccl": ("ProcessGroupNCCL", _Nccl)}
+
+
+def backend_of(group: Any, backend: str) -> BackendStandIn:
+    """An object of the class that ``torch.distributed`` has for a backend's name, if it has one."""
+    name, _ = _CLASSES.get(backend, ("", None))
+    cls = getattr(dist.distributed_c10d, name, None)
+    return cls.of(group) if isinstance(cls, _BackendKind) else BackendStandIn(group, backend)
 
 
 def _only_in_ranks(backend: str, *args: Any) -> Any:

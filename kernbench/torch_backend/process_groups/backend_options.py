@@ -9,19 +9,25 @@ import torch
 
 
 class BackendStandIn:
-    """What ``ProcessGroup._get_backend`` returns: the answers that torch's Python code asks it for."""
+    """What ``ProcessGroup._get_backend`` returns: the answers that torch's Python code asks it for.
+
+    Args:
+        group: whose backend it is.
+        backend: its name.
+    """
 
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, backend: str) -> None:
         self._group = group
-        self.options = BackendOptions(group.backend_name, group.timeout)
+        self._backend = backend
+        self.options = BackendOptions(backend, group.timeout)
 
     def name(self) -> str:
-        return self._group.backend_name
+        return self._backend
 
     def rank(self) -> int:
         return self._group.rank()

@@ -21,11 +21,12 @@ from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.process_groups import monitored_barrier
 from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
 from kernbench.torch_backend.process_groups.dispatched import any_reduction, as_lists, as_sizes, as_tensors, dispatched
+from kernbench.torch_backend.process_groups.group_class import GroupClass
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 from kernbench.torch_backend.process_groups.work import Work
 
 
-class SimProcessGroup(PostingGroup):
+class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     """A group of simulated ranks."""
 
     # -- collectives -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.errors import KernbenchError
 from kernbench.torch_backend.gpu import versions
-from kernbench.torch_backend.gpu.visible import visible_gpus
+from kernbench.torch_backend.gpu.visible import NodeGpus
 from kernbench.torch_backend.relies_on import Reliance
 
 _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
@@ -39,7 +39,7 @@ Join = Callable[[int, int], None]
 def install(
     join: Join,
     named: Callable[[], tuple[int, int] | None],
-    gpus: int,
+    gpus: NodeGpus,
     properties: Mapping[str, Any] | None = None,
     cuda: str | None = None,
 ) -> None:
@@ -47,7 +47,7 @@ def install(
 
     Args:
         named: rank and size of the world that the environment names, if it does.
-        gpus: of its node.
+        gpus: of a node.
         properties: of each, as ``torch.cuda.get_device_properties`` gives them.
         cuda: what ``torch.version.cuda`` is to say, if torch's own says nothing.
     """
@@ -56,7 +56,7 @@ def install(
         vars(torch.cuda).update(_told_of(waiting, SimpleNamespace(**properties)))
         torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     for owner in (torch.cuda, torch.accelerator):
-        vars(owner).update(is_available=lambda: bool(visible_gpus(gpus)), device_count=lambda: len(visible_gpus(gpus)))
+        vars(owner).update(is_available=lambda: bool(waiting.visible), device_count=lambda: len(waiting.visible))
     vars(torch.cuda).update(
         set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
     )
@@ -98,11 +98,18 @@ class _Waiting:
         device: the GPU that it has chosen, None if it has not.
     """
 
-    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: int) -> None:
+    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: NodeGpus) -> None:
         self._join: Join | None = join
         self._named = named
         self._gpus = gpus
         self.device: int | None = None
+
+    @property
+    def visible(self) -> tuple[int, ...]:
+        """The GPUs of its node that it sees; which node that is the launcher has said, if it has."""
+        node = os.environ.get("GROUP_RANK", "")
+        first = self._gpus.per_node * int(node) if node.isdigit() else 0
+        return self._gpus._replace(first=first).visible()
 
     def set_device(self, device: Any) -> None:
         """``torch.cuda.set_device``: of the rank that the process may become."""
@@ -115,7 +122,7 @@ class _Waiting:
         index = device if isinstance(device, int) or device is None else torch.device(device).index
         if index is None or index < 0:
             return None
-        if index >= (count := len(visible_gpus(self._gpus))):
+        if index >= (count := len(self.visible)):
             raise RuntimeError(f"CUDA error: invalid device ordinal (there are {count} GPUs)")
         return int(index)
 

@@ -104,10 +104,15 @@ class GroupMaker:
         mine = simulation.hosts.current_rank()
         everybody = members is self._everybody or members == self._everybody
         communicator = simulation.world.communicators.of(mine, name, members, everybody)
-        return SimProcessGroup(
+        made: SimProcessGroup = SimProcessGroup.made(
             simulation, self._devices.current(), self._futures, communicator, rank, backend, timeout,
             timeout not in DEFAULT_TIMEOUTS, name, description, store,
         )  # fmt: skip
+        return made
+
+    def has_gpus(self) -> bool:
+        """Whether the program of the rank that runs sees a GPU."""
+        return bool(self._devices.current().visible)
 
     def ask_for(self, parent: Communicator, name: str, members: tuple[int, ...]) -> None:
         """This rank calls ``new_group``. Raises :class:`CollectiveMismatchError` if others made another one in its place."""
@@ -159,6 +164,8 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         if wanted:
             raise KernbenchError(f"init_process_group: {', '.join(wanted)} is not simulated: leave it out")
         maker, world = current(), c10d._world
+        if "nccl" in str(backend).lower() and not maker.has_gpus():
+            raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
         if group_name in world.pg_names.values():
             raise ValueError("The specified group name has already been created, please use a different group name")
         if device_id is not None and (device_id.index is None or device_id.type == "cpu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import KernbenchError
@@ -22,6 +24,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.process_groups import backend_classes
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     parts_of,
@@ -31,15 +34,14 @@ from kernbench.torch_backend.process_groups.arguments import (
 )
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 from kernbench.torch_backend.process_groups.futures import Futures
+from kernbench.torch_backend.process_groups.group_class import STOCK
 from kernbench.torch_backend.process_groups.work import Work
 from kernbench.torch_backend.relies_on import Reliance
 
+c10d: Any = torch.distributed.distributed_c10d
+
 _NCCL = frozenset({"nccl", "cpu:gloo,cuda:nccl", "undefined"})
 """Backends whose collectives of GPUs are NCCL's."""
-
-_BACKEND_DEVICES = {"gloo": ("cpu",), "mpi": ("cpu",), "nccl": ("cuda",)}
-
-_ProcessGroup: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
 
 
 RELIES_ON = (
@@ -52,7 +54,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class PostingGroup(_ProcessGroup):
+class PostingGroup(STOCK):
     """A group of simulated ranks, as torch's bookkeeping sees it; its operations are those of a derived class.
 
     Args:
@@ -68,9 +70,11 @@ class PostingGroup(_ProcessGroup):
     Attributes:
         matcher: what it posts to.
         splits: how many groups this rank has split off it.
+        made_directly: whether the program called its backend's class, so that it is what C++ calls a backend.
     """
 
     bound_device_id: Any = None
+    made_directly = False
 
     def __init__(
         self,
@@ -119,7 +123,9 @@ class PostingGroup(_ProcessGroup):
     getSize = size
 
     def name(self) -> str:
-        return self.backend_name
+        """As C++ has it: the default of several backends is NCCL's, then gloo's."""
+        backends = self.backends.values()
+        return self.backend_name if len({*backends}) == 1 else "nccl" if "nccl" in backends else "gloo"
 
     def getBackendName(self) -> str:
         return "kernbench"
@@ -146,15 +152,27 @@ class PostingGroup(_ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(name) for name in _BACKEND_DEVICES.get(self.backend_name, ("cpu", "cuda"))]
+        return [torch.device(name) for name in self.backends]
+
+    @functools.cached_property
+    def backends(self) -> dict[str, str]:
+        """Names of the backends by the type of device that they serve."""
+        if ":" not in self.backend_name and self.backend_name not in c10d.Backend.backend_list:
+            return dict.fromkeys(("cpu", "cuda"), self.backend_name)
+        config = c10d.BackendConfig(c10d.Backend(self.backend_name)).get_device_backend_map()
+        return {device: str(backend) for device, backend in config.items() if device in ("cpu", "cuda")}
 
     def _get_backend(self, device: Any) -> BackendStandIn:
-        return BackendStandIn(self)
+        """Raises RuntimeError, as C++ does, for a type of device that the group has no backend for."""
+        kind = torch.device(device).type
+        if kind not in self.backends:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        return backend_classes.backend_of(self, self.backends[kind])
 
     @property
     def options(self) -> BackendOptions:
         """Those of a backend, for programs that take this for one."""
-        return BackendStandIn(self).options
+        return BackendStandIn(self, self.name()).options
 
     def get_group_store(self) -> Any:
         return self._store
@@ -200,11 +218,14 @@ class PostingGroup(_ProcessGroup):
         name = group_name or f"{self._name}:split"
         mine = self.communicator.ranks[self._rank]
         communicator = self.simulation.world.communicators.of(mine, name, members, everybody=False)
-        return type(self)(
+        return type(self).made(
             self.simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
             timeout or self.timeout, timeout is not None or self.asked_for, name, group_desc or "undefined",
             dist.PrefixStore(f"{group_name}/", self._store),
         )  # fmt: skip
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
 
     def __repr__(self) -> str:
         return f"<{self.backend_name} process group {self._name}: rank {self._rank} of {self.size()}>"

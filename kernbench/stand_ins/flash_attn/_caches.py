@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .attention import Tensor
+from ._attention import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from .attention import Tensor, attend, right_of, seen_keys, sequences, slopes_bias, slopes_of
+from ._attention import Tensor, attend, right_of, seen_keys, sequences, slopes_bias, slopes_of
 
 
 def _refuse_dropout(dropout_p: float) -> None:

@@ -1,0 +1,1 @@
+"""The parts of ``flash_attn.layers``."""

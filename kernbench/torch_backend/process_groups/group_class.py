@@ -1,0 +1,60 @@
+"""``torch.distributed.ProcessGroup`` inside a simulated rank: the class whose objects the rank's groups are.
+
+On hardware the groups of all backends are objects of that very class, and programs say so: ``type(group) is ProcessGroup``.
+Here they are objects of a class of Python that derives from it, which takes its name while ranks run. What else a program does
+with the name is done with torch's own class: ask whether something is a group, make one of a store, derive a class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d
+
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+STOCK: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
+_OWNERS: tuple[Any, ...] = (dist, dist.distributed_c10d, torch._C._distributed_c10d)
+
+RELIES_ON = (
+    Reliance("torch.distributed.ProcessGroup", "its class is one of Python, from which ours derives",
+             holds=lambda group: issubclass(type(group), type) and type(group) is not type),
+    *(Reliance(f"{owner}.ProcessGroup", "programs have the class by this name")
+      for owner in ("torch.distributed", "torch.distributed.distributed_c10d", "torch._C._distributed_c10d")),
+)  # fmt: skip
+
+
+class GroupClass(type(STOCK)):  # type: ignore[misc]
+    """The class of the class that takes the name."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        """A class that a program derives is derived from torch's own."""
+        if any(isinstance(base, GroupClass) for base in bases):
+            own = tuple(STOCK if isinstance(base, GroupClass) else base for base in bases)
+            return type(STOCK)(name, own, namespace, **options)
+        made = super().__new__(mcs, name, bases, namespace, **options)
+        made.__name__, made.__qualname__, made.__module__ = STOCK.__name__, STOCK.__qualname__, STOCK.__module__
+        return made
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A group that a program makes, of a store, is torch's own."""
+        return STOCK(*args, **kwargs)
+
+    def made(cls, *args: Any) -> Any:
+        """A group of simulated ranks."""
+        return super().__call__(*args)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, STOCK)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, STOCK)
+
+
+def install(patches: Patches, simulated: type) -> None:
+    """Let ``simulated`` have the name."""
+    for owner in _OWNERS:
+        patches.set(owner, "ProcessGroup", simulated)

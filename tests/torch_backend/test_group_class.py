@@ -1,0 +1,99 @@
+"""What programs ask of a group's class, and the answers that hardware gives."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+
+STOCK: Any = dist.ProcessGroup
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def _is_one_of_torchs_class(rank: int) -> None:
+    from torch.distributed.distributed_c10d import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
+    world: Any = dist.group.WORLD
+    for group in (world, dist.new_group([0, 1], backend="nccl"), dist.split_group(world, [[0, 1]])):
+        assert type(group) is dist.ProcessGroup is ProcessGroup
+        assert group.__class__ is torch._C._distributed_c10d.ProcessGroup
+        assert isinstance(group, ProcessGroup)
+        assert isinstance(group, STOCK)
+        assert not isinstance(group, ProcessGroupNCCL)  # it has one
+        assert str(type(group)) == "<class 'torch.distributed.distributed_c10d.ProcessGroup'>"
+        assert (group.name(), group.bound_device_id) == ("nccl", torch.device("cuda", rank))
+        backend = group._get_backend(GPU)
+        assert type(backend) is ProcessGroupNCCL
+        assert isinstance(backend, ProcessGroupNCCL)
+        assert not isinstance(backend, ProcessGroup | ProcessGroupGloo)
+        assert (backend.name(), backend.rank(), backend.size()) == ("nccl", rank, 2)
+    assert not isinstance(rank, ProcessGroup)
+    dist.destroy_process_group()
+
+
+def _has_the_backends_that_were_asked_for(rank: int) -> None:
+    dist.init_process_group("nccl")
+    both, gloo = (dist.new_group([0, 1], backend=name) for name in ("cpu:gloo,cuda:nccl", "gloo"))
+    world: Any = dist.group.WORLD
+    assert [{device.type for device in group._device_types} for group in (world, both, gloo)] == [
+        {"cuda"},
+        {"cpu", "cuda"},
+        {"cpu", "cuda"},
+    ]
+    assert type(both._get_backend(CPU)) is type(gloo._get_backend(GPU)) is dist.ProcessGroupGloo
+    assert [group.name() for group in (world, both, gloo)] == ["nccl", "nccl", "gloo"]
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        world._get_backend(CPU)
+    dist.destroy_process_group()
+
+
+def _cannot_be_copied(rank: int) -> None:
+    dist.init_process_group("nccl")
+    stock = STOCK(0, 1)
+    copies: tuple[Callable[[Any], Any], ...] = (pickle.dumps, copy.copy, copy.deepcopy)
+    for attempt in copies:
+        said = []
+        for group in (stock, dist.group.WORLD):
+            with pytest.raises(TypeError) as refused:
+                attempt(group)
+            said.append(str(refused.value))
+        assert said[0] == said[1]
+    dist.destroy_process_group()
+
+
+def _serves_programs_that_make_or_derive_one(rank: int) -> None:
+    class Own(dist.ProcessGroup):  # type: ignore[misc]
+        def getBackendName(self) -> str:
+            return "own"
+
+    own: Any = Own(0, 1)
+    assert [isinstance(own, dist.ProcessGroup), issubclass(Own, dist.ProcessGroup), type(own)] == [True, True, Own]
+    assert (own.rank(), own.size(), own.name()) == (0, 1, "own")
+    made = dist.ProcessGroup(dist.HashStore(), 0, 1)
+    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    assert [type(made), isinstance(made, dist.ProcessGroup), made.size()] == [STOCK, True, 1]
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        _is_one_of_torchs_class,
+        _has_the_backends_that_were_asked_for,
+        _cannot_be_copied,
+        _serves_programs_that_make_or_derive_one,
+    ],
+)
+def test_a_group(body, isolation):
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=2, isolation=isolation)
+    assert dist.ProcessGroup is STOCK
