@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -267,7 +267,14 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 
 def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """``Module._apply``: what ``to``, ``cuda`` and ``to_empty`` put elsewhere."""
-    result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
+    mine = current_device()
+    if mine is None:
+        return cast(torch.nn.Module, _stock_apply(module, *args, **kwargs))
+    before, mine.moving_module = mine.moving_module, True
+    try:
+        result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
+    finally:
+        mine.moving_module = before
     for parameter in module._parameters.values():
         _claim(parameter, PARAMETERS, None)
     for buffer in module._buffers.values():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.simulation import known
 from kernbench.simulation.assumptions import default_stand_in, fill
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
@@ -21,6 +22,7 @@ from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
+from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues
 from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW, TorchOperator
@@ -98,7 +100,7 @@ class Survey:
             else:
                 if stored.hollow:
                     self.hollow = True
-                if stored.stand_in is not None:
+                if stored.stand_in is not None and (stored.missing is None or known.is_unknown(stored, value)):
                     self.unknown = True
                 if type(stored) is Block:
                     self.on_gpu = True
@@ -159,16 +161,21 @@ class HollowValues:
             return operator.call(*args, **(kwargs or {}))
         what = None
         on_gpu |= device.moving
-        compute = not (hollow or operator.allocates) and found.largest <= self._most(on_gpu, tensors, kwargs)
-        if compute and operator.sized and not operator.returns_written:
+        small = found.largest <= self._most(on_gpu, tensors, kwargs)
+        compute = not (hollow or operator.allocates) and (small or (on_gpu and stay_whole(device, tensors)))
+        if compute and (operator.sized or not small) and not operator.returns_written:
             what = self._described(operator, func, args, kwargs, found.key)
             made = _tensors_of(what)
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
-            compute = what is None or size <= self._most(on_gpu, made, kwargs)
+            compute = what is None or size <= self._most(on_gpu, made, kwargs) or gives_whole(made, tensors)
         if compute:
             result = self._computed.compute(call)
             self._mark_computed(operator, args, kwargs, result, unknown=found.unknown)
+            if on_gpu:
+                keep_whole(device, result, tensors)
             return result
+        if operator.name == "copy_" and fills_whole(self._storages, *args[:2]):
+            return filled(self._storages, self._computed.compute(call), args[1])
         if operator.returns_written:
             return self._written(operator, func, args, kwargs)
         if what is None:
@@ -251,6 +258,8 @@ class HollowValues:
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
         note = self._storages.note(tensor)
+        if operator.allocates and (small or what.dtype in known.WHOLE):
+            note.missing = ((0, _storage(tensor).nbytes()),)
         note.hollow = not small
         note.stand_in = (0.0 if value is None else value) if small else value
         return tensor
@@ -271,9 +280,9 @@ class HollowValues:
     def _mark(self, target: torch.Tensor, value: float | None) -> None:
         """What was written to ``target`` is not known: its elements are ``value`` on average, None: nothing is known."""
         stored = self._storages.note(target)
-        stored.stated = False
+        stored.stated, stored.missing = False, None
         if not stored.hollow:
-            if type(stored) is not Block and target.nbytes > self._storages.most_bytes:
+            if target.nbytes > self._storages.most_bytes:
                 stored.hollow = True
                 stored.stand_in = value
                 return
@@ -296,19 +305,13 @@ class HollowValues:
             if operator.writes_all and not any(
                 stored is not None and stored.unknown for stored in map(stored_of, listed_tensors(args[1:]))
             ):
-                self._forget(targets[0])
+                known.write(self._storages, targets[:1])
                 return
             for tensor in listed_tensors((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
                 note = self._storages.note(tensor)
-                note.stated = False
+                note.stated, note.missing = False, None
                 if note.stand_in is None:
                     note.stand_in = 0.0
-
-    def _forget(self, target: torch.Tensor) -> None:
-        """All of ``target`` is known now."""
-        stored = stored_of(target)
-        if stored is not None and not stored.hollow and target.nbytes == _storage(target).nbytes():
-            stored.stand_in = None
 
     # -- what the host is told -------------------------------------------------------------------------------------------
 
