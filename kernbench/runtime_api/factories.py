@@ -5,6 +5,7 @@ They allocate in the HBM of the SIP that the calling rank drives. ``dtype`` may 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from kernbench.runtime_api.types import as_dtype
 from kernbench.simulation.known import are_whole, keep
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import poison
+from kernbench.torch_backend.gpu.host_memory import explain
 from kernbench.torch_backend.hollow.shapes import hollow
 
 
@@ -42,7 +44,11 @@ class Factories:
         with host.as_one():
             storages = simulation.storages
             with_values = storages.has_data or (given and are_whole((make("meta"),)))
-            made = make("cpu") if with_values else hollow(make)
+            try:
+                made = make("cpu") if with_values else hollow(make)
+            except RuntimeError as error:
+                explain(error, simulation, f"ctx.{sys._getframe(1).f_code.co_name}")
+                raise
             if with_values:
                 keep(storages, made)
         host.uses_gpu = True

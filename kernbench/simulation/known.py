@@ -1,8 +1,8 @@
 """What is known of storages where no data is computed: whole numbers of any size, and the parts of what began empty.
 
-What steers a program is whole numbers: lengths, places, and the bytes of what was pickled. The host has made them, so they are no
-more than it can hold; they stay known whatever their size, through copies to a GPU and back, and collectives. Numbers with a
-point are weights and activations, known on a GPU only where they are small.
+What steers a program is whole numbers: lengths, places, and the bytes of what was pickled. The host has made them, so they are
+no more than it can hold; they stay known whatever their size, through copies to a GPU and back, and collectives. Numbers with
+a point are weights and activations, known on a GPU only where they are small.
 
 An empty tensor is known once all of it has been written with what is known; until then, the parts that have been.
 """

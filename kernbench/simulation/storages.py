@@ -102,7 +102,7 @@ class Stored:
         stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
             of a hollow one, nothing better is known than the default of its dtype.
         stated: whether the program itself has said what its values are (``kernbench.assume``), and nobody has written it since.
-        kept: whether its values stay with it when it is put on a SIP, however many they are (:mod:`kernbench.simulation.known`).
+        kept: whether its values stay with it on a SIP, however many they are (:mod:`kernbench.simulation.known`).
         missing: the parts of what was empty into which nothing known has been written; None: it was not, or something that is
             assumed has been.
     """

@@ -20,7 +20,7 @@ from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
-from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described
+from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
 from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
 from kernbench.torch_backend.operations.calls import OperatorCall
@@ -158,7 +158,7 @@ class HollowValues:
         if operator.host_reads:
             return self._looked(device, operator, args, kwargs, tensors, hollow=hollow, unknown=found.unknown or hollow)
         if operator.allocates and not on_gpu:
-            return operator.call(*args, **(kwargs or {}))
+            return made_on_host(operator.call, func, args, kwargs or {}, found.key)
         what = None
         on_gpu |= device.moving
         small = found.largest <= self._most(on_gpu, tensors, kwargs)

@@ -1,6 +1,6 @@
-"""Operations on large whole numbers that are known (:mod:`kernbench.simulation.known`): which are computed, and what stays known.
+"""Operations on many whole numbers that are known (:mod:`kernbench.simulation.known`): which are computed, what stays known.
 
-They are if they give no more elements than they are given: who has made the first of them has made as many.
+They are computed if they give no more elements than they are given: then known values are never more than the host has made.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kernbench.torch_backend.hollow.stand_ins import is_unknown, stored_of
 
 
 def stay_whole(device: RankDevice, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an operation on a GPU, or a copy to it, of tensors that have bytes is of whole numbers alone, and these no weights
-    that a module takes there."""
+    """Whether an operation on a GPU, or a copy to it, of tensors that have bytes is of whole numbers alone, and these are not
+    weights that a module takes there."""
     return bool(tensors) and not _moves_weights(device) and known.are_whole(tensors)
 
 
@@ -52,7 +52,7 @@ def keep_whole(device: RankDevice, result: Any, tensors: Sequence[torch.Tensor])
 
 
 def fills_whole(storages: StorageTable, target: torch.Tensor, source: Any) -> bool:
-    """Whether ``target``, which has no values because it is large, is to be given known whole numbers, one for each of its own."""
+    """Whether ``target``, which has no values because it is large, is to be given whole numbers, one for each of its own."""
     if (
         not isinstance(source, torch.Tensor)
         or source.numel() != target.numel()
