@@ -25,10 +25,12 @@ _stock_init, _stock_rebuild = _Reducer.__init__, _Reducer._rebuild_buckets
 _EMPTY = torch.ops.aten.empty.memory_format
 
 RELIES_ON = (
-    Reliance(
-        "torch.distributed.Reducer", "its buckets are made when it is, and by this method once it knows their order",
-        has=("__init__", "_rebuild_buckets"), looked_up_by=("torch.nn.parallel.DistributedDataParallel._pre_forward",),
-    ),
+    Reliance("torch.distributed.Reducer", "its buckets are made when it is", has=("__init__",), looked_up_by=(
+        "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
+    )),
+    Reliance("torch.distributed.Reducer._rebuild_buckets", "and once it knows their order", looked_up_by=(
+        "torch.nn.parallel.DistributedDataParallel._pre_forward",
+    )),
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees what C++ makes, too", subclassed=True),
 )  # fmt: skip
 
