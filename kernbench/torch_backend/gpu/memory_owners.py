@@ -38,7 +38,6 @@ from kernbench.simulation.shadows import forget
 from kernbench.simulation.storages import NOTE, Block
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.placement import block_of, stored_in
-from kernbench.torch_backend.gpu.recording import Recorder
 from kernbench.torch_backend.gpu.unwritten import remark_on
 from kernbench.torch_backend.operations.recorder import Recorder
 from kernbench.torch_backend.patches import Patches

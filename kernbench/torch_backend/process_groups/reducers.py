@@ -1,7 +1,8 @@
 """Where DDP's reducer has its buckets: C++ makes them where it takes the parameters to be, and to it a GPU's are on the host.
 
-What it makes while it is built, or builds its buckets again, is made on the GPU of its parameters instead, as any tensor of the
-program: counted there, and without data of address space alone.
+What it makes of their type while it is built, or builds its buckets again, is made on the GPU of its parameters instead, as any
+tensor of the program: counted there, and without data of address space alone. The lists of numbers by which reducers agree on
+the order of buckets stay on the host, where C++ reads and writes them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -36,41 +39,40 @@ RELIES_ON = (
 
 
 class _OnGpu(TorchDispatchMode):
-    """Memory that is asked for on the host is on a GPU, for the length of a block."""
+    """Memory of some types that is asked for on the host is on a GPU, for the length of a block."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, types: frozenset[torch.dtype]) -> None:
         super().__init__()
         self._device = device
+        self._types = types
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _EMPTY and torch.device(kwargs.get("device") or "cpu").type == "cpu":
-            kwargs = {**kwargs, "device": self._device}
+        on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        if func is _EMPTY and on_host and kwargs.get("dtype") in self._types:
+            bucket = func(*args, **{**kwargs, "device": self._device})
+            claim_communication((bucket,))
+            return bucket
         return func(*args, **kwargs)
 
 
 def install(patches: Patches) -> None:
     """Put the buckets of reducers where their parameters are."""
-    gpus: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
+    made_on: weakref.WeakKeyDictionary[Any, _OnGpu] = weakref.WeakKeyDictionary()
 
     @functools.wraps(_stock_init)
     def init(reducer: Any, params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-        device = (
-            params[0].device if params and block_of(params[0]) is not None and current_device() is not None else None
-        )
-        if device is None:
+        if not params or current_device() is None or block_of(params[0]) is None:
             _stock_init(reducer, params, *args, **kwargs)
             return
-        with _OnGpu(device):
+        on_gpu = _OnGpu(params[0].device, frozenset([each.dtype for each in params]))
+        with on_gpu:
             _stock_init(reducer, params, *args, **kwargs)
-        gpus[reducer] = device
+        made_on[reducer] = on_gpu
 
     @functools.wraps(_stock_rebuild)
     def rebuild(reducer: Any) -> bool:
-        device = gpus.get(reducer)
-        if device is None:
-            return bool(_stock_rebuild(reducer))
-        with _OnGpu(device):
+        with made_on.get(reducer) or nullcontext():
             return bool(_stock_rebuild(reducer))
 
     patches.set(_Reducer, "__init__", init)
