@@ -84,12 +84,16 @@ class Payloads:
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         under_way: Sequence[Posted] = (),
+        matter: Sequence[torch.Tensor] | None = None,
     ) -> Posted:
-        """Copy the inputs, but those that calls ``under_way`` write, and make room for the outputs."""
+        """Copy the inputs, but those that calls ``under_way`` write, and make room for the outputs.
+
+        ``matter``: the inputs whose values go anywhere, if not all do.
+        """
         posted = Posted(op, [], [], writes=frozenset(id(storage_of(tensor)) for tensor in outputs))
         if not self._storages.has_data:
             posted.tensors = inputs, outputs
-            posted.brought = brought_by(self._storages, inputs, outputs)
+            posted.brought = brought_by(self._storages, inputs if matter is None else matter, outputs)
             if not posted.brought.has_bytes:  # nothing will move
                 posted.inputs, posted.outputs = list(map(_without_bytes, inputs)), list(map(_without_bytes, outputs))
                 return posted

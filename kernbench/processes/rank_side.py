@@ -21,6 +21,7 @@ from kernbench.processes.payload import Posted
 from kernbench.processes.shared_memory import SharedMemory
 from kernbench.processes.uplink import Uplink
 from kernbench.sim_engine import Condition, Operation
+from kernbench.simulation.collective_values import that_matter
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.locations import user_location
@@ -277,7 +278,11 @@ class RankSide(Uplink):
         return found
 
     def _bring(
-        self, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        self,
+        op: Operation,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        matter: Sequence[torch.Tensor] | None = None,
     ) -> tuple[int, Posted]:
         """Number the rank's part of a call, and copy what it brings."""
         number = self.enter(op)
@@ -290,7 +295,7 @@ class RankSide(Uplink):
         while self.posted and (first := self._to_come_first(inputs)) is not None:
             self.call("await_values", self.number(first.op))
         with self.simulation.torch_recorder.paused(), self.host.as_one():
-            posted = self.posted[number] = self.payloads.bring(op, inputs, outputs, self._to_come())
+            posted = self.posted[number] = self.payloads.bring(op, inputs, outputs, self._to_come(), matter)
         return number, posted
 
     def _to_come_first(self, inputs: Sequence[torch.Tensor]) -> Posted | None:
@@ -316,7 +321,8 @@ class RankSide(Uplink):
         op = matcher.enqueue(me, group, signature, inputs or outputs)
         location, shapes = user_location(), shapes_given(signature, inputs if given is None else given)
         streams.touch(me, op, inputs, outputs)
-        number, posted = self._bring(op, inputs, outputs)
+        matter = that_matter(signature.op, signature.root, self.rank, inputs)
+        number, posted = self._bring(op, inputs, outputs, matter)
         me.tails[group.stream] = op
         self.cast(
             "post", number, self._number_of(group), tuple(signature), posted.inputs, posted.outputs,

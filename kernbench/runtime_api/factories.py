@@ -5,6 +5,7 @@ They allocate in the HBM of the SIP that the calling rank drives. ``dtype`` may 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import as_dtype
+from kernbench.simulation.known import are_whole, keep
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.tensors import poison
+from kernbench.torch_backend.gpu.host_memory import explain
 from kernbench.torch_backend.hollow.shapes import hollow
 
 
@@ -30,17 +33,25 @@ class Factories:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
-    def _make(self, make: Any, name: str, requires_grad: bool, kernel: str = "") -> Tensor:
+    def _make(self, make: Any, name: str, requires_grad: bool, kernel: str = "", *, given: bool = False) -> Tensor:
         """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled.
 
         ``kernel``: torch's operation that fills it on a GPU; without one, nothing is launched.
+        ``given``: its values are the host's.
         """
         simulation = self._simulation
         host = simulation.hosts.current()
         with host.as_one():
-            made = make("cpu") if simulation.engine.enable_data else hollow(make)
+            storages = simulation.storages
+            with_values = storages.has_data or (given and are_whole((make("meta"),)))
+            try:
+                made = make("cpu") if with_values else hollow(make)
+            except RuntimeError as error:
+                explain(error, simulation, f"ctx.{sys._getframe(1).f_code.co_name}")
+                raise
+            if with_values:
+                keep(storages, made)
         host.uses_gpu = True
-        storages = simulation.storages
         storages.put(made, storages.memory(host.sip))
         storages.adopt(made, host, name)
         if kernel and not host.unrecorded:
@@ -124,14 +135,14 @@ class Factories:
     ) -> Tensor:
         """A tensor that holds a copy of ``data``."""
         kind = None if dtype is None else as_dtype(dtype)
-        return self._make(lambda where: torch.tensor(data, dtype=kind, device=where), name, requires_grad)
+        return self._make(lambda where: torch.tensor(data, dtype=kind, device=where), name, requires_grad, given=True)
 
     def from_numpy(self, array: np.ndarray[Any, Any], *, name: str = "") -> Tensor:
         """A tensor that shares memory with a numpy array."""
         if not isinstance(array, np.ndarray):
             raise ConfigError(f"from_numpy expects a numpy array, found {type(array).__name__}")
         shared = torch.from_numpy(array)
-        return self._make(lambda where: shared if where == "cpu" else shared.to("meta"), name, False)
+        return self._make(lambda where: shared if where == "cpu" else shared.to("meta"), name, False, given=True)
 
     def zeros_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
         """Zeros of the same shape, and dtype unless given."""

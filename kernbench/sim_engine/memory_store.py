@@ -180,12 +180,16 @@ class MemoryStore:
         """Reserve ``nbytes`` of a memory; ``backing`` is the ``[nbytes]`` host memory that will hold the values."""
         allocation = self.space(space, sip).allocate(nbytes, name=name, rank=rank)
         if backing is not None:
-            allocation.backing = backing
-            host = allocation.host_address = int(backing.ctypes.data)
-            if nbytes and host not in self._by_host:
-                self._by_host[host] = allocation
-                insort(self._host_starts, host)
+            self.back(allocation, backing)
         return allocation
+
+    def back(self, allocation: Allocation, backing: Bytes) -> None:
+        """Let an allocation that holds no values hold those of ``backing``, host memory of as many bytes."""
+        allocation.backing = backing
+        host = allocation.host_address = int(backing.ctypes.data)
+        if allocation.nbytes and host not in self._by_host:
+            self._by_host[host] = allocation
+            insort(self._host_starts, host)
 
     def free(self, allocation: Allocation) -> None:
         """Give an allocation back."""

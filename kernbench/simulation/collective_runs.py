@@ -21,7 +21,15 @@ from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.simulation.collective_values import Brought, Effect, all_have_bytes, brought_by, not_moved, note
+from kernbench.simulation.collective_values import (
+    Brought,
+    Effect,
+    all_have_bytes,
+    brought_by,
+    not_moved,
+    note,
+    that_matter,
+)
 from kernbench.simulation.folding import MOST_STEPPED
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.hooks import RunHooks
@@ -193,7 +201,7 @@ class CollectiveRuns:
         return self._note(running, Effect(True, unknown=unknown))
 
     def _brought(self, arrivals: Sequence[Arrival]) -> list[Brought]:
-        return [each.brought or brought_by(self.storages, each.inputs, each.outputs) for each in arrivals]
+        return [each.brought or brought_by(self.storages, _that_matter(each), each.outputs) for each in arrivals]
 
     def _note(self, arrivals: Sequence[Arrival], effect: Effect) -> None:
         for arrival in arrivals:
@@ -277,6 +285,11 @@ def _seats(collective: Collective, arrivals: Sequence[Arrival]) -> Seats | None:
     running = {id(arrival): at for at, arrival in enumerate(dict.fromkeys(arrivals))}
     own = tuple([group.index[arrival.rank] for arrival in dict.fromkeys(arrivals)])
     return Seats(own, tuple([running[id(arrival)] for arrival in arrivals]))
+
+
+def _that_matter(arrival: Arrival) -> Sequence[torch.Tensor]:
+    signature = arrival.signature
+    return that_matter(signature.op, signature.root, arrival.rank, arrival.inputs)
 
 
 def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

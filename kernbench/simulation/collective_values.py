@@ -1,7 +1,8 @@
 """What a matched collective does to values where none are computed: it moves those that are known, and says what is assumed.
 
-Where all tensors of all members have bytes (host tensors and what is small) the collective moves them as it always does, and
-what any member assumed is assumed of all that it gives. Otherwise nothing moves.
+Where all that the members bring has bytes (host tensors, what is small, known whole numbers), and what they get can hold them,
+the collective moves them as it always does, and what any member assumed is assumed of all that it gives. Otherwise nothing
+moves.
 
 A member's process knows its own tensors alone: it says what it brings (:class:`Brought`), all that is brought gives one
 :class:`Effect`, and each member notes that with its own tensors.
@@ -9,16 +10,17 @@ A member's process knows its own tensors alone: it says what it brings (:class:`
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from kernbench.collective_kinds import KINDS
 from kernbench.simulation.assumptions import fill
-from kernbench.simulation.storages import SMALL_BYTES, StorageTable, Stored
-from kernbench.simulation.tensors import plain, storage_of
+from kernbench.simulation.known import can_hold, is_unknown, write
+from kernbench.simulation.storages import SMALL_BYTES, StorageTable
+from kernbench.simulation.tensors import plain
 
 
 class Effect(NamedTuple):
@@ -40,7 +42,7 @@ class Brought:
     """What is known of the tensors of one member's call.
 
     Attributes:
-        has_bytes: whether the bytes of all of them are values, known or assumed.
+        has_bytes: whether the bytes of its inputs are values, known or assumed, and its outputs can hold some.
         unknown: whether values of its inputs are assumed.
         stand_in: of the first of its inputs of which anything is noted.
         effect: what the collective has done, for a member whose tensors are elsewhere.
@@ -52,20 +54,18 @@ class Brought:
     effect: Effect | None = None
 
 
-def _noted(storages: StorageTable, tensors: Sequence[torch.Tensor]) -> Iterator[Stored]:
-    for tensor in tensors:
-        stored = storages.of(tensor)
-        if stored is not None:
-            yield stored
+def that_matter(op: str, root: int | None, rank: int, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Of a rank's inputs of a collective those whose values go anywhere: where the root gives all there is, the root's."""
+    return () if root not in (None, rank) and KINDS[op].root == "gives" else inputs
 
 
 def brought_by(storages: StorageTable, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Brought:
-    """What a member brings."""
-    first = next(_noted(storages, inputs), None)
+    """What a member brings: ``inputs`` that matter, and room for ``outputs``."""
+    noted = [(stored, tensor) for tensor in inputs if (stored := storages.of(tensor)) is not None]
     return Brought(
-        has_bytes=not any(stored.hollow for stored in _noted(storages, (*inputs, *outputs))),
-        unknown=any(stored.unknown for stored in _noted(storages, inputs)),
-        stand_in=None if first is None else first.stand_in,
+        has_bytes=not any(stored.hollow for stored, _ in noted) and can_hold(storages, outputs),
+        unknown=any(is_unknown(stored, tensor) for stored, tensor in noted),
+        stand_in=noted[0][0].stand_in if noted else None,
     )
 
 
@@ -84,25 +84,9 @@ def note(
 ) -> None:
     """Note with a member's tensors what the collective has done to them."""
     if effect.moved:
-        _note_moved(storages, outputs, unknown=effect.unknown)
+        write(storages, outputs, unknown=effect.unknown)
     else:
         _note_assumed(storages, inputs, outputs, effect.stand_in)
-
-
-def _note_moved(storages: StorageTable, outputs: Sequence[torch.Tensor], *, unknown: bool) -> None:
-    written: Counter[int] = Counter()
-    for tensor in outputs:
-        stored = storages.note(tensor) if unknown else storages.of(tensor)
-        if stored is None:
-            continue
-        stored.stated = False
-        if unknown:
-            stored.stand_in = 0.0
-            continue
-        storage = storage_of(tensor)
-        written[id(stored)] += tensor.nbytes  # outputs may be rows of one tensor, one per member
-        if written[id(stored)] >= storage.nbytes():
-            stored.stand_in = None
 
 
 def _note_assumed(
@@ -111,7 +95,7 @@ def _note_assumed(
     given = {id(tensor) for tensor in inputs}
     for tensor in outputs:
         stored = storages.note(tensor)
-        stored.stated = False
+        stored.stated, stored.missing = False, None
         stored.hollow |= tensor.nbytes > SMALL_BYTES
         if stored.hollow:
             stored.stand_in = value

@@ -382,7 +382,7 @@ class RunningBatch:
 
     def _finish(self) -> None:
         assert self._execution is not None
-        if isinstance(self._execution.checks, KernelOrder):
+        if self._execution.checks is not None:
             self._execution.checks.ended()
         launcher = self._launches[0].launcher
         topology = launcher.engine.topology

@@ -30,6 +30,9 @@ from kernbench.simulation.tensors import plain, storage_of
 SMALL_BYTES = 8192
 """Where no data is computed, storages on SIPs of up to this many bytes have values nevertheless: they steer the program."""
 
+Span = tuple[int, int]
+"""Bytes of a storage, from the first to the one behind the last."""
+
 NOTE = "_kernbench"
 """The attribute of a storage (of a tensor without one) that is its :class:`Stored`."""
 
@@ -99,12 +102,17 @@ class Stored:
         stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
             of a hollow one, nothing better is known than the default of its dtype.
         stated: whether the program itself has said what its values are (``kernbench.assume``), and nobody has written it since.
+        kept: whether its values stay with it on a SIP, however many they are (:mod:`kernbench.simulation.known`).
+        missing: the parts of what was empty into which nothing known has been written; None: it was not, or something that is
+            assumed has been.
     """
 
     # Defaults of the class, and no slots: each operation's result gets one of these, and few have more to say
     hollow = False
     stand_in: float | None = None
     stated = False
+    kept = False
+    missing: tuple[Span, ...] | None = None
     allocation: Allocation | None = None
     last: Operation | None = None
     _whole: tuple[MemoryRange] | None = None
@@ -174,6 +182,11 @@ class Block(Stored):
         if self.entry is not None:
             self.owner.give_back(self.entry)
 
+    def take_over(self, note: Stored) -> None:
+        """It was known so far by ``note``: here or on the host, it has the same values."""
+        self.stand_in, self.missing, self.kept = note.stand_in, note.missing, note.kept
+        self.hollow = self.hollow and not (note.kept and not note.hollow)
+
     def resize(self, nbytes: int) -> None:
         """The storage has another size now. Raises ``torch.OutOfMemoryError``, and has none then."""
         if self.entry is not None:
@@ -239,7 +252,7 @@ class StorageTable:
             storage = storage_of(tensor)
             nbytes = storage.nbytes()
             there = not (stored.hollow or plain(tensor).is_meta)
-            backing = _borrowed_bytes(storage.data_ptr(), nbytes) if there else None
+            backing = borrowed_bytes(storage.data_ptr(), nbytes) if there else None
             sip = stored.memory.sip if isinstance(stored, Block) else owner.sip
             stored.allocation = self.memory_store.allocate(
                 "hbm", sip, nbytes, name=name, rank=owner.rank, backing=backing
@@ -258,7 +271,10 @@ class StorageTable:
     def put(self, tensor: torch.Tensor, memory: DeviceMemory) -> None:
         """Put a fresh tensor's storage on a SIP."""
         storage: Any = storage_of(tensor)
-        setattr(storage, NOTE, memory.hold(storage.nbytes()))
+        block, note = memory.hold(storage.nbytes()), getattr(storage, NOTE, None)
+        if note is not None:
+            block.take_over(note)
+        setattr(storage, NOTE, block)
 
     def allocation_of(self, tensor: torch.Tensor, owner: Host, name: str = "") -> Allocation:
         """Where a tensor's storage is among the addresses of a SIP: of its own, or of its owner's."""
@@ -267,7 +283,7 @@ class StorageTable:
         return allocation
 
 
-def _borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
+def borrowed_bytes(address: int, nbytes: int) -> NDArray[np.uint8]:
     """``[nbytes]`` of this process's memory at ``address``, without keeping its owner alive."""
     if not nbytes:
         return np.empty(0, dtype=np.uint8)

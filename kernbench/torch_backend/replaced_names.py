@@ -34,7 +34,7 @@ from kernbench.torch_backend.gpu import (
 )
 from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import backend_classes, group_class, stores
+from kernbench.torch_backend.process_groups import backend_classes, group_class, reducers, stores
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
@@ -194,6 +194,7 @@ class ReplacedNames:
         reducer: Any = dist.Reducer
         stock = reducer._set_forward_pass_work_handle
         names.set(reducer, "_set_forward_pass_work_handle", _waits_at_once(stock, self._forward_works))
+        reducers.install(names)
         for name in ("is_nccl_available", "is_mpi_available"):
             for module in (dist, c10d):
                 names.set(module, name, _always)

@@ -7,7 +7,8 @@ checked launch takes several times the memory and time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from kernbench.errors import MemoryAccessError, RaceError
 from .access import Access, Piece
 from .batch import Batch
 from .binding import Binding
-from .memory import HostAllocation, registry
+from .memory import Checks, HostAllocation, registry
 
 
 class UninitialisedReadError(MemoryAccessError):
@@ -36,9 +37,45 @@ def set_checks(on: bool) -> bool:
     return before
 
 
-def checks_of(binding: Binding) -> MemoryChecks | None:
-    """The checks of an execution, if they are on."""
-    return MemoryChecks(binding) if _enabled else None
+def checks_of(binding: Binding, others: Checks | None) -> Checks | None:
+    """What wants to be told of every access of an execution: the checks here, if they are on, and ``others``."""
+    if not _enabled:
+        return others
+    own = MemoryChecks(binding)
+    return own if others is None else AllChecks((own, others))
+
+
+def _in_turn(name: str) -> Any:
+    def told(checks: AllChecks, *args: Any, **kwargs: Any) -> None:
+        for each in checks.parts:
+            getattr(each, name)(*args, **kwargs)
+
+    return told
+
+
+class AllChecks:
+    """Several that are told of every access, each in turn.
+
+    Attributes:
+        parts: those.
+    """
+
+    def __init__(self, parts: Sequence[Checks]) -> None:
+        self.parts = parts
+
+    read_piece, write_piece = _in_turn("read_piece"), _in_turn("write_piece")
+    read_index, write_index = _in_turn("read_index"), _in_turn("write_index")
+    words, fence, meet, ended = _in_turn("words"), _in_turn("fence"), _in_turn("meet"), _in_turn("ended")
+
+    def reading(self, read: Callable[[], Tensor | None]) -> Tensor | None:
+        """Does the load that they were told of, as each of them sees memory."""
+        for each in self.parts:
+            read = partial(each.reading, read)
+        return read()
+
+    def history(self, allocation: HostAllocation, offset: int) -> str:
+        """Who has written the word at a byte offset last, from the first of them that knows."""
+        return next(filter(None, [each.history(allocation, offset) for each in self.parts]), "")
 
 
 class MemoryChecks:
@@ -151,6 +188,9 @@ class MemoryChecks:
     def history(self, allocation: HostAllocation, offset: int) -> str:
         """Nor who has signalled."""
         return ""
+
+    def ended(self) -> None:
+        """Each access has been checked."""
 
     # Reports
 

@@ -71,7 +71,7 @@ class Execution(Binding):
         self._code = self.ready.code if alone else self.ready.fused
         #: Lanes of each launch that entered each block.
         self.block_lanes = [[0] * len(self.program.blocks) for _ in launches]
-        self.checks = checks_of(self) or (None if dry else self.memory.checks(self))
+        self.checks = checks_of(self, None if dry else self.memory.checks(self))
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
         #: Program ids of the wave that is looked at, of which floats are not read; None: everything is run.

@@ -103,6 +103,9 @@ class Checks(Protocol):
     def history(self, allocation: HostAllocation, offset: int) -> str:
         """Who has written the word at a byte offset last, for people; empty: nobody is known."""
 
+    def ended(self) -> None:
+        """All programs have run."""
+
 
 class AllocationMap(Protocol):
     """Finds the live allocation that an address falls into. A runtime with its own memory store supplies its own."""

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+import kernbench
 from kernbench.triton_engine import RaceError, UninitialisedReadError, registry, set_checks
 
 from .programs import scale_kernel, swizzled_matmul_kernel
@@ -88,3 +89,56 @@ def test_fresh_memory_must_be_written_before_it_is_read():
     with pytest.raises(UninitialisedReadError, match="reads element 32 of x_ptr"):
         scale_kernel[(3,)](y, z, 48, 2.0, BLOCK=16)
     registry.unregister(y)
+
+
+@triton.jit
+def gathering_kernel(index_ptr, x_ptr, out_ptr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + tl.load(index_ptr + i)))
+
+
+def _on_two_ranks(body) -> None:
+    with kernbench.simulate("dgx_h100", races=True) as ctx:
+        ctx.multiprocessing.spawn(lambda rank: body(), nprocs=2)
+
+
+def test_with_races_what_kernels_write_is_written():
+    def body() -> None:
+        index, x, out = (
+            torch.arange(32, device="cuda").flip(0),
+            torch.randn(32, device="cuda"),
+            torch.empty(32, device="cuda"),
+        )
+        gathering_kernel[(2,)](index, x, out, N=16)
+        assert out.tolist() == x.tolist()[::-1]
+        scale_kernel[(2,)](x, out, 32, 2.0, BLOCK=16)
+        assert out.tolist() == [2 * each for each in x.tolist()]
+        scattered = torch.empty(32, dtype=torch.int64, device="cuda")
+        scattered_kernel[(2,)](index, scattered, N=16)
+        assert scattered.tolist() == list(range(31, -1, -1))
+
+    _on_two_ranks(body)
+
+
+def test_with_races_each_still_finds_what_is_wrong():
+    def two_programs() -> None:
+        overlapping_kernel[(3,)](torch.zeros(64, dtype=torch.int32, device="cuda"), STEP=8, N=16)
+
+    def two_streams() -> None:
+        x, side = torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            scale_kernel[(1,)](x, x, 16, 2.0, BLOCK=16)
+
+    def unwritten() -> None:
+        out = torch.empty(32, device="cuda")
+        scale_kernel[(1,)](torch.ones(16, device="cuda"), out, 16, 2.0, BLOCK=16)
+        out.tolist()
+
+    for body, error, words in (
+        (two_programs, RaceError, "both write element"),
+        (two_streams, RaceError, "stream"),
+        (unwritten, kernbench.UndefinedMemoryError, "nobody has written"),
+    ):
+        with pytest.raises(kernbench.SpawnException) as found:
+            _on_two_ranks(body)
+        assert all(isinstance(each, error) and words in str(each) for each in found.value.errors.values())

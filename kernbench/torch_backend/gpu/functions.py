@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.jit import _builtins, _recursive
 
+from kernbench.simulation.known import keep
 from kernbench.torch_backend.gpu.classes import default_device
 from kernbench.torch_backend.gpu.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.pinning import pinned
@@ -102,7 +103,9 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
             return tensor.to(device)
         if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
             tensor = tensor.clone()
-        return bound_devices().on_device(tensor, device)
+        mine = bound_devices()
+        keep(mine.simulation.storages, tensor)
+        return mine.on_device(tensor, device)
 
     return wrapped
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -36,8 +36,9 @@ from kernbench.memory.ledger import (
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.shadows import forget
 from kernbench.simulation.storages import NOTE, Block
-from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.placement import block_of, stored_in
+from kernbench.torch_backend.gpu.unwritten import remark_on
 from kernbench.torch_backend.operations.recorder import Recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -105,15 +106,18 @@ class _OfRank:
     def claim_all(self) -> None:
         """Whose all is that is alive."""
         self.named = True
+        for path, module in self._named_modules():
+            self._claim_module(path, module)
+        for optimizer in list(self.optimizers):
+            self.claim_gradients(optimizer)
+            self.claim_state(optimizer)
+
+    def _named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
         modules = list(self.modules)
         inner = {id(child) for module in modules for child in module.children()}
         for root in modules:
             if id(root) not in inner:
-                for path, module in root.named_modules(prefix=type(root).__name__):
-                    self._claim_module(path, module)
-        for optimizer in list(self.optimizers):
-            self.claim_gradients(optimizer)
-            self.claim_state(optimizer)
+                yield from root.named_modules(prefix=type(root).__name__)
 
     def _claim_module(self, path: str, module: torch.nn.Module) -> None:
         for tensor in _gathered(module):
@@ -125,6 +129,17 @@ class _OfRank:
                 _claim(parameter.grad, GRADIENTS, path)
         for buffer in module._buffers.values():
             _claim(buffer, BUFFERS, path)
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those of all modules, by name."""
+        for path, module in self._named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    yield f"{path}.{name}", buffer
+
+    def name_of(self, parameter: Any) -> str | None:
+        """The module that has a parameter."""
+        return self.names.get(id(parameter))
 
     def claim_gradients(self, optimizer: Any) -> None:
         """Parameters of an optimizer and their gradients."""
@@ -232,6 +247,8 @@ class MemoryOwnersOfTorch:
         if optimizer not in known.optimizers or not known.named:
             known.optimizers.setdefault(optimizer, 0)
             known.claim_all()
+            if not known.optimizers[optimizer]:
+                remark_on(bound_devices().simulation, optimizer, known.buffers(), known.name_of)
         else:
             known.claim_gradients(optimizer)
         host.phase = next_phase(host.phase, STEP)
@@ -267,7 +284,14 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 
 def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """``Module._apply``: what ``to``, ``cuda`` and ``to_empty`` put elsewhere."""
-    result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
+    mine = current_device()
+    if mine is None:
+        return cast(torch.nn.Module, _stock_apply(module, *args, **kwargs))
+    before, mine.moving_module = mine.moving_module, True
+    try:
+        result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
+    finally:
+        mine.moving_module = before
     for parameter in module._parameters.values():
         _claim(parameter, PARAMETERS, None)
     for buffer in module._buffers.values():

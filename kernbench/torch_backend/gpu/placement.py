@@ -109,8 +109,9 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
             if type(note) is not Block:
                 block = memory.hold(nbytes)
                 if note is not None:
-                    counted = block.hollow and not note.hollow and not tensor.dtype.is_floating_point
-                    block.stand_in = mean_of(tensor) if counted else note.stand_in
+                    block.take_over(note)
+                    if block.hollow and not note.hollow and not tensor.dtype.is_floating_point:
+                        block.stand_in = mean_of(tensor)
                 setattr(storage, NOTE, block)
             return
     if block_of(tensor) is None:
@@ -123,7 +124,7 @@ def resized(tensor: torch.Tensor) -> None:
     note = getattr(storage, NOTE, None)
     if type(note) is Block and note.nbytes != storage.nbytes():
         block = note.memory.hold(storage.nbytes(), shared=note.shared)
-        block.stand_in = note.stand_in
+        block.take_over(note)
         setattr(storage, NOTE, block)
 
 
@@ -137,14 +138,14 @@ def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool 
         if note is not None:
             if note.unknown:  # and on the host it is what it was
                 on_host = Stored(note.table)
-                on_host.hollow, on_host.stand_in = note.hollow, note.stand_in
+                on_host.hollow, on_host.stand_in, on_host.missing = note.hollow, note.stand_in, note.missing
                 setattr(storage, NOTE, on_host)
             else:
                 delattr(storage, NOTE)
     elif type(note) is not Block or note.memory is not memory:
         block = memory.hold(nbytes, shared=shared)
         if note is not None:
-            block.stand_in = note.stand_in
+            block.take_over(note)
         setattr(storage, NOTE, block)
 
 

@@ -42,6 +42,7 @@ class RankDevice:
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
         in_custom_operation: how many custom operations it is computing, one inside the other.
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
+        moving_module: whether a module is moving its parameters and buffers.
         compiling: whether a graph of operations on GPUs is being compiled.
         diverted: takes operations of torch instead of the stream, if anything does.
         dispatched: carries out the operator of ``c10d`` that the rank is calling now.
@@ -56,7 +57,7 @@ class RankDevice:
         self.streams_made = 0
         self.collective_memory: DeviceMemory | None = None
         self.in_custom_operation = 0
-        self.moving = False
+        self.moving = self.moving_module = False
         self.compiling = False
         self.diverted: Diverted | None = None
         self.dispatched: Callable[[], Any] | None = None

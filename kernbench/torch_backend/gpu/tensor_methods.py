@@ -10,6 +10,7 @@ import torch
 import torch.nn.parameter
 
 from kernbench.simulation import shadows
+from kernbench.simulation.known import keep
 from kernbench.simulation.tensors import storage_of, tells_of_looks
 from kernbench.torch_backend.gpu.classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
@@ -183,6 +184,8 @@ def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     copied: torch.Tensor = _stock_deepcopy(tensor, memo)
     block = block_of(tensor) if current_device() is not None else None
     if block is not None and copied is not tensor:
+        if not block.hollow:
+            keep(block.table, copied)
         place(copied, block.memory)
     return copied
 
@@ -222,7 +225,10 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
         if device is not None and type(device) is not int and torch.device(device).type != "cuda":
             return stock(tensor, *args, device=device, **kwargs)
         made: torch.Tensor = stock(tensor, *args, **kwargs)
-        return bound_devices().on_device(made, device_of(tensor) if device is None else device)
+        mine = bound_devices()
+        if stock.__name__ == "new_tensor":
+            keep(mine.simulation.storages, made)
+        return mine.on_device(made, device_of(tensor) if device is None else device)
 
     return method
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.simulation import known
 from kernbench.simulation.assumptions import default_stand_in, fill
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
@@ -19,8 +20,9 @@ from kernbench.torch_backend.gpu.placement import PLAIN
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
-from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described
+from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
+from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues
 from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW, TorchOperator
@@ -98,7 +100,7 @@ class Survey:
             else:
                 if stored.hollow:
                     self.hollow = True
-                if stored.stand_in is not None:
+                if stored.stand_in is not None and (stored.missing is None or known.is_unknown(stored, value)):
                     self.unknown = True
                 if type(stored) is Block:
                     self.on_gpu = True
@@ -156,19 +158,24 @@ class HollowValues:
         if operator.host_reads:
             return self._looked(device, operator, args, kwargs, tensors, hollow=hollow, unknown=found.unknown or hollow)
         if operator.allocates and not on_gpu:
-            return operator.call(*args, **(kwargs or {}))
+            return made_on_host(operator.call, func, args, kwargs or {}, found.key)
         what = None
         on_gpu |= device.moving
-        compute = not (hollow or operator.allocates) and found.largest <= self._most(on_gpu, tensors, kwargs)
-        if compute and operator.sized and not operator.returns_written:
+        small = found.largest <= self._most(on_gpu, tensors, kwargs)
+        compute = not (hollow or operator.allocates) and (small or (on_gpu and stay_whole(device, tensors)))
+        if compute and (operator.sized or not small) and not operator.returns_written:
             what = self._described(operator, func, args, kwargs, found.key)
             made = _tensors_of(what)
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
-            compute = what is None or size <= self._most(on_gpu, made, kwargs)
+            compute = what is None or size <= self._most(on_gpu, made, kwargs) or gives_whole(made, tensors)
         if compute:
             result = self._computed.compute(call)
             self._mark_computed(operator, args, kwargs, result, unknown=found.unknown)
+            if on_gpu:
+                keep_whole(device, result, tensors)
             return result
+        if operator.name == "copy_" and fills_whole(self._storages, *args[:2]):
+            return filled(self._storages, self._computed.compute(call), args[1])
         if operator.returns_written:
             return self._written(operator, func, args, kwargs)
         if what is None:
@@ -200,8 +207,9 @@ class HollowValues:
         operator, result = call.operator, call.result
         if type(result) is not torch.Tensor or operator.writes or has_rule(operator.name):
             return None
-        if not result.is_floating_point() or result.nbytes <= self._storages.most_bytes:
-            return None
+        stored = stored_of(result)
+        if not result.is_floating_point() or type(stored) is not Block or not stored.hollow:
+            return None  # it was computed, or something may be assumed of it
         return Described(tuple(result.shape), tuple(result.stride()), result.dtype)
 
     @staticmethod
@@ -251,6 +259,8 @@ class HollowValues:
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
         note = self._storages.note(tensor)
+        if operator.allocates and (small or what.dtype in known.WHOLE):
+            note.missing = ((0, _storage(tensor).nbytes()),)
         note.hollow = not small
         note.stand_in = (0.0 if value is None else value) if small else value
         return tensor
@@ -271,9 +281,9 @@ class HollowValues:
     def _mark(self, target: torch.Tensor, value: float | None) -> None:
         """What was written to ``target`` is not known: its elements are ``value`` on average, None: nothing is known."""
         stored = self._storages.note(target)
-        stored.stated = False
+        stored.stated, stored.missing = False, None
         if not stored.hollow:
-            if type(stored) is not Block and target.nbytes > self._storages.most_bytes:
+            if target.nbytes > self._storages.most_bytes:
                 stored.hollow = True
                 stored.stand_in = value
                 return
@@ -296,19 +306,13 @@ class HollowValues:
             if operator.writes_all and not any(
                 stored is not None and stored.unknown for stored in map(stored_of, listed_tensors(args[1:]))
             ):
-                self._forget(targets[0])
+                known.write(self._storages, targets[:1])
                 return
             for tensor in listed_tensors((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
                 note = self._storages.note(tensor)
-                note.stated = False
+                note.stated, note.missing = False, None
                 if note.stand_in is None:
                     note.stand_in = 0.0
-
-    def _forget(self, target: torch.Tensor) -> None:
-        """All of ``target`` is known now."""
-        stored = stored_of(target)
-        if stored is not None and not stored.hollow and target.nbytes == _storage(target).nbytes():
-            stored.stand_in = None
 
     # -- what the host is told -------------------------------------------------------------------------------------------
 

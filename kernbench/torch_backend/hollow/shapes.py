@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.simulation.storages import SMALL_BYTES
+from kernbench.torch_backend.gpu.host_memory import refused
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -149,6 +150,19 @@ def allocate(what: Described) -> torch.Tensor:
     try:
         return torch.empty_strided(what.size, what.stride, dtype=what.dtype)
     except RuntimeError:
+        return _beyond_memory(what)
+
+
+def made_on_host(call: Callable[..., Any], func: Any, args: Any, kwargs: Any, key: Any = None) -> Any:
+    """What ``call``, which is ``func``, allocates on the host: address space alone, where that has no more to give."""
+    try:
+        return call(*args, **kwargs)
+    except RuntimeError as error:
+        if refused(error) is None:
+            raise
+        what = described(func, args, kwargs, key)
+        if type(what) is not Described:
+            raise
         return _beyond_memory(what)
 
 

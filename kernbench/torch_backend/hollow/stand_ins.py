@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kernbench.simulation import known
 from kernbench.simulation.assumptions import default_stand_in
 from kernbench.simulation.storages import NOTE, StorageTable, Stored
 from kernbench.simulation.tensors import plain, storage_of
@@ -37,7 +38,7 @@ def is_unknown(tensor: torch.Tensor) -> bool:
     stored = stored_of(tensor)
     if stored is None and type(tensor) not in PLAIN:
         return any(map(is_unknown, wrapped_by(tensor)))
-    return stored is not None and stored.unknown
+    return stored is not None and known.is_unknown(stored, tensor)
 
 
 def stand_in_of(tensor: torch.Tensor) -> float | None:

@@ -19,6 +19,7 @@ from kernbench.torch_backend.gpu.generators import draws
 from kernbench.torch_backend.gpu.missing_kernels import kernel_of
 from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
 from kernbench.torch_backend.gpu.scaled_products import refusal_of
+from kernbench.torch_backend.gpu.unwritten import marking
 from kernbench.torch_backend.gpu.wide_products import widened
 from kernbench.torch_backend.operations import semantics
 from kernbench.torch_backend.operations.flop_formulas import formula_of
@@ -187,6 +188,8 @@ class TorchOperator:
         self.check = refusal_of(self.name)
         row = find(self.name)
         self.allocates = row is not None and row.kind is Kind.ALLOCATION
+        if self.allocates:
+            self.call = marking(self.call)
         self.host_reads = row is not None and row.kind is Kind.HOST_READ
         schema = func._schema
         arguments = [(Argument(at, each.name), each) for at, each in enumerate(schema.arguments)]

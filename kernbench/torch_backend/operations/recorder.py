@@ -29,6 +29,7 @@ from kernbench.simulation.listening import Stages
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.storages import NOTE, DeviceMemory
 from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
+from kernbench.torch_backend.gpu.host_memory import explain_operation
 from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, resized
@@ -164,9 +165,13 @@ class Recorder(TorchDispatchMode):
             result = args[0] if plan.returns_first else None
             for each in plan.marks(args, kwargs):
                 note = getattr(_storage(each), NOTE)
-                note.stated, note.stand_in = False, None
+                note.stated, note.stand_in, note.missing = False, None, None
         else:
-            result = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+            try:
+                result = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+            except RuntimeError as error:
+                explain_operation(error, self._who(), plan.title.name if plan.title else "an operation", args, kwargs)
+                raise
         title = plan.title
         if not title:
             return result
@@ -255,7 +260,11 @@ class Recorder(TorchDispatchMode):
             if call.operator.host_reads and not call.device.host.unrecorded:
                 for listener in stages.looking:
                     listener(call)
-            call.result = self._executor.compute(call)
+            try:
+                call.result = self._executor.compute(call)
+            except RuntimeError as error:
+                explain_operation(error, call.device, call.operator.name, call.args, call.kwargs)
+                raise
         for listener in stages.computed:
             listener(call)
         return call.result

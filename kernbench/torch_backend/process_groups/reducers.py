@@ -1,0 +1,79 @@
+"""Where DDP's reducer has its buckets: C++ makes them where it takes the parameters to be, and to it a GPU's are on the host.
+
+What it makes of their type while it is built, or builds its buckets again, is made on the GPU of its parameters instead, as any
+tensor of the program: counted there, and without data of address space alone. The lists of numbers by which reducers agree on
+the order of buckets stay on the host, where C++ reads and writes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.memory_owners import claim_communication
+from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_Reducer: Any = dist.Reducer
+_stock_init, _stock_rebuild = _Reducer.__init__, _Reducer._rebuild_buckets
+_EMPTY = torch.ops.aten.empty.memory_format
+
+RELIES_ON = (
+    Reliance("torch.distributed.Reducer", "its buckets are made when it is", has=("__init__",), looked_up_by=(
+        "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
+    )),
+    Reliance("torch.distributed.Reducer._rebuild_buckets", "and once it knows their order", looked_up_by=(
+        "torch.nn.parallel.DistributedDataParallel._pre_forward",
+    )),
+    Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees what C++ makes, too", subclassed=True),
+)  # fmt: skip
+
+
+class _OnGpu(TorchDispatchMode):
+    """Memory of some types that is asked for on the host is on a GPU, for the length of a block."""
+
+    def __init__(self, device: torch.device, types: frozenset[torch.dtype]) -> None:
+        super().__init__()
+        self._device = device
+        self._types = types
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        if func is _EMPTY and on_host and kwargs.get("dtype") in self._types:
+            bucket = func(*args, **{**kwargs, "device": self._device})
+            claim_communication((bucket,))
+            return bucket
+        return func(*args, **kwargs)
+
+
+def install(patches: Patches) -> None:
+    """Put the buckets of reducers where their parameters are."""
+    made_on: weakref.WeakKeyDictionary[Any, _OnGpu] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(_stock_init)
+    def init(reducer: Any, params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        if not params or current_device() is None or block_of(params[0]) is None:
+            _stock_init(reducer, params, *args, **kwargs)
+            return
+        on_gpu = _OnGpu(params[0].device, frozenset([each.dtype for each in params]))
+        with on_gpu:
+            _stock_init(reducer, params, *args, **kwargs)
+        made_on[reducer] = on_gpu
+
+    @functools.wraps(_stock_rebuild)
+    def rebuild(reducer: Any) -> bool:
+        with made_on.get(reducer) or nullcontext():
+            return bool(_stock_rebuild(reducer))
+
+    patches.set(_Reducer, "__init__", init)
+    patches.set(_Reducer, "_rebuild_buckets", rebuild)
