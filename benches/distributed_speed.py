@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import kernbench
 from benches.harness.distributed_sides import SIDES, Run, clock, simulated
 from benches.harness.scaling import sizes
 from benches.harness.speed_command import SpeedRun, speed_options
@@ -143,16 +145,57 @@ class EmptyMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def additions(rank: int = 0, world_size: int = 1, calls: int = 200) -> list[float]:
-    """Seconds of one addition of two small tensors: mean of the quickest of several loops."""
-    x = torch.ones(64, 64)
+def additions(
+    rank: int = 0, world_size: int = 1, calls: int = 200, side: int = 64, device: str = "cpu", *, in_place: bool = False
+) -> list[float]:
+    """Seconds of one addition of two square tensors: mean of the quickest of several loops."""
+    x, y = torch.ones(side, side, device=device), torch.ones(side, side, device=device)
+    add = x.add_ if in_place else x.add
     times = []
     for _ in range(10):
         begin = clock()
         for _ in range(calls):
-            torch.add(x, x)
+            add(y)
         times.append((clock() - begin) / calls)
     return [min(times)]
+
+
+def on_gpu(*, data: bool, side: int, in_place: bool = False) -> float:
+    """The same of tensors on a simulated GPU, in a rank with a thread of its own."""
+    found: list[float] = []
+
+    def worker(rank: int) -> None:
+        found.extend(additions(side=side, device="cuda", in_place=in_place))
+
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    return found[0]
+
+
+def _first_of(measure: Callable[..., list[float]], **options: Any) -> float:
+    return measure(**options)[0]
+
+
+def path_of_an_operation() -> list[Comparison]:
+    """What an operation on a simulated GPU takes, beside torch's operations in an empty mode: with values less the same
+    outside, without data as a whole (its 32 MiB are neither computed nor touched)."""
+
+    def in_mode(in_place: bool) -> float:
+        with EmptyMode():
+            return additions(in_place=in_place)[0]
+
+    figures = []
+    for in_place, name in ((False, "a + b"), (True, "in place")):
+        plain = partial(_first_of, additions, in_place=in_place)
+        sides = {
+            "kernbench": Side(partial(on_gpu, data=True, side=64, in_place=in_place), plain),
+            "empty mode": Side(partial(in_mode, in_place), plain),
+        }
+        figures.append(Comparison(f"added on a GPU, {name}", "us", partial(dict, sides), {"empty mode": 1.8}))
+    hollow = {
+        "kernbench": Side(lambda: on_gpu(data=False, side=2896)), "empty mode": Side(lambda: in_mode(False)),
+    }  # fmt: skip
+    return [*figures, Comparison("hollow operation, 32 MiB", "us", lambda: hollow, {"empty mode": 2.5})]
 
 
 def recording() -> Comparison:
@@ -245,6 +288,7 @@ def figures(ranks: Sequence[int] = (8, 64, 1024), steps: int = 10) -> list[Compa
         all_reduce("1 KiB", "us", SMALL, 20, {"local tensors": 0.8}),
         all_reduce("64 MiB", "ms", LARGE, 1, {"gloo, started before": 0.6}),
         recording(),
+        *path_of_an_operation(),
         Comparison(
             f"DTensor training step x {RANKS}", "ms", _on(LASTING, lambda side: side(RANKS, training, steps).result[0]),
             {"gloo, started before": 0.8, "threaded": 1.0},

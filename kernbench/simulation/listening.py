@@ -1,4 +1,4 @@
-"""Features listen: the stages of an operation's path, and what is called at each of them (ADR 0158).
+"""Features listen: the stages of an operation's path, and what is called at each of them (ADR 0160).
 
 A feature that has to do with every operation (the order of events, weak memory, plugins' hooks, jitter, schedules that
 interrupt, fills of fresh memory) is a :class:`Listener`. It overrides the stages that concern it; the path calls at each stage

@@ -1,4 +1,4 @@
-"""The bare path of an operation is the whole one, only shorter: the same log, memory, FLOPs and values (ADR 0158).
+"""The bare path of an operation is the whole one, only shorter: the same log, memory, FLOPs and values (ADR 0160).
 
 A host that has a reason for a detour takes the whole path for every operation.
 """
