@@ -20,7 +20,8 @@ from kernbench.benching import OUTPUT
 
 NAME = "speed_table"
 CHOSEN = (
-    "start to first all_reduce", "all_reduce 1 KiB", "added to a torch operation", "added on a GPU", "hollow operation", "DTensor training step", "switch of",
+    "start to first all_reduce", "all_reduce 1 KiB", "added to a torch operation", "added on a GPU",
+    "hollow operation", "DTensor training step", "switch of",
     "gemm fp16 512, tiles", "in one batch", "softmax", "layer norm", "dropout", "grouped gemm", "persistent gemm",
     "warm launch",
 )  # fmt: skip
