@@ -271,6 +271,7 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
         return _stock_run_backward(*args, **kwargs)
     host = device.host
     before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
+    host.backward_passes += 1
     if host.order is not None:
         host.order.join_streams(host.stream)  # autograd itself orders what it runs after what made its inputs
     memories = device.simulation.memories
