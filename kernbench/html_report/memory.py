@@ -32,8 +32,8 @@ def _shown(memory: RankMemory, ledger: Ledger, capacity: int) -> dict[str, Any]:
     moments, categories = _over_time(ledger)
     composition = memory.composition
     return {
-        "rank": memory.rank, "device": memory.device, "peak": memory.peak, "reserved": memory.peak_reserved,
-        "capacity": memory.limit if memory.limit is not None else capacity, "stated": memory.overhead,
+        "rank": memory.rank, "device": memory.device, "allocated": memory.peak, "reserved": memory.peak_reserved,
+        "device_bytes": memory.on_device, "limit": memory.limit, "capacity": capacity, "stated": memory.overhead,
         "peak_time": memory.time, "peak_step": memory.step, "peak_place": str(memory.place or "not known"),
         "moments": moments, "categories": categories,
         "at_peak": {

@@ -138,11 +138,15 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
             facts.append(("samples/s", f"{done.samples_per_second:,.1f}", ""))
         if done.model_flops_per_second_per_gpu:
             facts.append(("MFU", f"{done.mfu:.1%}", f"HFU {done.hfu:.1%} of {_peaks(done.peaks)}"))
-    peak = max(result.ranks, key=lambda rank: rank.peak_bytes, default=None)
-    if peak is not None and peak.peak_bytes:
-        facts.append(
-            ("peak memory", format_size(peak.peak_bytes), f"rank {peak.rank}, of {format_size(peak.capacity_bytes)}")
-        )
+    for label, name in (
+        ("allocated at most", "allocated_bytes"),
+        ("reserved at most", "reserved_bytes"),
+        ("the device must have", "device_bytes"),
+    ):
+        most = max(result.ranks, key=lambda rank, name=name: (getattr(rank, name), -rank.rank), default=None)
+        if most is not None and getattr(most, name):
+            of = f", of {format_size(most.capacity_bytes)}" if name == "device_bytes" else ""
+            facts.append((label, format_size(getattr(most, name)), f"memory of rank {most.rank}{of}"))
     return facts
 
 

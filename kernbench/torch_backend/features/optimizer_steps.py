@@ -72,8 +72,8 @@ class OptimizerSteps:
 
 
 def _has_gradients(optimizer: Optimizer, *, made: bool) -> bool:
-    """Whether a step has gradients; ``made``: whether there has been a backward pass since the last one. Without a pass, a program
-    may have set them itself; it then has a learning rate, too."""
+    """Whether a step has gradients; ``made``: whether there has been a backward pass since the last one. Without a pass, a
+    program may have set them itself; it then has a learning rate, too."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     if not any(getattr(each, name, None) is not None for each in parameters for name in _GRADIENTS):
         return False
