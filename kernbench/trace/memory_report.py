@@ -30,8 +30,8 @@ class MemorySource(Protocol):
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank's memory on one SIP. Three figures say how much, in every output by these names: **allocated**, **reserved**, and
-    what the **device** must have.
+    """One rank's memory on one SIP. Three figures say how much, by these names in every output: **allocated**, **reserved**,
+    and what the **device** must have.
 
     Attributes:
         rank: of the process.

@@ -34,8 +34,8 @@ class _Part(BaseModel):
 
 
 class ResultOfRank(_Part):
-    """Where a rank's time went (seconds; shares of ``seconds``), and its memory on its fullest device. Of ranks that do the same,
-    one is run."""
+    """Where a rank's time went (seconds; shares of ``seconds``), and its memory, on its fullest device. Of ranks that do the
+    same, one is run."""
 
     rank: int
     seconds: float
