@@ -143,10 +143,11 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
         ("reserved at most", "reserved_bytes"),
         ("the device must have", "device_bytes"),
     ):
-        most = max(result.ranks, key=lambda rank, name=name: (getattr(rank, name), -rank.rank), default=None)
-        if most is not None and getattr(most, name):
-            of = f", of {format_size(most.capacity_bytes)}" if name == "device_bytes" else ""
-            facts.append((label, format_size(getattr(most, name)), f"memory of rank {most.rank}{of}"))
+        figures = {rank.rank: getattr(rank, name) for rank in result.ranks}
+        most = max(figures, key=figures.__getitem__, default=None)
+        if most is not None and figures[most]:
+            of = f", of {format_size(result.ranks[0].capacity_bytes)}" if name == "device_bytes" else ""
+            facts.append((label, format_size(figures[most]), f"memory of rank {most}{of}"))
     return facts
 
 

@@ -51,11 +51,20 @@ RELIES_ON = (
         "torch.autograd.backward", "torch.autograd.grad",
     )),
     Reliance("torch.autograd.graph._engine_run_backward", "the same, by its own name"),
-    Reliance("torch.nn.Module._wrapped_call_impl", "a call of a module has a frame of it, with the module and its arguments",
-             parameters=("self", "args", "kwargs"), looked_up_by=("torch.nn.Module.__call__",)),
-    Reliance("torch.autograd._get_sequence_nr", "the number that the next node gets: the node of an operation that is "
-             "dispatched has the one before it"),
-    Reliance("torch._C._current_autograd_node", "the node whose backward pass runs on this thread, with its number"),
+    Reliance(
+        "torch.nn.Module._wrapped_call_impl", "a call of a module has a frame of it, with the module and its arguments",
+        parameters=("self", "args", "kwargs"), holds=lambda call: call is torch.nn.Module.__call__,
+    ),
+    Reliance(
+        "torch.autograd._get_sequence_nr", "the number that the next node gets: that of an operation which is dispatched is the "
+        "one before it",
+    ),
+    Reliance("torch._C._current_autograd_node", "the node whose backward pass runs on this thread"),
+    Reliance("torch.autograd.graph.Node", "a node knows its number", has=("_sequence_nr",)),
+    Reliance(
+        "torch.distributed.fsdp._flat_param.FlatParameter", "FSDP1's parameters know their size over all ranks",
+        holds=lambda cls: "_unpadded_unsharded_size" in cls.__annotations__,
+    ),
     Reliance("torch._ops.OpOverload", "an operation that is under way says its name", has=("name",)),
     Reliance("torch.UntypedStorage.resize_", "FSDP gives parameters that it has gathered memory, and takes it away, with it"),
     Reliance("torch.nn.Module._apply", "`to`, `cuda` and `to_empty` are calls of it", parameters=("self", "fn"), looked_up_by=(
