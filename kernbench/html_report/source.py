@@ -107,7 +107,8 @@ def source_of_trace(trace: TraceFile, name: str) -> ReportSource:
 
 def _failure(rank: int, error: BaseException) -> dict[str, Any]:
     """What a rank failed with, in words."""
-    traceback = "\n".join((user_traceback(error).rstrip(), *notes_that_python_hides([error])))
+    shown = user_traceback(error).rstrip()
+    traceback = "\n".join((shown, *notes_that_python_hides([error], shown)))
     report = f"{type(error).__name__}: {error}"
     failure: dict[str, Any] = {"rank": rank, "report": report, "text": traceback}
     if isinstance(error, KernbenchError):  # says itself where and why

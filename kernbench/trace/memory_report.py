@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -157,8 +156,8 @@ def _some(ranks: Sequence[RankMemory]) -> Sequence[RankMemory | None]:
     return ranks if len(ranks) <= _MOST else [*ranks[: _MOST // 2], None, *ranks[-_MOST // 2 :]]
 
 
-def notes_that_python_hides(errors: Iterable[BaseException]) -> Iterator[str]:
-    """Reports on errors that a traceback does not show: before Python 3.11 it knows no notes."""
-    if sys.version_info < (3, 11):
-        for error in errors:
-            yield from getattr(error, "__notes__", ())
+def notes_that_python_hides(errors: Iterable[BaseException], shown: str) -> Iterator[str]:
+    """Reports on errors that were ``shown`` which their tracebacks do not have, each once: before Python 3.11 a traceback knows no
+    notes, unless a package has taught it to (``exceptiongroup``, which pytest imports there)."""
+    notes = (note for error in errors if str(error) in shown for note in getattr(error, "__notes__", ()))
+    yield from dict.fromkeys(note for note in notes if note not in shown)

@@ -16,7 +16,7 @@ import kernbench
 from kernbench.html_report.page import read_page
 from kernbench.memory.limits import format_size
 from kernbench.simulation.locations import Location
-from kernbench.trace.memory_report import ranks_in_words
+from kernbench.trace.memory_report import notes_that_python_hides, ranks_in_words
 
 MIB = 1 << 20
 
@@ -120,3 +120,54 @@ def test_lines_elsewhere_have_their_whole_path(tmp_path: Path, monkeypatch: pyte
 )
 def test_ranks_in_words(ranks: Sequence[int], words: str) -> None:
     assert ranks_in_words(ranks) == words
+
+
+FAILS = """\
+import os
+import sys
+
+import torch
+
+
+def fill(rank):
+    torch.cuda.set_device(rank)
+    kept = torch.empty(1 << 20, dtype=torch.int8, device="cuda")
+    torch.empty(100 << 30, dtype=torch.int8, device="cuda")
+
+
+if "RANK" in os.environ:
+    fill(int(os.environ["RANK"]))
+elif "spawn" in sys.argv:
+    torch.multiprocessing.spawn(fill, nprocs=2)
+else:
+    fill(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fails.py"],
+        ["fails.py", "spawn"],
+        ["--nproc-per-node", "2", "fails.py"],
+        ["--nproc-per-node", "2", "--isolation", "process", "fails.py"],
+    ],
+    ids=["alone", "spawned", "ranks", "processes"],
+)
+def test_a_failure_shows_its_tables_once(arguments: list[str], tmp_path: Path, warm_python: str) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    command = [warm_python, "-m", "kernbench", "run", "--system", "dgx_h100", "--no-data", *arguments]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.count("out of memory on rank 0 in step 0: aten::empty.memory_format at fails.py:10 in fill") == 1
+    for table in ("  in use for", "  from line", "  it would have fitted with any of"):
+        assert (ran.stdout + ran.stderr).count(table) == 1
+    assert ran.stdout.count("memory at each rank's peak") <= 1
+
+
+def test_notes_that_a_traceback_has_are_not_shown_again() -> None:
+    error = MemoryError("torch's own")
+    error.__notes__ = ["the report", "more"]
+    assert [*notes_that_python_hides([error, error], "torch's own\nmore\n")] == ["the report"]
+    assert [*notes_that_python_hides([error], "torch's own\nthe report\nmore\n")] == []
+    assert [*notes_that_python_hides([error], "another error's")] == []

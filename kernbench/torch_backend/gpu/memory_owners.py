@@ -56,8 +56,8 @@ RELIES_ON = (
         parameters=("self", "args", "kwargs"), holds=lambda call: call is torch.nn.Module.__call__,
     ),
     Reliance(
-        "torch.autograd._get_sequence_nr", "the number that the next node gets: that of an operation which is dispatched is the "
-        "one before it",
+        "torch.autograd._get_sequence_nr", "the number that the next node gets: an operation that is dispatched has the one "
+        "before it",
     ),
     Reliance("torch._C._current_autograd_node", "the node whose backward pass runs on this thread"),
     Reliance("torch.autograd.graph.Node", "a node knows its number", has=("_sequence_nr",)),
