@@ -89,7 +89,7 @@ class NumberUse:
     def __str__(self) -> str:
         return _USES[self.kind].format(
             entry=self.entry,
-            where=f"{self.where.file}:{self.where.line}",
+            where=self.where.position,
             answer=self.answer,
             by=_by(self.rank, self.times),
         )

@@ -90,7 +90,7 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     most = max(each.peak_reserved for each in ranks)
     unit, name = next((unit, name) for unit, name in _UNITS if most >= 10 * unit or unit == 1 << 10)
     shown = [name for name in CATEGORIES if any(each.composition.categories.get(name) for each in ranks)]
-    limits = _of_each(ranks, lambda each: each.limit, _limit, "on each rank")
+    limits = _of_each(ranks, lambda each: each.limit, _limit, " on each rank")
     yield f"memory at each rank's peak, {name}; {limits}"
     heads = ("allocated", "reserved", "device", *(_SHORT.get(each, each) for each in shown))
     yield f"{'rank':>6} " + " ".join(f"{head:>{_WIDTHS.get(head, 10)}}" for head in heads) + "  step  reached at"
@@ -112,7 +112,7 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     if retries or failures:
         yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"
     if any(each.overhead for each in ranks):
-        parts = _of_each(ranks, lambda each: tuple(each.overhead.items()), _stated, "per rank")
+        parts = _of_each(ranks, lambda each: tuple(each.overhead.items()), _stated, " per rank")
         yield f"device: reserved and, stated (docs/memory.md), {parts}"
 
 
@@ -124,7 +124,8 @@ def _of_each(
     for each in ranks:
         alike.setdefault(what(each), []).append(each.rank)
     if len(alike) == 1:
-        return f"{words(next(iter(alike)))} {of_all}"
+        (each,) = alike
+        return f"{words(each)}{of_all if each is not None else ''}"
     return "; ".join(f"{ranks_in_words(numbers)}: {words(each)}" for each, numbers in alike.items())
 
 
@@ -157,7 +158,7 @@ def _some(ranks: Sequence[RankMemory]) -> Sequence[RankMemory | None]:
 
 
 def notes_that_python_hides(errors: Iterable[BaseException], shown: str) -> Iterator[str]:
-    """Reports on errors that were ``shown`` which their tracebacks do not have, each once: before Python 3.11 a traceback knows no
-    notes, unless a package has taught it to (``exceptiongroup``, which pytest imports there)."""
+    """Reports on errors that were ``shown`` which their tracebacks do not have, each once: before Python 3.11 a traceback
+    knows no notes, unless a package has taught it to (``exceptiongroup``, which pytest imports there)."""
     notes = (note for error in errors if str(error) in shown for note in getattr(error, "__notes__", ()))
     yield from dict.fromkeys(note for note in notes if note not in shown)
