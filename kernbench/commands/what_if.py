@@ -186,7 +186,7 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
         f"{len(answer.rows)} points ({answer.ran} run now): {len(fits)} fit, {len(out)} out of memory, "
         f"{len(answer.failed)} failed; best first, by {answer.unit} per GPU"
     )
-    cells = [[*names, f"{answer.unit}/GPU", "step", "MFU", "comm", "memory", "of"]]
+    cells = [[*names, f"{answer.unit}/GPU", "step", "MFU", "comm", "device", "of"]]
     for row in answer.rows:
         point = [str(row[name]) for name in names]
         if row["status"] == "failed":
