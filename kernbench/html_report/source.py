@@ -144,11 +144,11 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
         ("reserved at most", "reserved_bytes"),
         ("the device must have", "device_bytes"),
     ):
-        figures = {rank.rank: getattr(rank, name) for rank in result.ranks}
-        most = max(figures, key=figures.__getitem__, default=None)
-        if most is not None and figures[most]:
+        sizes = {rank.rank: getattr(rank, name) for rank in result.ranks}
+        most = max(sizes, key=sizes.__getitem__, default=None)
+        if most is not None and sizes[most]:
             of = f", of {format_size(result.ranks[0].capacity_bytes)}" if name == "device_bytes" else ""
-            facts.append((label, format_size(figures[most]), f"memory of rank {most}{of}"))
+            facts.append((label, format_size(sizes[most]), f"memory of rank {most}{of}"))
     return facts
 
 

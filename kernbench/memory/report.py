@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from kernbench.memory.ledger import Composition
 from kernbench.memory.limits import format_size
 from kernbench.memory.modules import by_layer
-from kernbench.memory.remedies import ProgramState, remedies_of
+from kernbench.memory.remedies import Shortage, remedies_of
 
 _SHOWN = 5
 """Lines and modules that a report names."""
 
 
-@dataclass(frozen=True)
-class OutOfMemoryReport:
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemoryReport(Shortage):
     """What was known when an allocation failed.
 
     Attributes:
@@ -24,51 +23,18 @@ class OutOfMemoryReport:
         step: of the optimizer, counted from 0: how many steps had been finished.
         operation: of torch that asked for memory, as its schema names it; empty: none did.
         place: line of the program.
-        requested: bytes that were asked for.
-        wanted: bytes of the segment that they would have been in.
-        room: bytes that could have been reserved, after all caches had been given back.
-        allocated, reserved: bytes in use, and kept by the allocator.
         limit: bytes that the process may reserve; None: what the device has.
         capacity: of the device, bytes.
         overhead: bytes besides tensors, stated, by what they are.
-        world: number of ranks.
-        scales: whether what a program does then takes memory in proportion to the batch: it is in no step of an optimizer.
-        settings: of the allocator.
-        composition: what was in use for what.
-        others: bytes that other ranks have reserved on the same device, by rank.
-        pieces: bytes of the free blocks that are reserved, largest first.
-        program: what it is known to do already.
     """
 
     rank: int | None
     step: int
     operation: str
     place: Any
-    requested: int
-    wanted: int
-    room: int
-    allocated: int
-    reserved: int
     limit: int | None
     capacity: int
     overhead: dict[str, int]
-    world: int
-    scales: bool
-    settings: str
-    composition: Composition
-    others: dict[int, int] = field(default_factory=dict)
-    pieces: Sequence[int] = ()
-    program: ProgramState = field(default_factory=ProgramState)
-
-    @property
-    def missing(self) -> int:
-        """Bytes that there were too few."""
-        return max(self.wanted - self.room, 0)
-
-    @property
-    def expandable(self) -> bool:
-        """Whether segments are expandable already."""
-        return "expandable_segments:True" in self.settings
 
     def remedies(self) -> Iterator[str]:
         """Changes after which this allocation would have had room. Nothing is known of what comes after it."""

@@ -124,8 +124,8 @@ def _of_each(
     for each in ranks:
         alike.setdefault(what(each), []).append(each.rank)
     if len(alike) == 1:
-        (each,) = alike
-        return f"{words(each)}{of_all if each is not None else ''}"
+        (only,) = alike
+        return f"{words(only)}{of_all if only is not None else ''}"
     return "; ".join(f"{ranks_in_words(numbers)}: {words(each)}" for each, numbers in alike.items())
 
 
