@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Collection
 from typing import TextIO
 
 import click
@@ -35,9 +36,7 @@ class ShownFailures:
         """The run has ended: show the others, and sum up. Gives the errors by rank."""
         for section in error.sections[self._shown :]:
             self._show(section)
-        hints = dict.fromkeys(filter(None, map(stand_in_for, error.errors.values())))
-        for line in (*notes_that_python_hides(error.errors.values()), *hints):
-            click.echo(line, file=self._stream)
+        self._explain(error.errors.values(), "".join(error.sections))
         failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
         click.echo(f"kernbench: failed: {failed}", file=self._stream)
         return error.errors
@@ -55,11 +54,17 @@ class ShownFailures:
             frames = frames.tb_next
         if frames is None:
             return False
-        self._show("".join(traceback.format_exception(type(error), error, frames)))
-        if hint := stand_in_for(error):
-            click.echo(hint, file=self._stream)
+        shown = "".join(traceback.format_exception(type(error), error, frames))
+        self._show(shown)
+        self._explain([error], shown)
         click.echo(f"kernbench: failed: {type(error).__name__}", file=self._stream)
         return True
+
+    def _explain(self, errors: Collection[BaseException], shown: str) -> None:
+        """Print what is known of errors besides what was ``shown``, each once."""
+        hints = dict.fromkeys(filter(None, map(stand_in_for, errors)))
+        for line in (*notes_that_python_hides(errors, shown), *hints):
+            click.echo(line, file=self._stream)
 
     def _show(self, text: str) -> None:
         sys.stdout.flush()  # what came before, in a file of both

@@ -186,7 +186,7 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
         f"{len(answer.rows)} points ({answer.ran} run now): {len(fits)} fit, {len(out)} out of memory, "
         f"{len(answer.failed)} failed; best first, by {answer.unit} per GPU"
     )
-    cells = [[*names, f"{answer.unit}/GPU", "step", "MFU", "comm", "memory", "of"]]
+    cells = [[*names, f"{answer.unit}/GPU", "step", "MFU", "comm", "device", "of"]]
     for row in answer.rows:
         point = [str(row[name]) for name in names]
         if row["status"] == "failed":
@@ -198,7 +198,7 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
             "-" if row["seconds_per_step"] is None else duration(row["seconds_per_step"]),
             "-" if row["mfu"] is None else f"{row['mfu']:.1%}",
             "-" if row["communication"] is None else f"{row['communication']:.1%}",
-            _size(row["peak_bytes"]), _size(row["capacity_bytes"]), _remark(row),
+            _size(row["device_bytes"]), _size(row["capacity_bytes"]), _remark(row),
         ])  # fmt: skip
     widths = [max(len(line[at]) for line in cells) for at in range(len(cells[0]))]
     for line in cells:

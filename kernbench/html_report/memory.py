@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernbench.memory.ledger import CATEGORIES, Composition, Ledger, category_of
+from kernbench.memory.modules import by_layer
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 
@@ -32,8 +33,8 @@ def _shown(memory: RankMemory, ledger: Ledger, capacity: int) -> dict[str, Any]:
     moments, categories = _over_time(ledger)
     composition = memory.composition
     return {
-        "rank": memory.rank, "device": memory.device, "peak": memory.peak, "reserved": memory.peak_reserved,
-        "capacity": memory.limit if memory.limit is not None else capacity, "stated": memory.overhead,
+        "rank": memory.rank, "device": memory.device, "allocated": memory.peak, "reserved": memory.peak_reserved,
+        "device_bytes": memory.on_device, "limit": memory.limit, "capacity": capacity, "stated": memory.overhead,
         "peak_time": memory.time, "peak_step": memory.step, "peak_place": str(memory.place or "not known"),
         "moments": moments, "categories": categories,
         "at_peak": {
@@ -45,7 +46,7 @@ def _shown(memory: RankMemory, ledger: Ledger, capacity: int) -> dict[str, Any]:
 def owners_of(composition: Composition) -> dict[str, list[tuple[str, int]]]:
     """Bytes by module, and by line of the program, largest first."""
     places = {str(place or "too small to look for"): size for place, size in composition.places.items()}
-    return {"module": _largest(composition.owners), "line": _largest(places)}
+    return {"module": _largest(by_layer(composition.owners, composition.total)), "line": _largest(places)}
 
 
 def _largest(sizes: Mapping[Any, int]) -> list[tuple[str, int]]:

@@ -107,7 +107,8 @@ def source_of_trace(trace: TraceFile, name: str) -> ReportSource:
 
 def _failure(rank: int, error: BaseException) -> dict[str, Any]:
     """What a rank failed with, in words."""
-    traceback = "\n".join((user_traceback(error).rstrip(), *notes_that_python_hides([error])))
+    shown = user_traceback(error).rstrip()
+    traceback = "\n".join((shown, *notes_that_python_hides([error], shown)))
     report = f"{type(error).__name__}: {error}"
     failure: dict[str, Any] = {"rank": rank, "report": report, "text": traceback}
     if isinstance(error, KernbenchError):  # says itself where and why
@@ -138,11 +139,16 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
             facts.append(("samples/s", f"{done.samples_per_second:,.1f}", ""))
         if done.model_flops_per_second_per_gpu:
             facts.append(("MFU", f"{done.mfu:.1%}", f"HFU {done.hfu:.1%} of {_peaks(done.peaks)}"))
-    peak = max(result.ranks, key=lambda rank: rank.peak_bytes, default=None)
-    if peak is not None and peak.peak_bytes:
-        facts.append(
-            ("peak memory", format_size(peak.peak_bytes), f"rank {peak.rank}, of {format_size(peak.capacity_bytes)}")
-        )
+    for label, name in (
+        ("allocated at most", "allocated_bytes"),
+        ("reserved at most", "reserved_bytes"),
+        ("the device must have", "device_bytes"),
+    ):
+        sizes = {rank.rank: getattr(rank, name) for rank in result.ranks}
+        most = max(sizes, key=sizes.__getitem__, default=None)
+        if most is not None and sizes[most]:
+            of = f", of {format_size(result.ranks[0].capacity_bytes)}" if name == "device_bytes" else ""
+            facts.append((label, format_size(sizes[most]), f"memory of rank {most}{of}"))
     return facts
 
 

@@ -630,6 +630,10 @@ class CachingAllocator:
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
+    def pieces(self) -> list[int]:
+        """Bytes of the free blocks that are reserved, largest first."""
+        return sorted((extent.size for run in self.segments() for extent in run if extent.idle), reverse=True)
+
     def segments(self) -> Iterator[list[Extent]]:
         """The blocks of each segment in the order of addresses, segments too; of an expandable one, each mapped range."""
         for address in sorted(self._heads):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Entry = list[Any]
-EXTENT, SIZE, REQUESTED, BORN, PHASE, PLACE, CATEGORY, OWNER, DIED, DEATH_PHASE = range(10)
+EXTENT, SIZE, REQUESTED, BORN, PHASE, PLACE, CATEGORY, OWNER, DIED, DEATH_PHASE, MODULE = range(11)
 """Fields: the block while it is alive; its bytes; bytes asked for; when (s); in which phase; line of the program (None: too
-small to look for); what it was for (None: not known); the module it belongs to; until when; in which phase it died."""
+small to look for); what it was for (None: not known); the module it belongs to; until when; in which phase it died; the
+:class:`~kernbench.memory.modules.ModuleUse` that allocated it (None: none did, or too small to look for)."""
 
 PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER, UNSHARDED, COMMUNICATION, ACTIVATIONS, TEMPORARIES = CATEGORIES = (
     "parameters", "buffers", "gradients", "optimizer state", "unsharded parameters", "communication buffers", "activations",
@@ -65,13 +66,16 @@ class Composition:
         total: bytes.
         categories: bytes by category, largest first.
         places: bytes by line of the program, largest first; None: allocations too small to look for.
-        owners: bytes by module, largest first, of what is known to belong to one.
+        owners: bytes by module, largest first: of what is known to belong to one, and of activations and temporaries that one
+            allocated (in a backward pass: the one whose forward pass is gone through).
+        activations: of activations alone, bytes by the module that allocated them.
     """
 
     total: int
     categories: dict[str, int]
     places: dict[Any, int]
     owners: dict[str, int]
+    activations: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Composition:
@@ -79,13 +83,19 @@ class Composition:
         categories: Counter[str] = Counter()
         places: Counter[Any] = Counter()
         owners: Counter[str] = Counter()
+        activations: Counter[str] = Counter()
         for entry in entries:
-            size = entry[SIZE]
-            categories[category_of(entry)] += size
+            size, category, module = entry[SIZE], category_of(entry), entry[MODULE]
+            categories[category] += size
             places[entry[PLACE]] += size
             if entry[OWNER] is not None:
                 owners[entry[OWNER]] += size
-        return cls(sum(categories.values()), *(dict(each.most_common()) for each in (categories, places, owners)))
+            elif module is not None and category in (ACTIVATIONS, TEMPORARIES):
+                owners[module.name] += size
+                if category == ACTIVATIONS:
+                    activations[module.name] += size
+        sums = (categories, places, owners, activations)
+        return cls(sum(categories.values()), *(dict(each.most_common()) for each in sums))
 
 
 class Ledger:

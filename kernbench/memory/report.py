@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from kernbench.memory.ledger import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS, TEMPORARIES, Composition
 from kernbench.memory.limits import format_size
+from kernbench.memory.modules import by_layer
+from kernbench.memory.remedies import Shortage, remedies_of
 
 _SHOWN = 5
 """Lines and modules that a report names."""
 
 
-@dataclass(frozen=True)
-class OutOfMemoryReport:
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemoryReport(Shortage):
     """What was known when an allocation failed.
 
     Attributes:
@@ -22,75 +23,22 @@ class OutOfMemoryReport:
         step: of the optimizer, counted from 0: how many steps had been finished.
         operation: of torch that asked for memory, as its schema names it; empty: none did.
         place: line of the program.
-        requested: bytes that were asked for.
-        wanted: bytes of the segment that they would have been in.
-        room: bytes that could have been reserved, after all caches had been given back.
-        allocated, reserved: bytes in use, and kept by the allocator.
         limit: bytes that the process may reserve; None: what the device has.
         capacity: of the device, bytes.
         overhead: bytes besides tensors, stated, by what they are.
-        world: number of ranks.
-        scales: whether what a program does then takes memory in proportion to the batch: it is in no step of an optimizer.
-        settings: of the allocator.
-        composition: what was in use for what.
-        others: bytes that other ranks have reserved on the same device, by rank.
     """
 
     rank: int | None
     step: int
     operation: str
     place: Any
-    requested: int
-    wanted: int
-    room: int
-    allocated: int
-    reserved: int
     limit: int | None
     capacity: int
     overhead: dict[str, int]
-    world: int
-    scales: bool
-    settings: str
-    composition: Composition
-    others: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def missing(self) -> int:
-        """Bytes that there were too few."""
-        return max(self.wanted - self.room, 0)
 
     def remedies(self) -> Iterator[str]:
-        """Changes after which this allocation would have had room, smallest first. Nothing is known of what comes after it."""
-        categories, missing = self.composition.categories, self.missing
-        cached = self.reserved - self.allocated
-        if 0 < cached >= self.requested - self.room and "expandable_segments:True" not in self.settings:
-            yield (
-                f"PYTORCH_ALLOC_CONF=expandable_segments:True: {format_size(cached)} are reserved and free, in pieces "
-                "(taken as usable whole)"
-            )
-        batch = categories.get(ACTIVATIONS, 0) + categories.get(TEMPORARIES, 0)
-        if self.scales and batch + self.requested > missing:
-            share = 1 - missing / (batch + self.requested)
-            yield (
-                f"a batch (or a sequence) of at most {share:.0%} of this one: activations, temporaries and this request, "
-                f"{format_size(batch + self.requested)}, taken as proportional to it"
-            )
-        state = categories.get(OPTIMIZER, 0)
-        whole = state + categories.get(PARAMETERS, 0) + categories.get(GRADIENTS, 0)
-        for what, nbytes in (("optimizer state", state), ("parameters, gradients and optimizer state", whole)):
-            ways = next((ways for ways in range(2, self.world + 1) if nbytes - nbytes // ways >= missing), None)
-            if ways is not None:
-                yield (
-                    f"sharding {what} over {ways} ranks, which frees {format_size(nbytes - nbytes // ways)} (if the ranks "
-                    "have the same; buffers to gather them are not counted)"
-                )
-                break
-        if sum(self.others.values()) >= missing:
-            yield (
-                "a GPU for each rank: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything is allocated, and "
-                "map_location where tensors are loaded"
-            )
-        yield f"{format_size(missing)} more memory"
+        """Changes after which this allocation would have had room. Nothing is known of what comes after it."""
+        return remedies_of(self)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -106,9 +54,15 @@ class OutOfMemoryReport:
         )
         fixed = ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in self.overhead.items())
         yield (
-            f"  {format_size(self.allocated)} in use, {format_size(self.reserved - self.allocated)} reserved beside it"
+            f"  {format_size(self.allocated)} allocated, {format_size(self.reserved)} reserved"
             f"{f'; besides, stated: {fixed}' if fixed else ''}"
         )
+        if self.pieces:
+            joins = "" if self.expandable else "; expandable_segments:True, which is modelled, has fewer"
+            yield (
+                f"  {format_size(sum(self.pieces))} reserved but unallocated, in {len(self.pieces)} "
+                f"piece{'s' if len(self.pieces) > 1 else ''}, the largest {format_size(self.pieces[0])}{joins}"
+            )
         if self.others:
             each = ", ".join(
                 f"rank {rank} {format_size(nbytes)}" for rank, nbytes in list(self.others.items())[:_SHOWN]
@@ -118,7 +72,9 @@ class OutOfMemoryReport:
         yield from self._table("in use for", categories, self.allocated, len(categories))
         yield from self._table("from line", self.composition.places, self.allocated, _SHOWN)
         if self.composition.owners:
-            yield from self._table("of module", self.composition.owners, self.allocated, _SHOWN)
+            yield from self._table(
+                "by module", by_layer(self.composition.owners, self.allocated), self.allocated, _SHOWN
+            )
         yield "  it would have fitted with any of"
         yield from (f"    - {remedy}" for remedy in self.remedies())
         yield "  what the whole step needs: run it with --memory-limit off"

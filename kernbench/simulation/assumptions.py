@@ -89,7 +89,7 @@ class NumberUse:
     def __str__(self) -> str:
         return _USES[self.kind].format(
             entry=self.entry,
-            where=f"{self.where.file}:{self.where.line}",
+            where=self.where.position,
             answer=self.answer,
             by=_by(self.rank, self.times),
         )
@@ -122,10 +122,8 @@ class Assumption:
 
     def __str__(self) -> str:
         why = "as stated by kernbench.assume" if self.stated else "no data was computed"
-        return (
-            f"assumed: {self.entry} at {self.where.file}:{self.where.line} was told {self.answer} "
-            f"({_by(self.rank, self.times)}): {why}"
-        )
+        by = _by(self.rank, self.times)
+        return f"assumed: {self.entry} at {self.where.position} was told {self.answer} ({by}): {why}"
 
 
 class Assumptions:
@@ -189,7 +187,7 @@ class Assumptions:
         where = program_location(sys._getframe(1))
         if self.policy == "error" and not stated:
             raise KernbenchError(
-                f"{entry} at {where.file}:{where.line}: the host looks at a value that was not computed: this run has "
+                f"{entry} at {where.position}: the host looks at a value that was not computed: this run has "
                 "enable_data=False (--no-data) and unknown='error'. Run it with data, say what the value is "
                 "(kernbench.assume), or let it be assumed (unknown='assume')"
             )

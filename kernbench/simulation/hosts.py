@@ -108,6 +108,7 @@ class Host:
         untimed: whether looks at its clock are not the program's, but of torch's own code.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         phase: what its program does (:mod:`kernbench.memory.ledger`).
+        backward_passes: those that its program has begun.
         step: steps of its program that have ended (:mod:`kernbench.simulation.steps`).
         generator: its random generator.
         account: what it has done so far.
@@ -142,6 +143,7 @@ class Host:
         self.untimed = False
         self.idle_polls = 0
         self.phase = 0
+        self.backward_passes = 0
         self.step = 0
         self._unrecorded = False
         self.uses_gpu = False

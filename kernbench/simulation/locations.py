@@ -31,15 +31,35 @@ _INSTALLED = _folders(
 )
 
 
+class _WorkingFolder:
+    """The folder below which paths are written from it on: where the process was when the last simulation began. A program may
+    go elsewhere meanwhile; what a run says of its lines does not change by that."""
+
+    def __init__(self) -> None:
+        self.path = ""
+
+    def note(self) -> None:
+        """It is where the process is now."""
+        self.path = os.path.join(os.getcwd(), "")
+
+
+working_folder = _WorkingFolder()
+
+
 class Location(NamedTuple):
-    """A line of the user's program."""
+    """A line of the user's program. As text its path is relative to the working folder if it is below that."""
 
     file: str
     line: int
     function: str
 
+    @property
+    def position(self) -> str:
+        """File and line, as text."""
+        return f"{self.file.removeprefix(working_folder.path)}:{self.line}"
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        return f"{self.position} in {self.function}"
 
 
 NOWHERE = Location("<unknown>", 0, "?")

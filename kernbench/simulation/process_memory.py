@@ -28,6 +28,8 @@ from kernbench.memory.limits import (
     platform_of,
     process_overhead,
 )
+from kernbench.memory.modules import ModuleUse
+from kernbench.memory.remedies import ProgramState
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
 from kernbench.sim_engine import GraphEngine
@@ -35,7 +37,7 @@ from kernbench.sim_engine.data_executor import Pick
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.failures import pid_of
 from kernbench.simulation.hosts import Host, Hosts
-from kernbench.simulation.locations import location_of
+from kernbench.simulation.locations import Location, location_of
 from kernbench.topology.units import SIZE, QuantityError
 
 _BASE = 0x7F00_0000_0000
@@ -80,6 +82,12 @@ class MemoryOwners(Protocol):
 
     def operation(self, frame: FrameType | None) -> str:
         """The operation of torch that is under way in a frame or its callers; empty if none is."""
+
+    def module(self, host: Host, frame: FrameType | None) -> ModuleUse | None:
+        """The module that allocates in a frame or its callers; None if none does."""
+
+    def state(self, host: Host, frame: FrameType | None) -> ProgramState:
+        """What the program of a process, which is in this frame, does already."""
 
 
 _FREE_AGAIN = ("free again", "not yet")
@@ -161,10 +169,10 @@ class ProcessMemory:
             extent = allocator.allocate(nbytes, host.stream, host.memory_pool)
         except NoRoomError as error:
             raise self._out_of_memory(nbytes, error.requested) from None
-        place = location_of(sys._getframe(1)) if nbytes >= self._noticeable else None
+        place, module = self._origin(sys._getframe(1)) if nbytes >= self._noticeable else (None, None)
         entry: Entry = [
             extent, extent.size, nbytes, host.clock if self._now is None else self._now(), host.phase, place,
-            None, None, None, None,
+            None, None, None, None, module,
         ]  # fmt: skip
         events = ledger.events
         events.append(entry)
@@ -177,6 +185,12 @@ class ProcessMemory:
         if host.watcher is not None:
             host.watcher.allocated(extent.size, allocator.allocated, allocator.reserved, ledger.sip)
         return entry
+
+    def _origin(self, frame: FrameType) -> tuple[Location, ModuleUse | None]:
+        """Line and module of the program that allocates in a frame or its callers."""
+        memories = self._memories()
+        owners = None if memories is None else memories.owners
+        return location_of(frame), None if owners is None else owners.module(self.host, frame)
 
     def give_back(self, entry: Entry) -> None:
         """What :meth:`take` gave is not needed any more."""
@@ -311,6 +325,7 @@ class ProcessMemory:
                 each.host.rank: each.allocator.reserved
                 for each in others if each.host.rank is not None and each.allocator.reserved
             },
+            pieces=tuple(allocator.pieces()), program=ProgramState() if owners is None else owners.state(host, frame),
         )  # fmt: skip
         error.memory_report = report  # type: ignore[attr-defined]
         error.__notes__ = [str(report)]  # type: ignore[attr-defined]  # what `add_note` does; Python 3.10 shows it nowhere by itself

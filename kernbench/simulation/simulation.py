@@ -33,7 +33,7 @@ from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.kernel_launch import KernelLauncher
 from kernbench.simulation.listening import Listener, Stages
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.locations import user_location, working_folder
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.monitored import MonitoredBarriers
 from kernbench.simulation.polling import Polls
@@ -130,6 +130,7 @@ class Simulation:
         jitter: Jitter | None = None,
         choices: Choices | None = None,
     ) -> None:
+        working_folder.note()
         self.engine = engine
         self.exact_dtype = exact_dtype
         self.fill_uninitialized = fill_uninitialized

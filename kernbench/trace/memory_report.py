@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +15,8 @@ _SHORT = {
     "parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "unsharded parameters": "unsharded",
     "communication buffers": "comm", "temporaries": "temp",
 }  # fmt: skip
+_WIDTHS = {"device": 12, "activations": 11}
+"""Columns that are wider than the others. That of the device has units of its own: it is often a thousand times more."""
 _MOST = 16
 """Ranks that a table has; of more, the first and the last."""
 
@@ -28,13 +29,14 @@ class MemorySource(Protocol):
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank's memory on one SIP.
+    """One rank's memory on one SIP. Three figures say how much, by these names in every output: **allocated**, **reserved**,
+    and what the **device** must have.
 
     Attributes:
         rank: of the process.
         device: the SIP, as torch counts them.
-        peak: most bytes in use at one time.
-        peak_reserved: most bytes that the allocator held.
+        peak: allocated: most bytes in use at one time, ``torch.cuda.max_memory_allocated``.
+        peak_reserved: reserved: most bytes that the allocator held, ``torch.cuda.max_memory_reserved``.
         limit: bytes that it could have had, after what is stated; None: no limit.
         step: step of the optimizer in which the peak was reached, counted from 0.
         time: when, s.
@@ -56,6 +58,11 @@ class RankMemory:
     overhead: dict[str, int]
     retries: int
     failures: int
+
+    @property
+    def on_device(self) -> int:
+        """What the device must have for this process, bytes: what is reserved, and what is stated besides."""
+        return self.peak_reserved + sum(self.overhead.values())
 
 
 def memory_of_ranks(simulation: Simulation) -> list[RankMemory]:
@@ -83,19 +90,18 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     most = max(each.peak_reserved for each in ranks)
     unit, name = next((unit, name) for unit, name in _UNITS if most >= 10 * unit or unit == 1 << 10)
     shown = [name for name in CATEGORIES if any(each.composition.categories.get(name) for each in ranks)]
-    limits = {each.limit for each in ranks}
-    capacity = ", ".join(
-        sorted("no limit" if limit is None else f"at most {format_size(limit)} each" for limit in limits)
-    )
-    yield f"memory at each rank's peak, {name}; {capacity}"
-    heads = ("peak", "reserved", *(_SHORT.get(each, each) for each in shown))
-    yield f"{'rank':>6} " + " ".join(f"{head:>10}" for head in heads) + "  step  reached at"
+    limits = _of_each(ranks, lambda each: each.limit, _limit, " on each rank")
+    yield f"memory at each rank's peak, {name}; {limits}"
+    heads = ("allocated", "reserved", "device", *(_SHORT.get(each, each) for each in shown))
+    yield f"{'rank':>6} " + " ".join(f"{head:>{_WIDTHS.get(head, 10)}}" for head in heads) + "  step  reached at"
     for each in _some(ranks):
         if each is None:
             yield f"{'...':>6}"
             continue
-        numbers = (each.peak, each.peak_reserved, *(each.composition.categories.get(what, 0) for what in shown))
-        cells = " ".join(f"{number / unit:10.2f}" for number in numbers)
+        uses = " ".join(
+            f"{each.composition.categories.get(what, 0) / unit:{_WIDTHS.get(what, 10)}.2f}" for what in shown
+        )
+        cells = f"{each.peak / unit:10.2f} {each.peak_reserved / unit:10.2f} {format_size(each.on_device):>12} {uses}"
         device = (
             ""
             if each.device == each.rank or len({one.rank for one in ranks}) == len(ranks)
@@ -105,10 +111,43 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     retries, failures = sum(each.retries for each in ranks), sum(each.failures for each in ranks)
     if retries or failures:
         yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"
-    first = ranks[0].overhead
-    if first:
-        parts = ", ".join(f"{what} {format_size(nbytes)}" for what, nbytes in first.items())
-        yield f"besides, stated per rank (docs/memory.md): {parts}"
+    if any(each.overhead for each in ranks):
+        parts = _of_each(ranks, lambda each: tuple(each.overhead.items()), _stated, " per rank")
+        yield f"device: reserved and, stated (docs/memory.md), {parts}"
+
+
+def _of_each(
+    ranks: Sequence[RankMemory], what: Callable[[RankMemory], Hashable], words: Callable[[Any], str], of_all: str
+) -> str:
+    """Something about ranks in words: once if it is the same for all, else with the ranks that it is the same for."""
+    alike: dict[Hashable, list[int]] = {}
+    for each in ranks:
+        alike.setdefault(what(each), []).append(each.rank)
+    if len(alike) == 1:
+        (only,) = alike
+        return f"{words(only)}{of_all if only is not None else ''}"
+    return "; ".join(f"{ranks_in_words(numbers)}: {words(each)}" for each, numbers in alike.items())
+
+
+def _limit(nbytes: int | None) -> str:
+    return "no limit" if nbytes is None else f"at most {format_size(nbytes)} reserved"
+
+
+def _stated(parts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{what} {format_size(nbytes)}" for what, nbytes in parts)
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """``"rank 3"``, ``"ranks 0-6, 8"``."""
+    numbers = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -118,8 +157,8 @@ def _some(ranks: Sequence[RankMemory]) -> Sequence[RankMemory | None]:
     return ranks if len(ranks) <= _MOST else [*ranks[: _MOST // 2], None, *ranks[-_MOST // 2 :]]
 
 
-def notes_that_python_hides(errors: Iterable[BaseException]) -> Iterator[str]:
-    """Reports on errors that a traceback does not show: before Python 3.11 it knows no notes."""
-    if sys.version_info < (3, 11):
-        for error in errors:
-            yield from getattr(error, "__notes__", ())
+def notes_that_python_hides(errors: Iterable[BaseException], shown: str) -> Iterator[str]:
+    """Reports on errors that were ``shown`` which their tracebacks do not have, each once: before Python 3.11 a traceback
+    knows no notes, unless a package has taught it to (``exceptiongroup``, which pytest imports there)."""
+    notes = (note for error in errors if str(error) in shown for note in getattr(error, "__notes__", ()))
+    yield from dict.fromkeys(note for note in notes if note not in shown)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kernbench.errors import ConfigError
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.critical import critical_path
-from kernbench.trace.memory_report import memory_of_ranks
+from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 from kernbench.trace.notes import notes_of
 from kernbench.trace.rank_times import RankTime, rank_times, traffic
 from kernbench.trace.step_parts import mean_parts, parts_of
@@ -34,7 +34,8 @@ class _Part(BaseModel):
 
 
 class ResultOfRank(_Part):
-    """Where a rank's time went (seconds; shares of ``seconds``), and its memory. Of ranks that do the same, one is run."""
+    """Where a rank's time went (seconds; shares of ``seconds``), and its memory, on its fullest device. Of ranks that do the
+    same, one is run."""
 
     rank: int
     seconds: float
@@ -42,13 +43,14 @@ class ResultOfRank(_Part):
     communication: float = Field(description="seconds in which none did, and a collective or message was under way")
     host: float = Field(description="seconds in which its program was enqueueing, and none of the above")
     idle: float
-    peak_bytes: int = Field(
-        description="most bytes of its device's memory that its allocator held, and what is stated besides"
+    allocated_bytes: int = Field(
+        default=0, description="most bytes that its tensors had at one time, torch.cuda.max_memory_allocated"
     )
-    capacity_bytes: int = Field(description="of its device's memory")
     reserved_bytes: int = Field(
-        default=0, description="most bytes that its allocator held, torch.cuda.max_memory_reserved"
+        default=0, description="most bytes that its allocator held for them, torch.cuda.max_memory_reserved"
     )
+    device_bytes: int = Field(description="what its device must have: reserved, and what is stated besides")
+    capacity_bytes: int = Field(description="what its device has")
 
 
 class ResultOfStep(_Part):
@@ -171,11 +173,10 @@ def result_of(
         )  # fmt: skip
     failures = tuple(failure_of(rank, error) for rank, error in sorted((errors or {}).items()))
     whole = None if extrapolate is None else times.extrapolate(extrapolate)
-    reserved = {
-        memory.rank: (memory.peak_reserved, sum(memory.overhead.values())) for memory in memory_of_ranks(simulation)
-    }
+    memories = sorted(memory_of_ranks(simulation), key=lambda memory: memory.on_device)
+    fullest = {memory.rank: memory for memory in memories}
     lines = rank_times(simulation)
-    ranks = [_of_rank(simulation, line, *reserved.get(line.rank, (0, 0))) for line in lines]
+    ranks = [_of_rank(simulation, line, fullest.get(line.rank)) for line in lines]
     return RunResult(
         kernbench=__version__,
         program=program,
@@ -209,11 +210,14 @@ def result_of(
     )
 
 
-def _of_rank(simulation: Simulation, line: RankTime, reserved: int, stated: int) -> ResultOfRank:
+def _of_rank(simulation: Simulation, line: RankTime, memory: RankMemory | None) -> ResultOfRank:
+    allocated, reserved, on_device = (
+        (0, 0, 0) if memory is None else (memory.peak, memory.peak_reserved, memory.on_device)
+    )
     return ResultOfRank(
         rank=line.rank, seconds=line.total, compute=line.compute, communication=line.communication, host=line.host,
-        idle=line.idle, peak_bytes=reserved + stated, capacity_bytes=simulation.topology.device.hbm.size,
-        reserved_bytes=reserved,
+        idle=line.idle, allocated_bytes=allocated, reserved_bytes=reserved, device_bytes=on_device,
+        capacity_bytes=simulation.topology.device.hbm.size,
     )  # fmt: skip
 
 

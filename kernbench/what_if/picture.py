@@ -45,7 +45,7 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
                 mine = [row for row in shown if row[SYSTEM] == system and bool(row["fits"]) is fits]
                 if mine:
                     axes.scatter(
-                        [row["peak_bytes"] / GIB for row in mine], [row["throughput_per_gpu"] for row in mine], c=color,
+                        [row["device_bytes"] / GIB for row in mine], [row["throughput_per_gpu"] for row in mine], c=color,
                         marker=marker, label=system if fits else f"{system}, out of memory",
                     )  # fmt: skip
             capacity = next(row["capacity_bytes"] for row in shown if row[SYSTEM] == system) / GIB
@@ -53,14 +53,14 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
         for row in shown[:_NAMED]:
             parts = [f"{name}={row[name]}" for name in told] + ([f"{row[GPUS]} GPUs"] if several else [])
             axes.annotate(
-                " ".join(parts), (row["peak_bytes"] / GIB, row["throughput_per_gpu"]), fontsize=7, xytext=(4, 4),
+                " ".join(parts), (row["device_bytes"] / GIB, row["throughput_per_gpu"]), fontsize=7, xytext=(4, 4),
                 textcoords="offset points",
             )  # fmt: skip
         axes.set(
-            xlabel="peak memory of the fullest GPU (GiB); dashed: what it has", ylabel=f"{unit} per GPU", title=title
+            xlabel="memory that the fullest GPU must have (GiB); dashed: what it has", ylabel=f"{unit} per GPU", title=title
         )
         axes.set_ylim(0, 1.1 * max(row["throughput_per_gpu"] for row in shown))
-        axes.set_xlim(0, 1.1 * max(max(row["peak_bytes"], row["capacity_bytes"]) for row in shown) / GIB)
+        axes.set_xlim(0, 1.1 * max(max(row["device_bytes"], row["capacity_bytes"]) for row in shown) / GIB)
         axes.grid(alpha=0.3)
         axes.legend()
         part = path.with_name(f".{path.name}.part")

@@ -119,9 +119,9 @@ def metrics_of(result: RunResult) -> dict[str, Any]:
     """
     reached = result.throughput
     steps = [] if reached is None else result.steps[reached.steps[0] - 1 : reached.steps[1]]
-    fullest = max(result.ranks, key=lambda rank: rank.peak_bytes - rank.capacity_bytes)
+    fullest = max(result.ranks, key=lambda rank: rank.device_bytes - rank.capacity_bytes)
     short = max((failure.short_bytes or 0 for failure in result.failures), default=0)
-    over = max(short, fullest.peak_bytes - fullest.capacity_bytes, 0)
+    over = max(short, fullest.device_bytes - fullest.capacity_bytes, 0)
     interval: tuple[float | None, float | None] = (None, None)
     if reached and reached.parts:
         interval = step_interval((part.kind, part.seconds, part.low, part.high) for part in reached.parts)
@@ -137,7 +137,7 @@ def metrics_of(result: RunResult) -> dict[str, Any]:
         "hfu": reached.hfu if reached else None,
         "equal_steps": reached.equal if reached else None,
         **{name: _mean([getattr(step, name) for step in steps]) for name in ("compute", "communication", "idle")},
-        "peak_bytes": fullest.peak_bytes,
+        "device_bytes": fullest.device_bytes,
         "capacity_bytes": fullest.capacity_bytes,
         "fits": result.status != "out_of_memory" and not over,
         "over_bytes": over,

@@ -28,7 +28,7 @@ def study_of(question: Question, answer: Answer) -> Study:
                 low="seconds_low", high="seconds_high", good="fits",
             ),
             StudyChart(
-                "points", f"{answer.unit} per GPU against the memory of the fullest GPU", x=["peak_bytes"],
+                "points", f"{answer.unit} per GPU against the memory of the fullest GPU", x=["device_bytes"],
                 y=["throughput_per_gpu"], by=named, good="fits",
             ),
         ]  # fmt: skip

@@ -138,7 +138,7 @@ def test_the_page_in_a_browser(browser: Browser, server: ReportServer) -> None:
         server.fail("no room <i>here</i>")
         page = browser(server.address)
         assert "no room &lt;i&gt;here&lt;/i&gt;" in page
-        assert "in use, peak 1 MiB, of" in page
+        assert "allocated, at most 1 MiB, of" in page
         assert page.count('<tr class="done">') == 3
         server.reported("<p id='report'>a report</p>")
         server.finish()

@@ -92,7 +92,7 @@ def test_a_sweep_writes_its_page_and_looks_before_it_runs(tmp_path: Path) -> Non
 def _row(batch: int, seconds: float | None, **more: Any) -> dict[str, Any]:
     row = {
         "system": "dgx_h100", "gpus": 8, "batch": batch, "seconds_per_step": seconds, "seconds_low": seconds and 0.8 * seconds,
-        "seconds_high": seconds and 1.5 * seconds, "peak_bytes": batch << 30, "capacity_bytes": 80 << 30, "fits": batch < 80,
+        "seconds_high": seconds and 1.5 * seconds, "device_bytes": batch << 30, "capacity_bytes": 80 << 30, "fits": batch < 80,
         "throughput_per_gpu": seconds and batch / seconds, "mfu": seconds and 0.4, "notes": "assumed: <b>x</b>", "status": "ok",
         "error": "",
     }  # fmt: skip
@@ -100,7 +100,7 @@ def _row(batch: int, seconds: float | None, **more: Any) -> dict[str, Any]:
 
 
 def test_what_if_is_a_page(opened: Opened, tmp_path: Path) -> None:
-    failed = _row(3, None, status="failed", error="rank 0: ValueError", fits=None, notes=None, peak_bytes=None)
+    failed = _row(3, None, status="failed", error="rank 0: ValueError", fits=None, notes=None, device_bytes=None)
     rows = [_row(4, 0.5), _row(2, 0.3), _row(96, 4.0), failed]
     question = Question("train.py", settings={"batch": [2, 3, 4, 96]}, gpus=[8], arguments=["--batch", "{batch}"])
     answer = Answer(rows, "samples_per_second", "samples/s", 4, [], [])
@@ -122,7 +122,7 @@ def test_what_if_is_a_page(opened: Opened, tmp_path: Path) -> None:
         [pytest.approx(0.8 * seconds), at, pytest.approx(1.5 * seconds)] for at, seconds in enumerate((0.5, 0.3, 4.0))
     ]
     assert told["names"] == ["batch 4", "batch 2", "batch 96"]
-    assert told["points"] == [[row["peak_bytes"], pytest.approx(row["throughput_per_gpu"])] for row in rows[:3]]
+    assert told["points"] == [[row["device_bytes"], pytest.approx(row["throughput_per_gpu"])] for row in rows[:3]]
     assert told["notes"] == "assumed: <b>x</b>"
     assert ["failed", "1", ""] in told["facts"]
     assert ["best", "8 samples/s/GPU", "system dgx_h100, gpus 8, batch 4"] in told["facts"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.cuda import _memory_viz
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.utils.checkpoint import checkpoint
 
 import kernbench
 from kernbench.errors import ConfigError
+from kernbench.memory.limits import format_size
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.trace import Timeline
 from kernbench.trace.memory_report import RankMemory, memory_lines, memory_of_ranks
@@ -108,6 +114,68 @@ def test_what_a_forward_pass_leaves_are_activations() -> None:
     assert categories["parameters"] == WIDTH * WIDTH * 4
     assert categories["activations"] == 2 * rows + 2 * 512  # and the loss, and the one that backward begins with
     assert only.peak == sum(categories.values())
+
+
+class Layer(nn.Module):
+    """Keeps its input for ``up``, and what exp gives for ``down`` and for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).exp())
+
+
+ROWS = 4096
+ROW_BYTES = ROWS * WIDTH * 4
+WEIGHTS = 2 * WIDTH * 4 * WIDTH * 4
+"""Bytes of one tensor between layers, and of a layer's weights."""
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_activations_by_module(recompute: bool, isolation: str) -> None:
+    """A layer itself allocates what exp gives, four times as wide as its result, and the result; Linear keeps nothing that it
+    gives. Of a layer that is recomputed the result is left, the next one's input."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        model = nn.Sequential(*(Layer() for _ in range(3))).cuda()
+        x = torch.randn(ROWS, WIDTH, device="cuda")
+        if recompute:
+            for layer in model:
+                x = checkpoint(layer, x, use_reentrant=False)
+        else:
+            x = model(x)
+        torch.empty(100 * GIB, dtype=torch.int8, device="cuda")
+
+    with (
+        pytest.raises(kernbench.SpawnException) as caught,
+        kernbench.simulate("dgx_h100", enable_data=False) as ctx,
+    ):
+        ctx.multiprocessing.spawn(worker, nprocs=1, isolation=isolation)
+    composition = caught.value.errors[0].memory_report.composition
+    held = ROW_BYTES if recompute else 5 * ROW_BYTES
+    assert composition.activations == {f"Sequential.{layer}": held for layer in range(3)}
+    assert composition.owners == {
+        **{f"Sequential.{layer}": held for layer in range(3)},
+        **{f"Sequential.{layer}.{part}": WEIGHTS // 2 for layer in range(3) for part in ("up", "down")},
+    }
+
+
+def test_temporaries_of_a_backward_pass_by_module() -> None:
+    """The peak is where ``down`` of the last layer has made the gradient of its input, four times as wide as its output's."""
+
+    def body() -> None:
+        layer = Layer().cuda()
+        layer(torch.randn(ROWS, WIDTH, device="cuda")).sum().backward()
+
+    _, (only,), _ = run(body, enable_data=False)
+    owners = only.composition.owners
+    assert owners["Layer.down"] >= WEIGHTS // 2 + 4 * ROW_BYTES
+    assert owners["Layer.up"] == WEIGHTS // 2
 
 
 def test_gathered_parameters_of_fsdp() -> None:
@@ -288,9 +356,118 @@ def test_the_report_of_a_failure() -> None:
     text = str(report)
     assert text.splitlines()[0].startswith("out of memory on rank 0 in step 2: aten::mm at ")
     assert f"asked for 64.00 MiB, which takes 64.00 MiB; {report.room / MIB:.2f} MiB left of 190.73 MiB allowed" in text
-    assert "a batch (or a sequence) of at most" in text
+    share = 1 - report.missing / (128 * MIB + 512)
+    assert (
+        f"a micro-batch of {int(share * 16384)} instead of 16384 (first dimension of the input of Sequential)" in text
+    )
     assert f"{report.missing / MIB:.2f} MiB more memory" in text
     assert error.__notes__ == [text]
+
+
+def failure(body: Callable[[], Any], ranks: int = 1, *, limit: int | str) -> OutOfMemoryReport:
+    with pytest.raises(kernbench.SpawnException) as caught:
+        run(body, ranks, limit=limit, enable_data=False)
+    return next(iter(caught.value.errors.values())).memory_report
+
+
+def layers_on(rows: int, *, wrapped: str = "", state: bool = False) -> None:
+    model: nn.Module = nn.Sequential(*(Layer() for _ in range(6))).cuda()
+    if wrapped == "fsdp":
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    elif wrapped:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = (
+        ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+        if wrapped == "zero"
+        else torch.optim.Adam(model.parameters())
+    )
+    if state:
+        model(torch.randn(8, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model(torch.randn(rows, WIDTH, device="cuda"))
+
+
+def test_advice_is_right() -> None:
+    """What it says would have fitted fits, and recomputing saves what is kept beside the layers' inputs."""
+    limit, rows = 96 * MIB, 4096
+    report = failure(partial(layers_on, rows), limit=limit)
+    recompute, batch, *_ = report.remedies()
+    complete = sum(size == 5 * ROW_BYTES for size in report.composition.activations.values())
+    assert complete >= 2
+    saved = complete * 4 * ROW_BYTES + sum(
+        size - ROW_BYTES for size in report.composition.activations.values() if ROW_BYTES < size < 5 * ROW_BYTES
+    )
+    assert (
+        f"of Sequential.*, {len(report.composition.activations)} modules: frees about {format_size(saved)};"
+        in recompute
+    )
+    found = re.match(r"a micro-batch of (\d+) instead of 4096 \(first dimension of the input of Sequential\)", batch)
+    assert found is not None
+    fits = int(found[1])
+    activations = report.composition.categories["activations"] + report.requested
+    assert fits == int(rows * (1 - report.missing / activations))
+    # the same allocation has room then: what fails, if anything, comes later
+    later = failure(partial(layers_on, fits), limit=limit)
+    assert len(later.composition.activations) >= len(report.composition.activations)
+    assert later.composition.total > report.composition.total - report.missing
+
+
+@pytest.mark.parametrize(("wrapped", "ways"), [("ddp", 2), ("zero", None), ("fsdp", None)])
+def test_only_what_is_not_sharded_yet_is_advised_to_be(wrapped: str, ways: int | None) -> None:
+    report = failure(partial(layers_on, 32768, wrapped=wrapped, state=True), 4, limit=200 * MIB)
+    state = report.composition.categories["optimizer state"]
+    assert report.program.divided["optimizer state"] == (1 if wrapped == "ddp" else 4)
+    assert report.program.divided["parameters"] == (4 if wrapped == "fsdp" else 1)
+    small = replace(report, wanted=report.room + state // 2)  # one that half of the state would make room for
+    sharding = [each.split(",")[0] for each in small.remedies() if each.startswith("sharding optimizer state")]
+    assert sharding == ([f"sharding optimizer state over {ways} ranks"] if ways else [])
+
+
+def test_pieces_are_counted_and_expandable_segments_join_them() -> None:
+    """Two blocks of 9 MiB leave 2 of a segment's 20: of 16 segments, 32 MiB, in which there is no place for 30 in one piece."""
+
+    def body(settings: str) -> None:
+        if settings:
+            torch._C._accelerator_setAllocatorSettings(settings)
+        kept = [torch.empty(9 * MIB, dtype=torch.int8, device="cuda") for _ in range(32)]
+        kept.append(torch.empty(30 * MIB, dtype=torch.int8, device="cuda"))
+
+    report = failure(partial(body, ""), limit=331 * MIB)
+    assert (report.reserved - report.allocated, list(report.pieces)) == (32 * MIB, [2 * MIB] * 16)
+    assert "32.00 MiB reserved but unallocated, in 16 pieces, the largest 2.00 MiB; expandable_segments:True" in str(
+        report
+    )
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True, which is modelled" in "".join(report.remedies())
+    run(partial(body, "expandable_segments:True"), limit=331 * MIB, enable_data=False)
+
+
+def test_the_message_is_torchs_own() -> None:
+    """Programs look into it: accelerate's and Lightning's test, and the figures by torch's own words."""
+    report = None
+
+    def body() -> None:
+        nonlocal report
+        torch.ones(1 << 20, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(GIB, dtype=torch.int8, device="cuda")
+        error = caught.value
+        assert len(error.args) == 1
+        assert error.args[0].startswith(
+            "CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of "
+        )
+        assert error.args[0].endswith("(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)")
+        assert "\n" not in str(error)
+        report = error.memory_report
+        raise error
+
+    with pytest.raises(kernbench.SpawnException) as raised:
+        run(body, limit=100 * MIB, enable_data=False)
+    text = str(raised.value)
+    assert 0 < text.index("torch.OutOfMemoryError: CUDA out of memory. Tried") < text.index(str(report))
+    assert text.count(str(report)) == 1
 
 
 # -- what torch.cuda says ----------------------------------------------------------------------------------------------

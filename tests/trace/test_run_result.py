@@ -39,7 +39,7 @@ def test_what_is_in_it(result: RunResult) -> None:
     assert result.extrapolated[100] > result.seconds
     for rank in result.ranks:
         assert rank.compute + rank.communication + rank.host + rank.idle == pytest.approx(rank.seconds)
-        assert rank.peak_bytes >= 2 * 4 * 1024**2
+        assert rank.device_bytes >= 2 * 4 * 1024**2
 
 
 def test_it_is_read_as_it_was_written(result: RunResult, tmp_path: Path) -> None:

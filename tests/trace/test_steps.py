@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -109,6 +111,51 @@ def test_accumulated_gradients_are_one_step() -> None:
     times, _ = spawned(train(3, accumulate=4))
     assert len(times.steps) == 3
     assert [(step.tokens, step.samples) for step in times.steps] == [(400, 40)] * 3
+
+
+def test_steps_without_gradients_are_no_steps() -> None:
+    """After a resume: ``get_state_dict`` makes the state of a fresh optimizer by a step of zeros."""
+
+    def body(rank: int, *, resumed: bool) -> None:
+        model, x = model_and_data()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if resumed:
+            get_state_dict(model, optimizer)
+            assert optimizer.state
+        for _ in range(2):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.step()  # none has a gradient
+
+    for resumed in (False, True):
+        times, _ = spawned(partial(body, resumed=resumed))
+        assert [step.number for step in times.steps] == [1, 2]
+        stopped, _ = spawned(partial(body, resumed=resumed), stop_after_steps=1)
+        assert stopped.steps == times.steps[:1]
+
+
+def test_gradients_that_no_backward_pass_has_made_are_gradients() -> None:
+    """Of a program with gradients of its own, and of one whose learning rate begins at zero."""
+
+    def by_hand(rank: int) -> None:
+        weight = torch.nn.Parameter(torch.ones(64, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(3):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+
+    def warming_up(rank: int) -> None:
+        model, x = model_and_data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 2)
+        for _ in range(3):
+            model(x).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+
+    for body in (by_hand, warming_up):
+        assert [step.number for step in spawned(body)[0].steps] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -58,7 +58,7 @@ def test_a_row_per_point_best_first(answer: tuple[Answer, Path]) -> None:
     for row in found.rows[:2]:
         assert row["throughput_per_gpu"] == pytest.approx(8 * 2 / row["seconds_per_step"])
         assert row["fits"]
-        assert 0 < row["peak_bytes"] < row["capacity_bytes"]
+        assert 0 < row["device_bytes"] < row["capacity_bytes"]
     with (output / "table.csv").open() as file:
         assert [row["width"] for row in csv.DictReader(file)] == ["32", "32", "64", "64"]
     data = json.loads((output / "answer.json").read_text())
@@ -110,7 +110,7 @@ def test_a_point_is_what_kernbench_run_says(answer: tuple[Answer, Path], tmp_pat
     [row] = [row for row in answer[0].rows if row["system"] == "dgx_h100" and row["width"] == 32]
     assert row["seconds_per_step"] == read.throughput.seconds_per_step
     assert row["mfu"] == read.throughput.mfu
-    assert row["peak_bytes"] == max(rank.peak_bytes for rank in read.ranks)
+    assert row["device_bytes"] == max(rank.device_bytes for rank in read.ranks)
 
 
 def run(*args: Any, python: str = "") -> subprocess.CompletedProcess[str]:
@@ -259,7 +259,7 @@ def test_what_throughput_is_taken_from() -> None:
 
 def made(status: str = "ok", peak: int = 10, short: int | None = None) -> RunResult:
     failures = [] if short is None else [{"rank": 0, "error": "OutOfMemoryError", "short_bytes": short}]
-    rank = {"rank": 0, "seconds": 1, "compute": 1, "communication": 0, "host": 0, "idle": 0, "peak_bytes": peak,
+    rank = {"rank": 0, "seconds": 1, "compute": 1, "communication": 0, "host": 0, "idle": 0, "device_bytes": peak,
             "capacity_bytes": 80}  # fmt: skip
     return RunResult.model_validate({
         "kernbench": "0", "program": "p", "arguments": [], "system": "s", "gpus": 1, "status": status, "failures": failures,

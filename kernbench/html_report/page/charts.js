@@ -154,10 +154,9 @@ function showRoofline(run) {
   }));
 }
 
-// Bytes by what they are of, largest first.
+// Bytes by what they are of, largest first; bars are shares of the whole.
 function sizesTable(box, title, rows, whole) {
-  const most = rows[0][1] || 1;
-  table(box, [title, "bytes", "share"], rows.map(([name, value]) => [element("td", { title: name }, shortPlace(name), element("i", { class: "bar", style: `width:${(100 * value) / most}%` })), size(value), share(value, whole)]), 10);
+  table(box, [title, "bytes", "share"], rows.map(([name, value]) => [element("td", { title: name }, shortPlace(name), element("i", { class: "bar", style: `width:${(100 * value) / (whole || 1)}%` })), size(value), share(value, whole)]), 10);
 }
 
 const USES = { parameters: "gemm", buffers: "launch", gradients: "math", "optimizer state": "dma", "unsharded parameters": "attention", "communication buffers": "collective", activations: "path", temporaries: "other" };
@@ -167,28 +166,28 @@ function showMemory(run) {
   if (!run.memory.length) return;
   const choice = at("memory-rank");
   choice.replaceChildren(...run.memory.map((each, place) => element("option", { value: place }, `${each.rank}${run.memory.filter((other) => other.rank === each.rank).length > 1 ? `, device ${each.device}` : ""}`)));
-  choice.value = run.memory.reduce((found, each, place) => (each.peak > run.memory[found].peak ? place : found), 0);
-  const unit = SIZES.find(([least]) => Math.max(...run.memory.map((each) => each.peak)) >= least) ?? SIZES.at(-1);
+  choice.value = run.memory.reduce((found, each, place) => (each.allocated > run.memory[found].allocated ? place : found), 0);
+  const unit = SIZES.find(([least]) => Math.max(...run.memory.map((each) => each.allocated)) >= least) ?? SIZES.at(-1);
   const shown = chartIn(at("memory-chart"), 320, () => {
-    const memory = run.memory[choice.value], near = memory.peak > memory.capacity / 4;
+    const memory = run.memory[choice.value], room = memory.limit ?? memory.capacity, near = memory.allocated > room / 4;
     return {
       grid: { left: 64, right: 20, top: 56, bottom: 34 }, legend: { top: 0, type: "scroll", textStyle: { color: colour("soft") }, icon: "roundRect", itemWidth: 12, itemHeight: 12 },
       tooltip: { trigger: "axis", confine: true, valueFormatter: (value) => size(value * unit[0]) },
       xAxis: axis("", { type: "value", min: 0, max: run.seconds || null, axisLabel: { formatter: (value) => seconds(value, 3) } }),
-      yAxis: axis(unit[1], { type: "value", max: near ? memory.capacity / unit[0] : null }),
+      yAxis: axis(unit[1], { type: "value", max: near ? room / unit[0] : null }),
       dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift" }],
       series: Object.entries(memory.categories).map(([name, values], number) => ({
         name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: values.map((value, i) => [memory.moments[i], value / unit[0]]),
-        markLine: number ? undefined : { silent: true, precision: 15, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: memory.capacity / unit[0] }] : [])] },
+        markLine: number ? undefined : { silent: true, precision: 15, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: room / unit[0] }] : [])] },
       })),
     };
   });
   const tell = () => {
     const memory = run.memory[choice.value], stated = Object.entries(memory.stated).map(([name, value]) => `${name} ${size(value)}`).join(", ");
-    at("memory-words").textContent = `At most ${size(memory.peak)} in use, ${size(memory.reserved)} reserved, of ${size(memory.capacity)}; reached at ${seconds(memory.peak_time)} in step ${memory.peak_step}, ${shortPlace(memory.peak_place)}.${stated ? ` Besides, stated: ${stated}.` : ""}`;
+    at("memory-words").textContent = `Allocated at most ${size(memory.allocated)}, at ${seconds(memory.peak_time)} in step ${memory.peak_step}, ${shortPlace(memory.peak_place)}; reserved at most ${size(memory.reserved)}${memory.limit === null ? "" : `, of ${size(memory.limit)}`}; the device must have ${size(memory.device_bytes)}, and has ${size(memory.capacity)}.${stated ? ` Stated besides what is reserved: ${stated}.` : ""}`;
     at("at-peak").replaceChildren(...Object.entries(memory.at_peak).filter(([, rows]) => rows.length).map(([title, rows]) => {
       const box = element("div"), part = element("div", {}, element("h3", {}, `In use at the peak, by ${title}`), box);
-      sizesTable(box, title, rows, memory.peak);
+      sizesTable(box, title, rows, memory.allocated);
       return part;
     }));
   };

@@ -28,12 +28,12 @@ function facts(state) {
     ["collectives begun", count(run.begun), `${count(run.collectives)} have ended`],
     ["steps", count(run.steps), step],
     ["ranks alive", count(run.alive), `of ${count(run.ranks)}${run.world > run.ranks ? `, for a world of ${count(run.world)}` : ""}`],
-    ["peak memory", fullest ? size(fullest.peak) : "-", fullest ? `rank ${fullest.rank ?? 0}, of ${size(fullest.capacity)}` : ""],
+    ["allocated at most", fullest ? size(fullest.peak) : "-", fullest ? `memory of rank ${fullest.rank ?? 0}, of ${size(fullest.capacity)}` : ""],
   ];
 }
 
 function memoryBar({ used, peak, capacity }) {
-  const words = `${size(used)} in use, peak ${size(peak)}, of ${size(capacity)}`, part = (value) => `${Math.min(100, (100 * value) / (capacity || 1))}%`;
+  const words = `${size(used)} allocated, at most ${size(peak)}, of ${size(capacity)}`, part = (value) => `${Math.min(100, (100 * value) / (capacity || 1))}%`;
   return element("div", { class: "fill", role: "img", "aria-label": words, title: words }, element("i", { style: `width:${part(used)}` }), element("b", { style: `left:${part(peak)}` }));
 }
 
@@ -64,7 +64,7 @@ function show(state) {
   fillTable(at("missing-table"), ["collective", "have come", "missing"], run.missing.map((each) => element("tr", {},
     element("td", {}, each.what), element("td", {}, count(each.there)), element("td", { class: "words" }, `${each.missing.length > 1 ? "ranks" : "rank"} ${ranges([...each.missing].sort((one, other) => one - other))}`))));
   at("ranks").hidden = !run.rows.length;
-  fillTable(at("rank-table"), ["rank", "", "virtual time", "steps", "memory", "in use", "peak", "now"], run.rows.map(rankRow));
+  fillTable(at("rank-table"), ["rank", "", "virtual time", "steps", "memory", "allocated", "at most", "now"], run.rows.map(rankRow));
   at("left-out").textContent = run.ranks > run.rows.length ? `and ${count(run.ranks - run.rows.length)} more ranks` : "";
 }
 

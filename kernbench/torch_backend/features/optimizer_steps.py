@@ -1,13 +1,18 @@
 """Optimizer steps of simulated ranks, by torch's own hooks on all optimizers.
 
 The hooks are there while ranks run, and gone when they have ended.
+
+A call of ``step`` without gradients is no step: one for which no parameter has any, or the one with gradients of zeros and a
+learning rate of zero by which ``torch.distributed.checkpoint.state_dict`` makes the state of a fresh optimizer, to load into.
 """
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -20,6 +25,9 @@ from kernbench.torch_backend.patches import Patches
 
 _made: Any = Optimizer.__init__
 
+_GRADIENTS = ("grad", "main_grad", "decoupled_grad")
+"""Attributes of parameters that gradients are in: torch's, Megatron-Core's, Transformer Engine's."""
+
 
 class OptimizerSteps:
     """Tells a simulation when its ranks make optimizers, and when these step, from :meth:`open` to :meth:`close`."""
@@ -28,13 +36,15 @@ class OptimizerSteps:
         self._simulation = simulation
         self._handles: list[Any] = []
         self._patches = Patches()
+        self._passes: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._empty: WeakKeyDictionary[Optimizer, None] = WeakKeyDictionary()
 
     def open(self) -> None:
         """Listen."""
         steps = self._simulation.steps
         self._handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: steps.begin(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: steps.end(optimizer)),
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
         ]
         self._patches.set(Optimizer, "__init__", _telling(steps))
 
@@ -43,6 +53,38 @@ class OptimizerSteps:
         while self._handles:
             self._handles.pop().remove()
         self._patches.undo()
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        passes = self._simulation.hosts.current().backward_passes
+        told_how = any(each is not None for each in (*args[1:], kwargs.get("closure")))
+        if not told_how and not _has_gradients(optimizer, made=passes > self._passes.get(optimizer, 0)):
+            self._empty[optimizer] = None
+            return
+        self._empty.pop(optimizer, None)  # its last step raised
+        self._passes[optimizer] = passes
+        self._simulation.steps.begin(optimizer)
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if optimizer in self._empty:
+            del self._empty[optimizer]
+        else:
+            self._simulation.steps.end(optimizer)
+
+
+def _has_gradients(optimizer: Optimizer, *, made: bool) -> bool:
+    """Whether a step has gradients; ``made``: whether there has been a backward pass since the last one. Without a pass, a
+    program may have set them itself; it then has a learning rate, too."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    if not any(getattr(each, name, None) is not None for each in parameters for name in _GRADIENTS):
+        return False
+    return made or not all(_is_zero(group.get("lr")) for group in optimizer.param_groups)
+
+
+def _is_zero(rate: Any) -> bool:
+    """Whether a learning rate is zero; of one on a GPU that is not asked, as that would be a look."""
+    if isinstance(rate, torch.Tensor):
+        return rate.device.type == "cpu" and not rate.item()
+    return rate == 0
 
 
 def _telling(steps: Steps) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -27,12 +27,15 @@ from kernbench.memory.ledger import (
     OPTIMIZER,
     PARAMETERS,
     PHASES,
+    SIZE,
     STEP,
     UNSHARDED,
     Entry,
     claim,
     next_phase,
 )  # fmt: skip
+from kernbench.memory.modules import ModuleUse
+from kernbench.memory.remedies import ModelInput, ProgramState
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.shadows import forget
 from kernbench.simulation.storages import NOTE, Block
@@ -48,6 +51,20 @@ RELIES_ON = (
         "torch.autograd.backward", "torch.autograd.grad",
     )),
     Reliance("torch.autograd.graph._engine_run_backward", "the same, by its own name"),
+    Reliance(
+        "torch.nn.Module._wrapped_call_impl", "a call of a module has a frame of it, with the module and its arguments",
+        parameters=("self", "args", "kwargs"), holds=lambda call: call is torch.nn.Module.__call__,
+    ),
+    Reliance(
+        "torch.autograd._get_sequence_nr", "the number that the next node gets: an operation that is dispatched has the one "
+        "before it",
+    ),
+    Reliance("torch._C._current_autograd_node", "the node whose backward pass runs on this thread"),
+    Reliance("torch.autograd.graph.Node", "a node knows its number", has=("_sequence_nr",)),
+    Reliance(
+        "torch.distributed.fsdp._flat_param.FlatParameter", "FSDP1's parameters know their size over all ranks",
+        holds=lambda cls: "_unpadded_unsharded_size" in cls.__annotations__,
+    ),
     Reliance("torch._ops.OpOverload", "an operation that is under way says its name", has=("name",)),
     Reliance("torch.UntypedStorage.resize_", "FSDP gives parameters that it has gathered memory, and takes it away, with it"),
     Reliance("torch.nn.Module._apply", "`to`, `cuda` and `to_empty` are calls of it", parameters=("self", "fn"), looked_up_by=(
@@ -68,6 +85,10 @@ RELIES_ON = (
 _stock_run_backward: Callable[..., Any] = torch.autograd._engine_run_backward
 _stock_apply: Callable[..., Any] = torch.nn.Module._apply
 _stock_resize: Callable[..., Any] = torch.UntypedStorage.resize_
+_CALL: Any = torch.nn.Module._wrapped_call_impl.__code__
+
+_MOST_NODES = 1 << 16
+"""Nodes of a graph whose module is kept; when there are more, all are forgotten: graphs that old have been gone through."""
 
 
 def entries_of(value: Any) -> Iterator[Entry]:
@@ -95,6 +116,9 @@ class _OfRank:
         optimizers: that have made steps, and how many.
         names: of the module that a parameter belongs to, by the parameter's identity.
         named: whether no module has been made since all were looked through.
+        uses: of modules that have been called.
+        of_node: of the module in which a node of autograd's graph was made, by the node's number.
+        given: the first tensor that a model was called with last, in the phase ``given_in``.
     """
 
     def __init__(self) -> None:
@@ -102,6 +126,10 @@ class _OfRank:
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.names: dict[int, str] = {}
         self.named = True
+        self.uses: weakref.WeakKeyDictionary[torch.nn.Module, ModuleUse] = weakref.WeakKeyDictionary()
+        self.of_node: dict[int, ModuleUse] = {}
+        self.given: ModelInput | None = None
+        self.given_in = -1
 
     def claim_all(self) -> None:
         """Whose all is that is alive."""
@@ -119,7 +147,73 @@ class _OfRank:
             if id(root) not in inner:
                 yield from root.named_modules(prefix=type(root).__name__)
 
+    def module(self, frame: FrameType | None, phase: int) -> ModuleUse | None:
+        """The innermost module that is called in a frame or its callers. In a backward pass it is the one that made the node
+        which runs, unless that calls modules itself, as recomputation does."""
+        innermost: ModuleUse | None = None
+        outermost: FrameType | None = None
+        while frame is not None:
+            code = frame.f_code
+            if code is _CALL:
+                module = frame.f_locals["self"]
+                use = self.uses.get(module)
+                if innermost is None:
+                    innermost = use or self._called(module, frame)
+                    if use is not None and phase == self.given_in:
+                        break  # callers are looked at for a module's first call, and once in a phase
+                elif use is None:
+                    self._called(module, frame)
+                outermost = frame
+            elif code is _BACKWARD:
+                break
+            frame = frame.f_back
+        if innermost is None:
+            node = torch._C._current_autograd_node()
+            return None if node is None else self.of_node.get(node._sequence_nr())
+        if frame is None and phase % PHASES == FORWARD:
+            self.given, self.given_in = _given(outermost) or self.given, phase
+        if torch.is_grad_enabled():
+            if len(self.of_node) >= _MOST_NODES:
+                self.of_node.clear()
+            self.of_node.setdefault(torch.autograd._get_sequence_nr() - 1, innermost)
+        return innermost
+
+    def _called(self, module: torch.nn.Module, frame: FrameType) -> ModuleUse:
+        """Note a module's first call."""
+        given = sum(entry[SIZE] for tensor in _arguments(frame) for entry in entries_of(tensor))
+        use = self.uses[module] = ModuleUse(type(module).__name__, given)
+        self.named = False
+        return use
+
+    def divided(self) -> dict[str, int]:
+        """Among how many ranks parameters, gradients and optimizer state are divided, by category."""
+        modules = [*self.modules]
+        managed = [parameter for module in modules for parameter in _managed_by_fsdp(module)]
+        gathered = {id(getattr(each, "_unsharded_param", None)) for each in managed}
+        parameters = {id(each): each for module in modules for each in module._parameters.values()}
+        parameters.update((id(each.sharded_param), each.sharded_param) for each in managed)
+        kept = [each for key, each in parameters.items() if each is not None and key not in gathered]
+        mine = sum(map(_stored_size, kept))
+        ways = max(round(sum(map(_whole_size, kept)) / mine), 1) if mine else 1
+        found = dict.fromkeys((PARAMETERS, GRADIENTS, OPTIMIZER), ways)
+        for optimizer in [*self.optimizers]:
+            group = getattr(optimizer, "process_group", None)
+            if isinstance(
+                group, torch.distributed.ProcessGroup
+            ):  # ZeroRedundancyOptimizer: each rank has a part of the state
+                found[OPTIMIZER] = max(found[OPTIMIZER], group.size())
+        held = sum(
+            _stored_size(each) for optimizer in [*self.optimizers] for group in optimizer.param_groups
+            for each in group["params"]
+        )  # fmt: skip
+        if held and mine >= 2 * held:  # of copies that are divided, as Megatron's distributed optimizer has them
+            found[OPTIMIZER] = max(found[OPTIMIZER], ways * round(mine / held))
+        return found
+
     def _claim_module(self, path: str, module: torch.nn.Module) -> None:
+        use = self.uses.get(module)
+        if use is not None:
+            use.name = path
         for tensor in _gathered(module):
             _claim(tensor, UNSHARDED, path)
         for parameter in module._parameters.values():
@@ -165,12 +259,45 @@ def _claim(value: Any, category: str, owner: str | None) -> None:
 
 def _gathered(module: torch.nn.Module) -> Iterator[Any]:
     """What FSDP2 has gathered of the parameters that a module manages."""
+    for parameter in _managed_by_fsdp(module):
+        yield getattr(parameter, "_unsharded_param", None)
+        yield from getattr(parameter, "all_gather_outputs", ())
+
+
+def _managed_by_fsdp(module: torch.nn.Module) -> Sequence[Any]:
+    """FSDP2's notes on the parameters that a module manages."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # who has FSDP's modules has imported it: that takes long
-    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
-        group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)
-        for parameter in getattr(group, "fsdp_params", ()):
-            yield getattr(parameter, "_unsharded_param", None)
-            yield from getattr(parameter, "all_gather_outputs", ())
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return ()
+    found: Sequence[Any] = getattr(getattr(module._get_fsdp_state(), "_fsdp_param_group", None), "fsdp_params", ())
+    return found
+
+
+def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of a module's call."""
+    given = frame.f_locals
+    for value in (*given["args"], *given["kwargs"].values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+
+
+def _given(frame: FrameType | None) -> ModelInput | None:
+    """What a model is called with in a frame."""
+    first = None if frame is None else next((each for each in _arguments(frame) if each.dim()), None)
+    if frame is None or first is None:
+        return None
+    return ModelInput(type(frame.f_locals["self"]).__name__, tuple(map(int, first.shape)))
+
+
+def _stored_size(parameter: torch.Tensor) -> int:
+    """Bytes of what this rank has of a parameter."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in stored_in(parameter))
+
+
+def _whole_size(parameter: torch.Tensor) -> int:
+    """Bytes of a parameter over all ranks that share it: of a DTensor, and of FSDP1's flat ones."""
+    flat = getattr(parameter, "_unpadded_unsharded_size", None)
+    return (parameter.numel() if flat is None else flat.numel()) * parameter.element_size()
 
 
 class MemoryOwnersOfTorch:
@@ -221,6 +348,23 @@ class MemoryOwnersOfTorch:
             frame = frame.f_back
         return ""
 
+    def module(self, host: Host, frame: FrameType | None) -> ModuleUse | None:
+        """The module that allocates in a frame or its callers; None if none does."""
+        known = self._known.get(host)
+        return None if known is None else known.module(frame, host.phase)
+
+    def state(self, host: Host, frame: FrameType | None) -> ProgramState:
+        """What the program of a process, which is in this frame, does already."""
+        known = self._known.get(host)
+        if known is None:
+            return ProgramState()
+        known.given_in = -1  # what the model is called with now
+        known.module(frame, host.phase)
+        return ProgramState(
+            trains=torch.is_grad_enabled() or host.backward_passes > 0, given=known.given,
+            inputs={use.name: use.input_bytes for use in known.uses.values()}, divided=known.divided(),
+        )  # fmt: skip
+
     def _of_current(self) -> tuple[Host, _OfRank] | None:
         device = current_device()
         if device is None:
@@ -251,6 +395,7 @@ class MemoryOwnersOfTorch:
                 remark_on(bound_devices().simulation, optimizer, known.buffers(), known.name_of)
         else:
             known.claim_gradients(optimizer)
+        known.of_node.clear()
         host.phase = next_phase(host.phase, STEP)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -271,6 +416,7 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
         return _stock_run_backward(*args, **kwargs)
     host = device.host
     before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
+    host.backward_passes += 1
     if host.order is not None:
         host.order.join_streams(host.stream)  # autograd itself orders what it runs after what made its inputs
     memories = device.simulation.memories
@@ -280,6 +426,9 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
         return _stock_run_backward(*args, **kwargs)
     finally:
         host.phase = next_phase(host.phase, before % PHASES)
+
+
+_BACKWARD = _run_backward.__code__
 
 
 def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +64,7 @@ def test_a_look_is_answered_and_noted_with_its_line(name):
     assert found == expected
     line = body.__code__.co_firstlineno
     assert len(notes) == 1, notes
-    assert f"{__file__}:{line} was told" in notes[0]
+    assert f"{os.path.relpath(__file__)}:{line} was told" in notes[0]
 
 
 @pytest.mark.parametrize("name", LOOKS)
