@@ -22,7 +22,7 @@ def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ..
             if generic
             else ()
         ),
-        *(() if folding is None else (str(folding), *folding.unlike({line.rank: line.compute for line in times}))),
+        *(() if folding is None else (str(folding), *folding.calls, *folding.unlike({line.rank: line.compute for line in times}))),
         *simulation.op_costs.unmodelled.sentences,
         *simulation.assumptions.notes,
         *simulation.jitter.sentences(len(times) if folding is None else folding.world),
