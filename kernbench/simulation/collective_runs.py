@@ -193,8 +193,7 @@ class CollectiveRuns:
         if brings_nothing or not all_have_bytes(members):
             return self._note(running, not_moved(members, reduces=reduction is not None))
         op = arrivals[0].signature.op
-        giver = running.index(arrivals[root]) if kind.root == "gives" and root is not None else None
-        unknown = giver is None or members[giver].unknown
+        unknown = kind.root != "gives" or any(member.unknown for member in members)
         tensors = {id(arrival): _values_of(arrival) for arrival in running}
         brought = [tensors[id(arrival)][0] for arrival in arrivals]
         receivers = {group.index[arrival.rank]: tensors[id(arrival)][1] for arrival in running}

@@ -1,6 +1,6 @@
-"""Calls whose answer is what other members have, in groups some of whose members are not run (:mod:`kernbench.simulation.folding`).
+"""Calls whose answer is what other members have, in groups of which some members are not run.
 
-An absent member brings what its representative brings. That is right for what is only timed, and for sums; an object, or a
+See :mod:`kernbench.simulation.folding`. An absent member brings what its representative brings. That is right for what is only timed, and for sums; an object, or a
 known value, that a program gathers or is sent would be another rank's. Of tensors that is so where a program, or a library of
 its, calls the collective. What torch itself exchanges (shapes that DDP compares, states that are equal on all) stays.
 """
