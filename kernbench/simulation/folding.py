@@ -14,8 +14,8 @@ stand in for it, and whatever it prints is dropped.
 
 A stand-in brings what its representative brings, which says nothing of what it would bring itself. A call whose answer is that
 (an object that a rank broadcasts, objects or known values that are gathered) runs those ranks too: the *roots* of such
-broadcasts and scatters, at their place in the group of each rank that runs, and all places of an axis that is gathered over. What
-the scout has not seen is refused (:meth:`Folding.need`), or said (:meth:`Folding.taken_for`).
+broadcasts and scatters, at their place in the group of each rank that runs, and all places of an axis that is gathered over.
+What the scout has not seen is refused (:meth:`Folding.need`), or said (:meth:`Folding.taken_for`).
 """
 
 from __future__ import annotations
@@ -225,9 +225,8 @@ class Folding:
         shown = "all" if len(wanted) == self.world else ",".join(_spans(wanted))
         others = "" if shown == "all" else ", or all of them (--ranks all)"
         return StandInNeededError(
-            f"{what} of rank {rank} needs {_named(missing)}, which {'is' if len(missing) == 1 else 'are'} not run: rank "
-            f"{self.representative(missing[0])} stands in for {'it' if len(missing) == 1 else 'the first'}. Run what is needed: "
-            f"--ranks {shown}{others}"
+            f"{what} of rank {rank} needs {_named(missing)}, which {'is' if len(missing) == 1 else 'are'} not run: "
+            f"{_named(sorted(set(map(self.representative, missing))))} stands in. Run what is needed: --ranks {shown}{others}"
         )
 
     def _between(self, one: int, other: int) -> Axis:

@@ -95,9 +95,10 @@ class AbsentPlans:
                 _in_file_of(absent, self._folding.representative(absent), each) for each in moved if each is not None
             ]
             if files:
+                here = user_location()
                 self._remark(
-                    "checkpoint: shards of ranks that are not run are in its metadata, and not in its files: it is for a run "
-                    "with the same ranks"
+                    f"checkpoint at {here.file}:{here.line}: shards of ranks that are not run are in its metadata, and not in its "
+                    "files: it is for a run with the same ranks"
                 )
             return files
         return copied

@@ -1,8 +1,9 @@
 """Calls whose answer is what other members have, in groups of which some members are not run.
 
-See :mod:`kernbench.simulation.folding`. An absent member brings what its representative brings. That is right for what is only timed, and for sums; an object, or a
-known value, that a program gathers or is sent would be another rank's. Of tensors that is so where a program, or a library of
-its, calls the collective. What torch itself exchanges (shapes that DDP compares, states that are equal on all) stays.
+See :mod:`kernbench.simulation.folding`. An absent member brings what its representative brings. That is right for what is only
+timed, and for sums; an object, or a known value, that a program gathers or is sent would be another rank's. Of tensors that is
+so where a program, or a library of its, calls it. What torch itself exchanges (shapes that DDP compares, states that
+are equal on all) stays.
 """
 
 from __future__ import annotations
