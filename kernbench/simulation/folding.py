@@ -120,6 +120,8 @@ class Folding:
         self._roots = set(self.roots)
         self._required = set(self.required)
         self._met_absent = False
+        self._own: set[tuple[int, ...]] = set()
+        self._asked_for: dict[tuple[int, ...], str] = {}
 
     # -- who runs ----------------------------------------------------------------------------------------------------
 
@@ -159,11 +161,24 @@ class Folding:
         """A group was made, by a rank that is one of its members."""
         if not self.scouting or len(members) in (1, self.world) or 0 not in members:
             return
+        self._own.add(tuple(members))
         axis = Axis.of(members)
         if axis is None:
             self.strange.add(tuple(members))
         else:
             self._seen.add(axis)
+
+    def asked_for(self, members: Sequence[int], what: str) -> None:
+        """A rank has made a group of ``members``, of which it need not be one."""
+        if self.scouting and len(members) > 1 and 0 not in members:
+            self._asked_for.setdefault(tuple(members), what)
+
+    def _require_unlike(self) -> None:
+        """Groups that are not laid out as one of rank 0's: what their members do in them no representative does."""
+        for members, what in self._asked_for.items():
+            if tuple([rank - members[0] for rank in members]) not in self._own:
+                self._required.update(members)
+                self.calls.setdefault(f"{what} is of {_named(members)}, as rank 0 has none: its members run, too")
 
     def need(self, rank: int, members: Sequence[int], what: str) -> None:
         """``rank`` wants something of ``members``, some of which may not run.
@@ -240,6 +255,7 @@ class Folding:
 
     def refined(self) -> Folding:
         """What is known after this run: another scout if something is missing, else the folding to run with."""
+        self._require_unlike()
         axes = self._seen or {Axis(1, self.world)}
         unfolded = self.unfolded | self._needed
         axes |= unfolded

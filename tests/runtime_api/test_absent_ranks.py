@@ -150,3 +150,31 @@ def test_roots_of_roots_run():
     scout.need_root(0, 0, (0, 1), "a call")
     scout.need_root(0, 0, (0, 2), "another")
     assert scout.refined().live == (0, 4, 5, 6, 7)
+
+
+def test_a_sum_of_known_values_is_the_same_on_all_ranks_that_run():
+    """Rank 3 brings its own for ranks 1 and 2, and receives into it: 0 + 3 + 3 + 3."""
+
+    def program(rank: int) -> float:
+        total = torch.tensor([float(rank)], device="cuda")
+        dist.all_reduce(total)
+        return float(total)
+
+    got, said = found(program)
+    assert got == {0: 9.0, 3: 9.0}
+    assert re.search(r"all_reduce at .*: ranks 1-2, not run, are taken to have the values of rank 3", said)
+
+
+def test_members_of_a_group_that_is_laid_out_as_none_of_rank_0s_run():
+    def program(rank: int) -> int:
+        pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+        odd = dist.new_group([1, 3])
+        values = torch.ones(1 << 20, device="cuda")
+        dist.all_reduce(values, group=pairs[rank // 2])
+        if rank % 2:
+            dist.all_reduce(values, group=odd)
+        return rank
+
+    got, said = found(program)
+    assert sorted(got) == [0, 1, 3]
+    assert re.search(r"new_group at .* is of ranks 1, 3, as rank 0 has none", said)

@@ -97,8 +97,8 @@ class AbsentPlans:
             if files:
                 here = user_location()
                 self._remark(
-                    f"checkpoint at {here.file}:{here.line}: shards of ranks that are not run are in its metadata, and not in its "
-                    "files: it is for a run with the same ranks"
+                    f"checkpoint at {here.file}:{here.line}: shards of ranks that are not run are in its metadata, and not in "
+                    "its files: it is for a run with the same ranks"
                 )
             return files
         return copied
