@@ -150,6 +150,7 @@ def move_among(
                 _copy(kind, inputs, [outputs.get(member, ()) for member in range(members)], root, there=outputs)
             return
         assert op is not None
+        totals = []  # all before the first is written: a member may bring, also for others, what it receives into
         for receiver, targets in outputs.items():
             if kind.root and receiver != root:
                 continue
@@ -157,7 +158,9 @@ def move_among(
                 chunk = receiver if kind.gets == "own" else at
                 total = fold([brought[chunk] for brought in inputs], op)
                 op.finish(total, members)
-                _assign(target, total)
+                totals.append((target, total))
+        for target, total in totals:
+            _assign(target, total)
 
 
 def move(

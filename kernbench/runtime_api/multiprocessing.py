@@ -268,6 +268,10 @@ class Multiprocessing:
                 "SIPs in their order"
             )
 
+    def remark(self, text: str) -> None:
+        """Have the summary say something besides."""
+        self._simulation.remarks.setdefault(text)
+
     def run_part(self, program: SpawnCall, folding: Folding) -> None:
         """Run a program in the ranks of ``folding`` alone, and join them. Raises what :meth:`spawn` does."""
         self._start(program, folding)

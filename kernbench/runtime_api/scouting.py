@@ -13,6 +13,7 @@ from typing import Any
 
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.runtime_api.multiprocessing import Multiprocessing, SpawnCall
+from kernbench.runtime_api.scout_progress import showing
 from kernbench.simulation.failures import SpawnException
 from kernbench.simulation.folding import Axis, Folding, chosen_ranks
 
@@ -48,10 +49,14 @@ class Scouts:
                 break
             self._scout(multiprocessing, program, folding)
             folding = folding.refined()
-        return None if len(folding.live) == world or folding.scouting else folding
+        if len(folding.live) < world and not folding.scouting:
+            return folding
+        for reason in folding.calls:
+            multiprocessing.remark(f"all {world} ranks run: {reason}")
+        return None
 
     def _scout(self, multiprocessing: Multiprocessing, program: SpawnCall, folding: Folding) -> None:
-        with _silence(), self._fresh() as ctx:
+        with _silence() as terminal, self._fresh() as ctx, showing(ctx.simulation, folding, terminal):
             ctx.simulation.steps.stop_after(1)
             ctx.multiprocessing.configure = multiprocessing.configure
             # an error of the program's is for the run to tell: whoever runs then meets it too
@@ -60,8 +65,8 @@ class Scouts:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """What is printed in a block, by whomever, is dropped."""
+def _silence() -> Iterator[int]:
+    """What is printed in a block, by whomever, is dropped; gives the descriptor of what was stderr."""
     streams = sys.stdout, sys.stderr
     for stream in streams:
         stream.flush()
@@ -73,7 +78,7 @@ def _silence() -> Iterator[None]:
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
             try:
-                yield
+                yield kept[1]
             finally:
                 sys.stdout, sys.stderr = streams
     finally:

@@ -11,6 +11,11 @@ messages (the stages of a pipeline, a ring of context parallelism) is not folded
 
 Rank 0 finds the axes out beforehand: it runs alone up to the end of its first optimizer step (the *scout*), while all others
 stand in for it, and whatever it prints is dropped.
+
+A stand-in brings what its representative brings, which says nothing of what it would bring itself. A call whose answer is that
+(an object that a rank broadcasts, objects or known values that are gathered) runs those ranks too: the *roots* of such
+broadcasts and scatters, at their place in the group of each rank that runs, and all places of an axis that is gathered over.
+What the scout has not seen is refused (:meth:`Folding.need`), or said (:meth:`Folding.taken_for`).
 """
 
 from __future__ import annotations
@@ -91,6 +96,8 @@ class Folding:
         unfolded: axes all of whose places run.
         scouting: whether this run is to find out the axes.
         strange: members of groups of rank 0 that are no axis.
+        roots: places on axes whose ranks give what only they have; :attr:`required` are such ranks themselves.
+        calls: what needs ranks that would not run, or takes others for them, in words.
     """
 
     world: int
@@ -99,6 +106,9 @@ class Folding:
     unfolded: frozenset[Axis] = frozenset()
     scouting: bool = False
     strange: set[tuple[int, ...]] = field(default_factory=set)
+    roots: frozenset[tuple[Axis, int]] = frozenset()
+    required: frozenset[int] = frozenset()
+    calls: dict[str, None] = field(default_factory=dict)
     _alive: frozenset[int] = field(init=False, repr=False)
     _by_class: dict[tuple[int, ...], int] = field(init=False, repr=False)
 
@@ -107,6 +117,11 @@ class Folding:
         self._by_class = {self._class_of(rank): rank for rank in self.live}
         self._seen: set[Axis] = set(self.axes)
         self._needed: set[Axis] = set()
+        self._roots = set(self.roots)
+        self._required = set(self.required)
+        self._met_absent = False
+        self._own: set[tuple[int, ...]] = set()
+        self._asked_for: dict[tuple[int, ...], str] = {}
 
     # -- who runs ----------------------------------------------------------------------------------------------------
 
@@ -146,11 +161,24 @@ class Folding:
         """A group was made, by a rank that is one of its members."""
         if not self.scouting or len(members) in (1, self.world) or 0 not in members:
             return
+        self._own.add(tuple(members))
         axis = Axis.of(members)
         if axis is None:
             self.strange.add(tuple(members))
         else:
             self._seen.add(axis)
+
+    def asked_for(self, members: Sequence[int], what: str) -> None:
+        """A rank has made a group of ``members``, of which it need not be one."""
+        if self.scouting and len(members) > 1 and 0 not in members:
+            self._asked_for.setdefault(tuple(members), what)
+
+    def _require_unlike(self) -> None:
+        """Groups that are not laid out as one of rank 0's: what their members do in them no representative does."""
+        for members, what in self._asked_for.items():
+            if tuple([rank - members[0] for rank in members]) not in self._own:
+                self._required.update(members)
+                self.calls.setdefault(f"{what} is of {_named(members)}, as rank 0 has none: its members run, too")
 
     def need(self, rank: int, members: Sequence[int], what: str) -> None:
         """``rank`` wants something of ``members``, some of which may not run.
@@ -163,9 +191,57 @@ class Folding:
         if self.scouting:
             self._needed.add(self._between(rank, missing[0]))
             raise ScoutEndedError("the scout has met a rank that must run")
-        raise StandInNeededError(
-            f"{what} of rank {rank} needs rank {missing[0]}, which is not run: rank {self.representative(missing[0])} stands "
-            "in for it. Run it too (--ranks), or all of them (--ranks all)"
+        raise self._refused(rank, missing, what)
+
+    def need_root(self, rank: int, root: int, members: Sequence[int], what: str) -> None:
+        """``rank`` gets what ``root``, of the group of ``members``, alone has. Raises as :meth:`need` does."""
+        if self.scouting:
+            axis = Axis.of(members)
+            if axis is None:
+                self._required.add(root)
+            elif (axis, axis.place(root)) not in self._roots:
+                self._roots.add((axis, axis.place(root)))
+        if root in self._alive:
+            return
+        if self.scouting:
+            self._scouted(f"{what} gives what rank {root} has: the ranks at its place run, too")
+        raise self._refused(rank, [root], what)
+
+    def need_all(self, rank: int, members: Sequence[int], what: str) -> None:
+        """``rank`` gets what each of a group's ``members`` alone has. Raises as :meth:`need` does."""
+        missing = [each for each in members if each not in self._alive]
+        if not missing:
+            return
+        if self.scouting:
+            axis = Axis.of(members)
+            if axis is None:
+                self._required.update(members)
+            else:
+                self._needed.add(axis)
+            self._scouted(f"{what} tells what each of {len(members)} ranks has: all of them run")
+        raise self._refused(rank, missing, what)
+
+    def taken_for(self, rank: int, members: Sequence[int], what: str) -> None:
+        """``rank`` gets known values of ``members``, of which those that do not run have their representatives'."""
+        missing = [each for each in members if each not in self._alive]
+        if missing and not self.scouting:
+            self.calls.setdefault(
+                f"{what}: {_named(missing)}, not run, {'is' if len(missing) == 1 else 'are'} taken to have the values of "
+                f"{_named(sorted(set(map(self.representative, missing))))}; --ranks runs others, too"
+            )
+
+    def _scouted(self, reason: str) -> None:
+        self.calls.setdefault(reason)
+        self._met_absent = True
+        raise ScoutEndedError("the scout has met a rank that must run")
+
+    def _refused(self, rank: int, missing: Sequence[int], what: str) -> StandInNeededError:
+        wanted = sorted({*self.live, *missing})
+        shown = "all" if len(wanted) == self.world else ",".join(_spans(wanted))
+        others = "" if shown == "all" else ", or all of them (--ranks all)"
+        return StandInNeededError(
+            f"{what} of rank {rank} needs {_named(missing)}, which {'is' if len(missing) == 1 else 'are'} not run: "
+            f"{_named(sorted(set(map(self.representative, missing))))} stands in. Run what is needed: --ranks {shown}{others}"
         )
 
     def _between(self, one: int, other: int) -> Axis:
@@ -179,23 +255,39 @@ class Folding:
 
     def refined(self) -> Folding:
         """What is known after this run: another scout if something is missing, else the folding to run with."""
+        self._require_unlike()
         axes = self._seen or {Axis(1, self.world)}
         unfolded = self.unfolded | self._needed
         axes |= unfolded
-        if self._needed - self.unfolded:
+        if self._needed - self.unfolded or self._met_absent:
             places = [range(axis.size) for axis in sorted(unfolded)]
             live = {
                 sum(place * axis.stride for place, axis in zip(each, sorted(unfolded), strict=True))
                 for each in product(*places)
             }
-            return Folding(self.world, tuple(sorted(live & set(range(self.world)))), frozenset(axes), unfolded, True)
+            return self._next(live & set(range(self.world)), axes, unfolded, scouting=True)
         if self.strange and not all(_is_block(members, axes) for members in self.strange):
-            return Folding(self.world, tuple(range(self.world)))
+            return self._next(set(range(self.world)), frozenset(), frozenset())
         if prod(axis.size for axis in axes) < self.world:
             axes.add(Axis(1, self.world))
         plain = Folding(self.world, (0,), frozenset(axes), frozenset(unfolded))
         last = {plain._class_of(rank): rank for rank in range(self.world)}
-        return Folding(self.world, tuple(sorted(last.values())), frozenset(axes), frozenset(unfolded))
+        return self._next(set(last.values()), axes, unfolded)
+
+    def _next(
+        self, live: set[int], axes: Iterable[Axis], unfolded: Iterable[Axis], *, scouting: bool = False
+    ) -> Folding:
+        """A folding in which ``live`` run, and who gives what they alone have."""
+        live = live | self._required
+        while True:  # a root is a member of groups of its own, which have roots
+            found = {rank + (place - axis.place(rank)) * axis.stride for rank in live for axis, place in self._roots}
+            if found <= live:
+                break
+            live |= found
+        return Folding(
+            self.world, tuple(sorted(live)), frozenset(axes), frozenset(unfolded), scouting, roots=frozenset(self._roots),
+            required=frozenset(self._required), calls=self.calls,
+        )  # fmt: skip
 
     def unlike(self, seconds: Mapping[int, float]) -> Iterator[str]:
         """What to say of representatives of one place that do not take the same, so that it matters who stands for whom.
@@ -205,6 +297,8 @@ class Folding:
         """
         by_place: dict[tuple[int, ...], list[int]] = {}
         for rank in self.live:
+            if self._by_class[self._class_of(rank)] != rank:
+                continue  # a root stands for itself alone
             by_place.setdefault(self._class_of(rank)[:-1], []).append(rank)
         for first, *others in by_place.values():
             for other in others:
@@ -226,6 +320,21 @@ class Folding:
         return f"ran {len(self.live)} of {self.world} ranks ({shown}); the others were taken to do what these do" + (
             f", by the program's groups: {axes}" if axes else ""
         )
+
+
+def _spans(ranks: Sequence[int]) -> list[str]:
+    """Ranks in order as ``--ranks`` has them: ``["0", "8-11"]``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(_spans(ranks))
 
 
 def _is_block(members: Sequence[int], axes: Iterable[Axis]) -> bool:

@@ -224,6 +224,8 @@ class Communicators:
         Raises:
             CollectiveMismatchError: another rank wanted a group of other members under that name.
         """
+        if self.folding is not None:
+            self.folding.asked_for(members, f"new_group at {location.file}:{location.line}")
         first, theirs, there = self._asked_for.setdefault((parent, name), (rank, members, location))
         if theirs == members:
             return

@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
-from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
+from kernbench.torch_backend.features import checkpoint_files, checkpoint_plans, compiling, file_times
 from kernbench.torch_backend.gpu import inventory, nvml, pinning, replaced_data
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.hollow import sinks
@@ -114,6 +114,7 @@ class Environment:
             self._side_threads.install(self._patches)
             signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
             checkpoint_files.install(self._patches, self._host_devices.simulation)
+            checkpoint_plans.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
             nvml.install(self._patches)
             if not self._host_devices.simulation.engine.enable_data:

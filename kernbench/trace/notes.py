@@ -11,6 +11,7 @@ from kernbench.trace.rank_times import RankTime
 def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ...]:
     """What to say of a simulation whose ranks took ``times``, in sentences, each once."""
     folding = simulation.hosts.folding
+    computed = {line.rank: line.compute for line in times}
     device = simulation.topology.device
     generic = not device.product and any(host.uses_gpu for host in simulation.hosts.of_rank.values())
     return (
@@ -22,7 +23,7 @@ def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ..
             if generic
             else ()
         ),
-        *(() if folding is None else (str(folding), *folding.unlike({line.rank: line.compute for line in times}))),
+        *(() if folding is None else (str(folding), *folding.calls, *folding.unlike(computed))),
         *simulation.op_costs.unmodelled.sentences,
         *simulation.assumptions.notes,
         *simulation.jitter.sentences(len(times) if folding is None else folding.world),

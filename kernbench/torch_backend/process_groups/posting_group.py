@@ -24,7 +24,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.process_groups import backend_classes
+from kernbench.torch_backend.process_groups import absent_members, backend_classes
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     parts_of,
@@ -275,6 +275,8 @@ class PostingGroup(STOCK):
         simulation, host = self.simulation, self.simulation.hosts.current()
         if host.unsettled:
             simulation.values.settle_stream()
+        if self.communicator.players is not None:
+            absent_members.check(simulation, self.communicator, op, signature.root, inputs, outputs)
         summands = premultiplied(opts, inputs) if reduction is not None and opts is not None else inputs
         self._count_memory(summands, outputs)
         if not self._seen:

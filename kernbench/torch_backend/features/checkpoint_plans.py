@@ -1,0 +1,169 @@
+"""Distributed checkpoints of a job not all of whose ranks are run: planned for all, written by those that run.
+
+The coordinator gathers a plan from every rank, and of an absent one gets a copy of its representative's
+(:mod:`kernbench.simulation.folding`). What the absent one would plan follows from where its shards are: its coordinate in the
+mesh of each DTensor. The same holds for what it would have written. What a rank that runs has too (replicas, objects) is
+planned for that one, which is there to write it; the files of absent ranks are named in the metadata, and are not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint.planner_helpers as planner_helpers
+import torch.distributed.checkpoint.utils as checkpoint_utils
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+from kernbench.simulation.folding import Folding
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance(
+        "torch.distributed.checkpoint.planner_helpers._create_write_items_for_dtensor", "what a rank writes of a DTensor",
+        looked_up_by=("torch.distributed.checkpoint.planner_helpers._create_write_items",), parameters=("fqn", "tensor"),
+    ),
+    Reliance(
+        "torch.distributed.checkpoint.utils._DistWrapper.gather_object", "the coordinator gets plans and results with it",
+        looked_up_by=("torch.distributed.checkpoint.utils._DistWrapper.reduce_scatter",), parameters=("self", "object"),
+    ),
+    Reliance(
+        "torch.distributed.tensor._utils._compute_local_shape_and_global_offset", "where the shard at a coordinate is",
+    ),
+)  # fmt: skip
+
+Shard = tuple[torch.Size, torch.Size]
+"""Offsets and sizes."""
+
+
+class AbsentPlans:
+    """What the ranks that are not run have of the DTensors that are saved.
+
+    Args:
+        folding: who runs, and for whom.
+    """
+
+    def __init__(self, folding: Folding, remark: Callable[[str], Any]) -> None:
+        self._folding = folding
+        self._remark = remark
+        self._shards: dict[tuple[int, str, Any], dict[int, Shard]] = {}
+
+    def saved(self, rank: int, fqn: str, tensor: Any, offset: Any) -> None:
+        """``rank`` is to write its shard, at ``offset``, of a DTensor: note where the shards are of those it stands for."""
+        mesh, shape = tensor.device_mesh, tensor.shape
+        there: dict[int, Shard] = {}
+        for place in (mesh.mesh >= 0).nonzero():
+            coordinate = place.tolist()
+            other = int(mesh.mesh[tuple(coordinate)])
+            if other != rank and self._folding.representative(other) == rank:
+                sizes, offsets = _compute_local_shape_and_global_offset(
+                    shape, mesh.shape, coordinate, tensor.placements
+                )
+                there[other] = torch.Size(offsets), torch.Size(sizes)
+        self._shards[rank, fqn, offset] = there
+
+    def gathered(self, rank: int, members: Sequence[int], found: list[Any]) -> list[Any]:
+        """What the coordinator ``rank`` has gathered of ``members``, with what those would have given that are not run.
+
+        Raises :class:`~kernbench.simulation.folding.StandInNeededError` if that does not follow from the shards.
+        """
+        runs = self._folding.runs
+        live = {
+            index for member, given in zip(members, found, strict=True) if runs(member) for index in _indices(given)
+        }
+        result = list(found)
+        for at, member in enumerate(members):
+            if not runs(member):
+                result[at] = self._given_by(rank, member, found[at], live)
+        return result
+
+    def _given_by(self, rank: int, absent: int, copied: Any, live: set[Any]) -> Any:
+        if isinstance(copied, SavePlan):
+            moved = [self._moved(rank, absent, item, live) for item in copied.items]
+            return dataclasses.replace(copied, items=[item for item in moved if item is not None])
+        if isinstance(copied, list) and copied and all(isinstance(each, WriteResult) for each in copied):
+            moved = [self._moved(rank, absent, result, live) for result in copied]
+            files = [
+                _in_file_of(absent, self._folding.representative(absent), each) for each in moved if each is not None
+            ]
+            if files:
+                here = user_location()
+                self._remark(
+                    f"checkpoint at {here.file}:{here.line}: shards of ranks that are not run are in its metadata, and not in "
+                    "its files: it is for a run with the same ranks"
+                )
+            return files
+        return copied
+
+    def _moved(self, rank: int, absent: int, item: Any, live: set[Any]) -> Any:
+        """A representative's write as the absent rank's; None if a rank that runs writes the same."""
+        shards = self._shards.get((self._folding.representative(absent), item.index.fqn, item.index.offset))
+        if shards is None:
+            if isinstance(item, WriteItem) and item.type is WriteItemType.SHARD:
+                here = user_location()
+                self._folding.need(
+                    rank,
+                    (absent,),
+                    f"the checkpoint at {here.file}:{here.line}: where the shards of {item.index.fqn} are",
+                )
+            return None
+        if absent not in shards:
+            return None
+        offsets, sizes = shards[absent]
+        index = dataclasses.replace(item.index, offset=offsets)
+        if index in live:
+            return None
+        if not isinstance(item, WriteItem):
+            return dataclasses.replace(item, index=index)
+        data: Any = item.tensor_data
+        chunk = dataclasses.replace(data.chunk, offsets=offsets, sizes=sizes)
+        return dataclasses.replace(item, index=index, tensor_data=dataclasses.replace(data, chunk=chunk))
+
+
+def _indices(given: Any) -> list[Any]:
+    items = given.items if isinstance(given, SavePlan) else given if isinstance(given, list) else ()
+    return [item.index for item in items if isinstance(item, (WriteItem, WriteResult))]
+
+
+def _in_file_of(absent: int, representative: int, result: Any) -> Any:
+    """A result in the file that the absent rank would have written."""
+    stored = result.storage_data
+    path = getattr(stored, "relative_path", None)
+    if path is None:
+        return result
+    path = path.replace(f"__{representative}_", f"__{absent}_", 1)
+    return dataclasses.replace(result, storage_data=dataclasses.replace(stored, relative_path=path))
+
+
+def install(patches: Patches, simulation: Simulation) -> None:
+    """Have checkpoints planned for all ranks of a world of which some are not run."""
+    hosts = simulation.hosts
+    if hosts.folding is None:
+        return
+    plans = AbsentPlans(hosts.folding, simulation.remarks.setdefault)
+    create = planner_helpers._create_write_items_for_dtensor
+    wrapper: Any = checkpoint_utils._DistWrapper
+    gather = wrapper.gather_object
+
+    def create_for_dtensor(fqn: str, tensor: Any) -> WriteItem:
+        item = create(fqn, tensor)
+        plans.saved(hosts.current_rank(), fqn, tensor, item.index.offset)
+        return item
+
+    def gather_object(self: Any, object: Any) -> Any:
+        found = gather(self, object)
+        if found is None or not self.use_dist:
+            return found
+        members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        return plans.gathered(hosts.current_rank(), members, found)
+
+    patches.set(planner_helpers, "_create_write_items_for_dtensor", create_for_dtensor)
+    patches.set(wrapper, "gather_object", gather_object)
