@@ -29,7 +29,7 @@ from kernbench.torch_backend.relies_on import Reliance
 RELIES_ON = (
     Reliance(
         "torch.distributed.checkpoint.planner_helpers._create_write_items_for_dtensor", "what a rank writes of a DTensor",
-        looked_up_by=("torch.distributed.checkpoint.planner_helpers._create_write_items",), parameters=("fqn", "tensor"),
+        looked_up_by=("torch.distributed.tensor.DTensor.__create_write_items__",), parameters=("fqn", "tensor"),
     ),
     Reliance(
         "torch.distributed.checkpoint.utils._DistWrapper.gather_object", "the coordinator gets plans and results with it",
