@@ -15,9 +15,11 @@ class KernbenchError(RuntimeError):
 
     Attributes:
         ranks: of a kernel's error, those whose programs it concerns; empty: nobody says.
+        exit_code: of a command that ends with it.
     """
 
     ranks: tuple[int | None, ...] = ()
+    exit_code = 2
 
 
 class ConfigError(KernbenchError, ValueError):
@@ -29,6 +31,12 @@ class ConfigError(KernbenchError, ValueError):
     """
 
     remedy: tuple[str, int] | None = None
+
+
+class OutputError(KernbenchError, OSError):
+    """A file that was asked for cannot be written: the disk is full, say. Of a file that was there before nothing is lost."""
+
+    exit_code = 1
 
 
 class CallError(KernbenchError, ValueError):

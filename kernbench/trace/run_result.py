@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernbench.errors import ConfigError
+from kernbench.output_files import write_file
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.critical import critical_path
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
@@ -251,10 +252,7 @@ def _short(message: str) -> int:
 
 def write_result(path: str | Path, result: RunResult) -> None:
     """Write a result; a reader never sees half of one."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    part.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    part.replace(target)
+    write_file(path, result.model_dump_json(indent=2) + "\n")
 
 
 def read_result(path: str | Path) -> RunResult:
