@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Collection
 from typing import TextIO
 
 import click
 
+from kernbench.commands.standard_output import LostOutput, require_output
 from kernbench.processes.rank_process import RankDiedError
-from kernbench.scheduler import Rank
+from kernbench.scheduler import Rank, user_traceback
 from kernbench.simulation.failures import SpawnException, headed
 from kernbench.stand_ins import stand_in_for
 from kernbench.trace.memory_report import notes_that_python_hides
@@ -29,11 +29,16 @@ class ShownFailures:
 
     def first(self, rank: Rank) -> None:
         """A rank has failed."""
+        try:
+            require_output()
+        except LostOutput:
+            return  # that is why, and it is said in the end
         self._show(headed(rank, rank.traceback))
         self._shown = 1
 
     def all(self, error: SpawnException) -> dict[int, BaseException]:
         """The run has ended: show the others, and sum up. Gives the errors by rank."""
+        require_output()
         for section in error.sections[self._shown :]:
             self._show(section)
         self._explain(error.errors.values(), "".join(error.sections))
@@ -54,7 +59,8 @@ class ShownFailures:
             frames = frames.tb_next
         if frames is None:
             return False
-        shown = "".join(traceback.format_exception(type(error), error, frames))
+        require_output()
+        shown = user_traceback(error.with_traceback(frames))
         self._show(shown)
         self._explain([error], shown)
         click.echo(f"kernbench: failed: {type(error).__name__}", file=self._stream)

@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 import kernbench
 from kernbench.cli import app
-from kernbench.commands.run import command, print_summary
+from kernbench.commands.run import command
+from kernbench.commands.run_program import print_summary
 from kernbench.errors import ConfigError
 
 Run = Callable[..., Result]
