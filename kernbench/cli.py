@@ -15,12 +15,11 @@ import sys
 import threading
 from atexit import _run_exitfuncs
 from importlib import import_module
-from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
 
-from kernbench.commands.standard_output import LostOutput, require_output
+from kernbench.commands.standard_output import LostOutput, require_output, watch_output
 from kernbench.errors import HiddenBlockingError, KernbenchError
 from kernbench.version import __version__
 
@@ -102,9 +101,7 @@ def app() -> None:
 
 def main() -> None:
     """Entry point of the console script: run the command line, and end the process with its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
+    watch_output()
     end_process(_outcome())
 
 
@@ -120,9 +117,7 @@ def _outcome() -> int:
             require_output()  # it may be the very thing
             raise raised.error from None
     except LostOutput as lost:
-        if not lost.is_quiet:
-            click.echo(f"kernbench: error: cannot write standard output: {lost.error.strerror}", err=True)
-        return lost.exit_code
+        return _tell_lost(lost)
     except KeyboardInterrupt as error:
         click.echo("kernbench: interrupted", err=True)
         return 128 + int(getattr(error, "signum", signal.SIGINT))
@@ -142,6 +137,12 @@ def _outcome() -> int:
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
+
+
+def _tell_lost(lost: LostOutput) -> int:
+    if not lost.is_quiet:
+        click.echo(f"kernbench: error: cannot write standard output: {lost.error.strerror}", err=True)
+    return lost.exit_code
 
 
 def _code_of(end: SystemExit) -> int:
@@ -166,9 +167,7 @@ def end_process(code: int) -> NoReturn:
     try:
         require_output()
     except LostOutput as lost:
-        code = code or lost.exit_code
-        if not lost.is_quiet:
-            click.echo(f"kernbench: error: cannot write standard output: {lost.error.strerror}", err=True)
+        code = code or _tell_lost(lost)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

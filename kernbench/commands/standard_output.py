@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import signal
 import sys
+from typing import Any
 
 
 class LostOutput(Exception):
@@ -30,30 +33,58 @@ class LostOutput(Exception):
         return self.error.errno == errno.EPIPE
 
 
-_lost: list[LostOutput] = []
+_lost: list[OSError] = []
+
+
+class _WatchedFile(io.FileIO):
+    """A file that remembers that it could not be written: what has tried may have caught it, or be a rank."""
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            _lost.append(error)
+            raise
+
+
+def watch_output() -> None:
+    """Have what is written to standard output and standard error remembered where it fails. Python's own streams become ones
+    that do; names of files that are no UTF-8 can be written to them."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or stream.closed:
+            continue
+        try:
+            if stream.fileno() != number:
+                continue
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+        file = _WatchedFile(number, "w", closefd=False)
+        watched = io.TextIOWrapper(
+            io.BufferedWriter(file), encoding=stream.encoding, line_buffering=stream.line_buffering,
+            errors="surrogateescape" if stream.errors == "strict" else stream.errors, write_through=stream.write_through,
+        )  # fmt: skip
+        watched.mode = "w"  # type: ignore[misc]
+        setattr(sys, name, watched)
 
 
 def require_output() -> None:
-    """Hand on what is buffered. Raises :class:`LostOutput`; from then on what is written there is lost without a word, and each
-    call raises it."""
-    if _lost:
-        raise _lost[0]
+    """Hand on what is buffered. Raises :class:`LostOutput` if that, or an earlier write, has failed."""
     for stream in (sys.stdout, sys.__stdout__):
-        if stream is None or getattr(stream, "closed", False):
-            continue
-        try:
-            stream.flush()
-        except OSError as error:
-            _drop()
-            _lost.append(LostOutput(error))
-            raise _lost[0] from None
+        if stream is not None and not getattr(stream, "closed", False):
+            try:
+                stream.flush()
+            except OSError as error:
+                _lost.append(error)
+    if _lost:
+        _drop()
+        raise LostOutput(_lost[0])
 
 
 def _drop() -> None:
     """What is still buffered would be tried again, and fail again, when Python ends."""
-    try:
+    with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.close(nowhere)
-    except OSError:
-        return

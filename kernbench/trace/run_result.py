@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from kernbench.errors import ConfigError, message_of
 from kernbench.output_files import write_file
@@ -259,7 +260,13 @@ def _short(message: str) -> int:
 
 def write_result(path: str | Path, result: RunResult) -> None:
     """Write a result; a reader never sees half of one."""
-    write_file(path, result.model_dump_json(indent=2) + "\n")
+    try:
+        text = result.model_dump_json(indent=2)
+    except (
+        PydanticSerializationError
+    ):  # a name of a file that is no UTF-8: JSON has an escape for it, pydantic has none
+        text = json.dumps(result.model_dump(), indent=2)
+    write_file(path, text + "\n")
 
 
 def read_result(path: str | Path) -> RunResult:
