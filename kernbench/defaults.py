@@ -5,3 +5,6 @@ DEFAULT_SYSTEM = "sip8"
 
 FOLDED_ABOVE = 16
 """Without data, with more ranks than these one of each class of ranks that do the same is run."""
+
+TARGETS = "sm_80, sm_90, sm_100, gfx942"
+"""Examples of what kernels are compiled for, in words."""

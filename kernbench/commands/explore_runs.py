@@ -17,18 +17,13 @@ import click
 import torch.distributed
 
 from kernbench.commands import run as one_run
+from kernbench.commands.explore import GIVEN
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import Trial, Watch
 from kernbench.plugins.manager import default_manager, using
 from kernbench.runtime_api import launcher as launcher  # imported before the forks, not in each
 from kernbench.runtime_api.context import simulate
-
-GIVEN: dict[str, Any] = {
-    "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
-    "prefix": True, "summary": False, "progress": False, "report_file": None,
-}  # fmt: skip
-"""Options of ``kernbench run`` that each run has, whatever the user says."""
 
 
 @dataclass(frozen=True)
