@@ -133,8 +133,10 @@ def _outcome() -> int:
         command = app.get_command(click.Context(app), name)
         click.echo(f"kernbench: error: {for_command(error, command)}", err=True)
         return error.exit_code
-    except Exception:
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:
+        from kernbench.scheduler.tracebacks import user_traceback
+
+        click.echo(user_traceback(error).rstrip(), err=True)
         return 1
     return 0
 

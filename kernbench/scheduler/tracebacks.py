@@ -68,8 +68,8 @@ def is_programs(filename: str) -> bool:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Folders of torch and Triton. They have been imported by what can raise, or lie nowhere in a traceback."""
-    places = (getattr(find_spec(name), "origin", None) for name in ("torch", "triton"))
+    """Folders of torch and Triton, and of what reads the command line. A program's lines are in none of them."""
+    places = (getattr(find_spec(name), "origin", None) for name in ("torch", "triton", "click"))
     return tuple(os.path.join(os.path.dirname(place), "") for place in places if place)
 
 
