@@ -11,18 +11,12 @@ from kernbench.commands import run as one_run
 from kernbench.commands.report_option import report_option
 from kernbench.commands.torchrun_options import TorchrunCommand
 
-GIVEN: dict[str, Any] = {
-    "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
-    "prefix": True, "summary": False, "progress": False, "report_file": None,
-}  # fmt: skip
-"""Options of ``kernbench run`` that each run has, whatever the user says."""
-
 
 def _params() -> list[click.Parameter]:
     """Those of ``kernbench run`` but the ones that each run has; races are looked for unless the user says otherwise."""
     params = []
     for each in one_run.command.params:
-        if each.name not in (*GIVEN, "references"):
+        if each.name not in (*one_run.GIVEN, "references"):
             param = copy.copy(each)
             if param.name == "races":
                 param.default, param.envvar = "error", None

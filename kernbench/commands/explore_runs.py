@@ -17,7 +17,6 @@ import click
 import torch.distributed
 
 from kernbench.commands import run as one_run
-from kernbench.commands.explore import GIVEN
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import Trial, Watch
@@ -57,7 +56,7 @@ def _trial(asked: AskedRuns, schedule: str) -> Trial:
     context.meta[DASHES] = asked.dashes
     with _printed() as output, using(manager, dict(asked.given)), context:
         try:
-            one_run.command.callback(**asked.values, **{**GIVEN, "schedule": schedule})  # type: ignore[misc]
+            one_run.command.callback(**asked.values, **{**one_run.GIVEN, "schedule": schedule})  # type: ignore[misc]
         except SystemExit as end:
             failure = None if not end.code else end
         except ConfigError:

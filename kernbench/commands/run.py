@@ -13,6 +13,12 @@ from kernbench.commands.steps_options import steps_options
 from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
 from kernbench.defaults import DEFAULT_SYSTEM, FOLDED_ABOVE
 
+GIVEN: dict[str, Any] = {
+    "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
+    "prefix": True, "summary": False, "progress": False, "report_file": None,
+}  # fmt: skip
+"""Options that each run of an exploration has, whatever the user says."""
+
 
 @click.command(cls=TorchrunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--nproc-per-node", "--nproc_per_node", type=RanksPerNode(), help="Ranks per node; gpu: one per SIP. Without "

@@ -39,7 +39,7 @@ _lost: list[OSError] = []
 class _WatchedFile(io.FileIO):
     """A file that remembers that it could not be written: what has tried may have caught it, or be a rank."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

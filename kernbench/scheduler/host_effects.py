@@ -209,11 +209,11 @@ def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
         before[signum](signum, frame)
 
     if threading.current_thread() is threading.main_thread():
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(signum)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(each)
             if handler is signal.default_int_handler or isinstance(handler, EndingHandler):
-                before[signum] = handler
-                signal.signal(signum, interrupt)
+                before[each] = handler
+                signal.signal(each, interrupt)
     try:
         yield
     finally:
