@@ -58,7 +58,9 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
                 textcoords="offset points",
             )  # fmt: skip
         axes.set(
-            xlabel="memory that the fullest GPU must have (GiB); dashed: what it has", ylabel=f"{unit} per GPU", title=title
+            xlabel="memory that the fullest GPU must have (GiB); dashed: what it has",
+            ylabel=f"{unit} per GPU",
+            title=title,
         )
         axes.set_ylim(0, 1.1 * max(row["throughput_per_gpu"] for row in shown))
         axes.set_xlim(0, 1.1 * max(max(row["device_bytes"], row["capacity_bytes"]) for row in shown) / GIB)
