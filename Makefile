@@ -91,7 +91,8 @@ test-triton-matrix: $(TRITON_VERSIONS:%=.venv-triton-%/.tested)  ## the Triton e
 
 .PHONY: $(TRITON_VERSIONS:%=.venv-triton-%/.tested)
 $(TRITON_VERSIONS:%=.venv-triton-%/.tested): .venv-triton-%/.tested: .venv-triton-%/.installed
-	.venv-triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/triton_engine tests/kernels $(ARGS)
+	.venv-triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/triton_engine tests/kernels \
+	  tests/commands/test_command_line.py $(ARGS)
 
 # Two versions of torch are supported; each brings its own Triton. PyPI's builds are for CUDA: 5.5 GB each, installed.
 TORCH_VERSIONS ?= 2.13.0 2.14.1

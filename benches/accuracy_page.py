@@ -19,6 +19,7 @@ from kernbench.cost.validation import compare_manifest
 from kernbench.end_to_end.published import published
 from kernbench.end_to_end.report import report as steps_report
 from kernbench.end_to_end.results import read_results
+from kernbench.output_files import write_file
 
 
 def replaced(page: str, name: str, text: str) -> str:
@@ -37,7 +38,7 @@ def rewrite(page: Path, left_out: list[Path]) -> None:
         text = replaced(text, "steps", steps_report(read_results(results, published())))
     if left_out:
         text = replaced(text, "left-out", "\n".join(path.read_text().rstrip() for path in left_out))
-    page.write_text(text)
+    write_file(page, text)
 
 
 def main() -> None:

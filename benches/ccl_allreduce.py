@@ -25,6 +25,7 @@ from benches.harness.nccl_format import footer, header, json_report, row_line, t
 from benches.harness.progress import ProgressBar
 from benches.harness.sizes import SIZE, sweep
 from kernbench.benching import OUTPUT, BenchCommand, SimulationOptions, bench_main, simulation_options
+from kernbench.output_files import write_file
 
 NAME = "ccl_allreduce"
 
@@ -209,7 +210,7 @@ def command(
             bar.echo(line)
         if json_file is not None:
             report = json_report(ctx, NAME, plan, results, world_size, click_ctx.meta[BenchCommand.ARGUMENTS])
-            json_file.write_text(json.dumps(report, indent=1) + "\n")
+            write_file(json_file, json.dumps(report, indent=1) + "\n")
     if not results.ok:
         click_ctx.exit(1)
 

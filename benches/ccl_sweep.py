@@ -32,6 +32,7 @@ from kernbench.ccl.timing import plan_seconds
 from kernbench.collective_kinds import COLLECTIVES as ALL
 from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
+from kernbench.output_files import replacing, write_file
 from kernbench.topology import Topology, resolve_topology
 
 NAME = "ccl_sweep"
@@ -224,7 +225,10 @@ def draw(results: Sweep, path: Path) -> None:
             axes.set_xscale("log", base=2)
             axes.legend(fontsize=7)
         figure.suptitle(f"{results.system}, {results.nodes} node(s), {results.ranks} ranks")
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        with replacing(path) as part:
+            figure.savefig(
+                part, format=path.suffix[1:] or None, metadata={"Date": None} if path.suffix == ".svg" else None
+            )
 
 
 def _names(known: Sequence[str] | None, what: str) -> Callable[[Any, Any, str], tuple[str, ...] | None]:
@@ -292,7 +296,7 @@ def command(
         for name, reason in results.left_out.items():
             bar.echo(f"# left out: {name} ({reason})")
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(results), indent=1) + "\n")
+        write_file(json_file, json.dumps(asdict(results), indent=1) + "\n")
     if plot_file is not None:
         draw(results, plot_file)
 

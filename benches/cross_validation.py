@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kernbench.cost.cross_validation import KEYS, Fold, bands, judged, leave_one_out
 from kernbench.cost.validation import Comparison, Score, score
+from kernbench.output_files import write_file
 
 KINDS = ("collective", "gemm", "memory_bound")
 
@@ -54,7 +55,7 @@ def print_folds(
             for fold in every
             for item in fold.comparisons
         ]
-        json_path.write_text(json.dumps({"by": by, "tables": tables}, indent=1) + "\n")
+        write_file(json_path, json.dumps({"by": by, "tables": tables}, indent=1) + "\n")
     return every
 
 

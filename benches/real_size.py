@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kernbench
+from kernbench.output_files import write_file
 
 
 class Job(NamedTuple):
@@ -149,8 +150,7 @@ def main(names: tuple[str, ...], quick: bool, json_file: str | None) -> None:
     table.add_row("one recorded operation", f"{each * 1e6:.1f} us", "<= 15 us", "", "", "")
     console.print(table)
     if json_file:
-        with open(json_file, "w") as file:
-            json.dump([*found, {"job": "one recorded operation", "cpu": each}], file, indent=2)
+        write_file(json_file, json.dumps([*found, {"job": "one recorded operation", "cpu": each}], indent=2))
     sys.exit(code)
 
 

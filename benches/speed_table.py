@@ -17,6 +17,7 @@ from benches import distributed_speed, runtime_speed, triton_speed
 from benches.harness.speed_command import SpeedRun, speed_options
 from benches.harness.turns import UNITS, Comparison, Outcome
 from kernbench.benching import OUTPUT
+from kernbench.output_files import write_file
 
 NAME = "speed_table"
 CHOSEN = (
@@ -74,7 +75,7 @@ def command(speed: SpeedRun, page: Path | None) -> None:
     """Measure and print."""
     found = run(speed=speed)
     if page is not None:
-        page.write_text(markdown(found))
+        write_file(page, markdown(found))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from benches.harness.scaling import (
 )
 from kernbench import tp
 from kernbench.benching import BenchCommand, bench_main
+from kernbench.output_files import replacing
 
 NAME = "train_gpt"
 TEXT = Path(__file__).parent / "data" / "harbour.txt"
@@ -172,7 +173,8 @@ def plot_losses(path: Path, results: Sequence[Measurement]) -> None:
     for axes in (by_step, by_time):
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path)
+    with replacing(path) as part:
+        figure.savefig(part, format=path.suffix[1:] or None)
     pyplot.close(figure)
 
 

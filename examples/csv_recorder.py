@@ -6,9 +6,10 @@ Rows are in the order of virtual time, so that the file is the same whenever the
 """
 
 import csv
-from pathlib import Path
 
 import click
+
+from kernbench.output_files import replacing
 
 COLUMNS = ("what", "name", "ranks", "start_us", "end_us", "nbytes", "detail")
 
@@ -46,7 +47,7 @@ class CsvRecorder:
 
     def kernbench_timeline_finished(self, ctx):
         if ctx.options["csv"]:
-            with Path(ctx.options["csv"]).open("w", newline="", encoding="utf-8") as file:
+            with replacing(ctx.options["csv"]) as part, part.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 writer.writerow(COLUMNS)
                 writer.writerows(self.table())

@@ -6,17 +6,21 @@ Each subcommand lives in a module of :mod:`kernbench.commands` and is imported o
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import ctypes
 import difflib
-import gc
 import os
+import signal
 import sys
+import threading
+from atexit import _run_exitfuncs
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
-from kernbench.errors import KernbenchError
-from kernbench.scheduler.watchdog import HiddenBlockingError
+from kernbench.commands.standard_output import LostOutput, require_output, watch_output
+from kernbench.errors import HiddenBlockingError, KernbenchError
 from kernbench.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -40,8 +44,23 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+class _FromCommand(Exception):
+    """What a command has raised that click would take for its own business."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class _LazyGroup(click.Group):
     """A click group whose subcommands are imported when asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See click, which would make ``Aborted!`` of a Ctrl-C, and say nothing of output that is lost."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, OSError, EOFError) as error:
+            raise _FromCommand(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -81,22 +100,80 @@ def app() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script. Errors that kernbench explains itself exit with code 2 and no traceback."""
-    atexit.register(gc.freeze)  # Python's last search for cycles goes through all of torch, which takes a second
+    """Entry point of the console script: run the command line, and end the process with its exit code."""
+    watch_output()
+    end_process(_outcome())
+
+
+def _outcome() -> int:
+    """Run the command line; gives its exit code. What kernbench explains itself has no traceback."""
     try:
-        app()
+        try:
+            app()
+        except SystemExit as end:
+            require_output()
+            return _code_of(end)
+        except _FromCommand as raised:
+            require_output()  # it may be the very thing
+            raise raised.error from None
+    except LostOutput as lost:
+        return _tell_lost(lost)
+    except KeyboardInterrupt as error:
+        click.echo("kernbench: interrupted", err=True)
+        return 128 + int(getattr(error, "signum", signal.SIGINT))
     except HiddenBlockingError:
         click.echo("kernbench: error: a rank waits for ever: see above", err=True)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(2)  # what Python does at its end would wait for the same lock
+        os._exit(HiddenBlockingError.exit_code)  # what Python does at its end would wait for the same lock
     except KernbenchError as error:
         from kernbench.benching import for_command
 
         name = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
         command = app.get_command(click.Context(app), name)
         click.echo(f"kernbench: error: {for_command(error, command)}", err=True)
-        sys.exit(2)
+        return error.exit_code
+    except Exception as error:
+        from kernbench.scheduler.tracebacks import user_traceback
+
+        click.echo(user_traceback(error).rstrip(), err=True)
+        return 1
+    return 0
+
+
+def _tell_lost(lost: LostOutput) -> int:
+    if not lost.is_quiet:
+        click.echo(f"kernbench: error: cannot write standard output: {lost.error.strerror}", err=True)
+    return lost.exit_code
+
+
+def _code_of(end: SystemExit) -> int:
+    """As Python has it: a text is printed, and means 1."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    click.echo(end.code, err=True)
+    return 1
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process as Python does, up to where it takes its modules apart.
+
+    That would only take time (a last search for cycles goes through all of torch), and what Triton's bindings then find alive
+    they list, over dozens of lines, as leaks.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        _run_exitfuncs()
+    try:
+        require_output()
+    except LostOutput as lost:
+        code = code or _tell_lost(lost)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+MOST_OF_A_MESSAGE = 20_000
+"""Characters of what an exception says that are shown."""
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says: also one that cannot say it, and of one that says very much the beginning."""
+    try:
+        text = str(error)
+    except Exception as reason:
+        return f"<its __str__ raised {type(reason).__name__}>"
+    if len(text) <= MOST_OF_A_MESSAGE:
+        return text
+    return f"{text[:MOST_OF_A_MESSAGE]}... (shortened: the message has {len(text):,} characters)"
+
 
 class KernbenchError(RuntimeError):
     """Base class of every error that kernbench raises on its own account.
 
     Attributes:
         ranks: of a kernel's error, those whose programs it concerns; empty: nobody says.
+        exit_code: of a command that ends with it.
     """
 
     ranks: tuple[int | None, ...] = ()
+    exit_code = 2
 
 
 class ConfigError(KernbenchError, ValueError):
@@ -29,6 +45,12 @@ class ConfigError(KernbenchError, ValueError):
     """
 
     remedy: tuple[str, int] | None = None
+
+
+class OutputError(KernbenchError, OSError):
+    """A file that was asked for cannot be written: the disk is full, say. Of a file that was there before nothing is lost."""
+
+    exit_code = 1
 
 
 class CallError(KernbenchError, ValueError):
@@ -45,6 +67,10 @@ class DeadlockError(KernbenchError):
 
     waits_for: Mapping[int, Sequence[int]] = {}
     doing: Mapping[int, str] = {}
+
+
+class HiddenBlockingError(KernbenchError):
+    """A rank blocks its thread, and nothing in the process can wake it. The message has been written to ``stderr`` before."""
 
 
 class CollectiveMismatchError(KernbenchError):

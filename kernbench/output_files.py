@@ -1,10 +1,19 @@
-"""Files that are written in the end: whether they can be is found out before."""
+"""Files that are written in the end: whether they can be is found out before, and a reader never sees half of one.
+
+Every file that kernbench writes for a user is written by :func:`replacing`: beside its place, and renamed when it is whole.
+So a disk that is full costs the new file and not the one before, and is said in a line.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, OutputError
 
 
 def require_place(path: str | Path, *endings: str, option: str = "") -> str:
@@ -14,7 +23,7 @@ def require_place(path: str | Path, *endings: str, option: str = "") -> str:
     there is no folder for it.
     """
     target = Path(path)
-    name = f"{option} {target}".strip()
+    name = f"{option} {shown(target)}".strip()
     ending = next((each for each in endings if target.name.endswith(each)), "")
     if endings and not ending:
         *others, last = endings
@@ -24,5 +33,65 @@ def require_place(path: str | Path, *endings: str, option: str = "") -> str:
     if target.is_dir():
         raise ConfigError(f"{name}: is a folder; expected a file")
     if not target.absolute().parent.is_dir():
-        raise ConfigError(f"{name}: there is no folder {target.absolute().parent}")
+        raise ConfigError(f"{name}: there is no folder {shown(target.absolute().parent)}")
     return ending
+
+
+def shown(path: str | Path) -> str:
+    """A path as text that can be written anywhere: bytes that are not UTF-8 as ``\\xff``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A block that writes a file; it gets the path to write to, and ``path`` has the file when the block has ended well.
+
+    If it does not, what was at ``path`` before is there still, and nothing else. What is no regular file (``/dev/stdout``, a
+    named pipe) is written in place, and a link stays one.
+
+    Raises:
+        OutputError: the system refuses to write it; the message says why.
+    """
+    target = Path(os.path.realpath(path))
+    if _is_written_in_place(Path(path)):
+        with _explained(path):
+            yield Path(path)
+        return
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    with _explained(path):
+        try:
+            yield part
+            if target.exists():
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+            part.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+
+
+def write_file(path: str | Path, content: str | bytes, *, compressed: bool = False) -> None:
+    """Write a whole file by :func:`replacing`: text as UTF-8, lone surrogates in it escaped; ``compressed``: by gzip.
+
+    Raises:
+        OutputError: see :func:`replacing`.
+    """
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    with replacing(path) as part:
+        part.write_bytes(gzip.compress(data, mtime=0) if compressed else data)
+
+
+def _is_written_in_place(path: Path) -> bool:
+    if path.parts[:2] in (("/", "dev"), ("/", "proc")) and not path.is_relative_to("/dev/shm"):
+        return True
+    return path.exists() and not path.is_file()
+
+
+@contextlib.contextmanager
+def _explained(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failure = OutputError(f"cannot write {shown(path)}: {error.strerror or error}")
+        failure.errno = error.errno
+        raise failure from error

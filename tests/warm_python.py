@@ -157,7 +157,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 if __name__ == "__main__":
-    import kernbench.commands.explore
+    import kernbench.commands.explore_search
     import kernbench.commands.run
     import kernbench.trace.chrome
     import kernbench.trace.steps_report  # noqa: F401

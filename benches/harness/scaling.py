@@ -21,6 +21,7 @@ import click
 from benches.harness.progress import ProgressBar
 from kernbench.benching import OUTPUT, SimulationOptions, simulation_options
 from kernbench.errors import ConfigError
+from kernbench.output_files import replacing, write_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -232,7 +233,7 @@ def _name(result: Measurement) -> str:
 def write_json(path: Path, name: str, results: Sequence[Measurement], **settings: Any) -> None:
     """The measurements, SI units, and the settings that they were made with."""
     document = {"bench": name, "settings": settings, "results": [dataclasses.asdict(result) for result in results]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(document, indent=1) + "\n")
 
 
 def plot_comparison(path: Path, title: str, results: Sequence[Measurement]) -> None:
@@ -255,7 +256,8 @@ def plot_comparison(path: Path, title: str, results: Sequence[Measurement]) -> N
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     times.legend(title="dotted: ideal")
-    figure.savefig(path)
+    with replacing(path) as part:
+        figure.savefig(part, format=path.suffix[1:] or None)
     pyplot.close(figure)
 
 

@@ -20,6 +20,7 @@ from benches.harness import history
 from benches.harness.progress import ProgressBar
 from benches.harness.turns import REACHED, UNITS, Budget, Comparison, Estimate, Outcome, measure
 from kernbench.benching import OUTPUT
+from kernbench.output_files import write_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,7 +68,7 @@ class SpeedRun:
     def keep_records(self, records: Sequence[dict[str, Any]], bench: str) -> None:
         """Write the JSON, add to the history."""
         if self.json is not None:
-            self.json.write_text(json.dumps(records, indent=1) + "\n")
+            write_file(self.json, json.dumps(records, indent=1) + "\n")
         if self.keep and (path := history.append(records, bench, path=self.history)) is not None:
             click.echo(f"# {len(records)} lines added to {path}")
 

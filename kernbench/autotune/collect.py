@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kernbench.autotune import finder
 from kernbench.autotune.finder import FoundAutotuner, base_function, home_of
+from kernbench.output_files import write_file
 
 _log = logging.getLogger(__name__)
 
@@ -75,10 +75,7 @@ def _plain(value: Any) -> Any:
 def write_report(path: str | Path, rows: list[Row] | None = None) -> int:
     """Write ``rows`` (default: :func:`collect_autotune_configs`) as JSON, whole or not at all. Returns their number."""
     rows = collect_autotune_configs() if rows is None else rows
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    beside.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    beside.replace(target)
+    write_file(path, json.dumps(rows, indent=2) + "\n")
     return len(rows)
 
 

@@ -12,7 +12,6 @@ key of the same element types. What the file does not know is tuned as always.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, log2
 from pathlib import Path
@@ -22,6 +21,7 @@ from kernbench.autotune.collect import config_row, label_key
 from kernbench.autotune.finder import base_function
 from kernbench.autotune.rank import Ranked
 from kernbench.errors import ConfigError
+from kernbench.output_files import write_file
 
 FORMAT = 1
 TunerT = TypeVar("TunerT")
@@ -45,11 +45,8 @@ def entry(
 
 def write_seeds(path: str | Path, device: str, entries: Sequence[Mapping[str, Any]]) -> None:
     """Write a file of rankings, whole or not at all."""
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
     text = json.dumps({"format": FORMAT, "device": device, "entries": list(entries)}, indent=1)
-    beside.write_text(text + "\n", encoding="utf-8")
-    beside.replace(target)
+    write_file(path, text + "\n")
 
 
 def read_seeds(path: str | Path) -> list[dict[str, Any]]:

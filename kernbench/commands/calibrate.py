@@ -10,7 +10,7 @@ import numpy as np
 
 from kernbench.cost.calibration import calibrate, measure_log, measure_manifest, system_document
 from kernbench.cost.validation import Comparison
-from kernbench.errors import ConfigError
+from kernbench.output_files import write_file
 
 BAD_FIT = 0.2
 """Median error beyond which a fit is called bad: several times what the shipped systems have."""
@@ -44,10 +44,7 @@ def command(source: Path, system: str, out: Path, collective: str | None, ranks:
         for line in by_size(*lines):
             click.echo(line)
     base = str(Path(system).resolve()) if Path(system).suffix in (".yaml", ".yml") else system
-    try:
-        out.write_text(system_document(base, result))
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror or error}") from None
+    write_file(out, system_document(base, result))
     click.echo(f"wrote {out}")
     if result.after.median > BAD_FIT:
         click.echo(

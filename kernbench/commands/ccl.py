@@ -7,14 +7,8 @@ import sys
 
 import click
 
-from kernbench.ccl.config import AUTO, load_ccl_config
-from kernbench.ccl.expressions import check_schedule, expressions
-from kernbench.ccl.placement import Placement
-from kernbench.ccl.registry import algorithm_module, build_schedule
-from kernbench.ccl.schedule import CannotServeError
-from kernbench.collective_kinds import COLLECTIVES, KINDS
+from kernbench.commands.names import ALGORITHM, SYSTEM
 from kernbench.errors import ConfigError
-from kernbench.topology import resolve_topology
 
 
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,9 +19,14 @@ def command() -> None:
 
 
 @command.command(name="list")
-@click.option("--system", metavar="NAME|PATH", help="Whose settings.  [default: sip8]")
+@click.option("--system", type=SYSTEM, metavar="NAME|PATH", help="Whose settings.  [default: sip8]")
 def list_algorithms(system: str | None) -> None:
     """The entries of ccl.yaml by collective; `*` marks the one that is used."""
+    from kernbench.ccl.config import AUTO, load_ccl_config
+    from kernbench.ccl.registry import algorithm_module
+    from kernbench.collective_kinds import COLLECTIVES
+    from kernbench.topology import resolve_topology
+
     config = load_ccl_config(system=resolve_topology(system).topology_obj.system)
     for collective in COLLECTIVES:
         used = config.algorithm_for(collective)
@@ -40,12 +39,18 @@ def list_algorithms(system: str | None) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", type=ALGORITHM, metavar="NAME")
 @click.option("--members", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="That they stand on.")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True)
 def order(name: str, members: int, nodes: int, root: int) -> None:
     """In which order NAME, an entry of ccl.yaml, reduces: per chunk, as member 0 (of a rooted one, the root) ends with it."""
+    from kernbench.ccl.config import load_ccl_config
+    from kernbench.ccl.expressions import expressions
+    from kernbench.ccl.placement import Placement
+    from kernbench.ccl.registry import algorithm_module, build_schedule
+    from kernbench.collective_kinds import KINDS
+
     entry = load_ccl_config().select(name)
     where = Placement.flat(members, nodes=min(nodes, members), reduces_in_switch=True)
     schedule = build_schedule(entry.module, members, root, where)
@@ -64,6 +69,12 @@ def order(name: str, members: int, nodes: int, root: int) -> None:
 @click.option("--members", type=click.IntRange(min=1), default=16, show_default=True, help="Check 1 to this many.")
 def check(module: str, members: int) -> None:
     """Whether the schedules of MODULE, a Python module, do what its collective asks: for 1 member, 2, 3, ..."""
+    from kernbench.ccl.expressions import check_schedule
+    from kernbench.ccl.placement import Placement
+    from kernbench.ccl.registry import algorithm_module, build_schedule
+    from kernbench.ccl.schedule import CannotServeError
+    from kernbench.collective_kinds import KINDS
+
     found = algorithm_module(module)
     collective = str(found.COLLECTIVE)
     counts = [2] if collective == "send" else range(1, members + 1)

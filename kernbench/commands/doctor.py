@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -228,6 +229,15 @@ def _driver() -> Iterator[Finding]:
     yield Finding(OK, "Triton driver", f"entry point found; KERNBENCH_TRITON is {'1: in use' if on else 'not set'}")
 
 
+def _takes_files(folder: Path) -> bool:
+    """Whether a folder can be made there: where everything is permitted (root), the file system may refuse all the same."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 def _cache() -> Iterator[Finding]:
     given = os.environ.get("TRITON_CACHE_DIR")
     home = os.environ.get("TRITON_HOME", str(Path.home()))
@@ -235,7 +245,7 @@ def _cache() -> Iterator[Finding]:
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    if not _takes_files(existing):
         yield Finding(
             FAIL, "Triton cache", f"{folder} cannot be written", "set TRITON_CACHE_DIR to a folder that you may write to"
         )  # fmt: skip

@@ -24,12 +24,6 @@ from kernbench.plugins.manager import default_manager, using
 from kernbench.runtime_api import launcher as launcher  # imported before the forks, not in each
 from kernbench.runtime_api.context import simulate
 
-GIVEN: dict[str, Any] = {
-    "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
-    "prefix": True, "summary": False, "progress": False, "report_file": None,
-}  # fmt: skip
-"""Options of ``kernbench run`` that each run has, whatever the user says."""
-
 
 @dataclass(frozen=True)
 class AskedRuns:
@@ -62,7 +56,7 @@ def _trial(asked: AskedRuns, schedule: str) -> Trial:
     context.meta[DASHES] = asked.dashes
     with _printed() as output, using(manager, dict(asked.given)), context:
         try:
-            one_run.command.callback(**asked.values, **{**GIVEN, "schedule": schedule})  # type: ignore[misc]
+            one_run.command.callback(**asked.values, **{**one_run.GIVEN, "schedule": schedule})  # type: ignore[misc]
         except SystemExit as end:
             failure = None if not end.code else end
         except ConfigError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from kernbench.commands.names import SYSTEM
 from kernbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 @click.command("kernel", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="FILE.py[:KERNEL]")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--system", type=SYSTEM, metavar="NAME|FILE", help="System whose GPU the script has.  [default: sip8]")
 @click.option("--ttir", is_flag=True, help="Print the TTIR that runs.")
 @click.option("--resources", "with_resources", is_flag=True, help="Compile in full: registers, shared memory, spills.")
 @click.option("--lines", default=12, show_default=True, help="Source lines to show per kernel, by wall time.")
-def command(target: str, args: tuple[str, ...], ttir: bool, with_resources: bool, lines: int) -> None:
-    """Run FILE.py (with ARGS) on the CPU engine and report the kernels that it launches.
+def command(
+    target: str, args: tuple[str, ...], system: str | None, ttir: bool, with_resources: bool, lines: int
+) -> None:
+    """Run FILE.py (with ARGS), as kernbench run does, and report the kernels that it launches.
 
     Shown per kernel: launches, programs, bytes, operations, modelled time on the target, resources, and where the wall
     time of this machine goes, per source line. KERNEL limits the report to kernels of that name.
@@ -32,15 +35,23 @@ def command(target: str, args: tuple[str, ...], ttir: bool, with_resources: bool
     path, _, name = target.partition(":")
     if not Path(path).is_file():
         raise ConfigError(f"no such script: {path}; expected FILE.py or FILE.py:KERNEL")
-    from kernbench.triton_engine import activate, deactivate
+    from kernbench.commands.run_failures import ShownFailures
+    from kernbench.runtime_api import launcher
+    from kernbench.runtime_api.context import simulate
     from kernbench.triton_engine.launching import record_launches
 
-    saved = sys.argv
-    sys.argv = [path, *args]
-    activate()
-    try:
-        with record_launches(profile=True) as records:
-            runpy.run_path(path, run_name="__main__")
+    program = launcher.RankProgram.script(path, args)
+    failures = ShownFailures()
+    with simulate(system) as ctx, record_launches(profile=True) as records:
+        try:
+            launcher.run_once(ctx, program, prefix=False)
+        except SystemExit as end:
+            if end.code:
+                raise
+        except Exception as error:
+            if not failures.script(error, program.file):
+                raise
+            sys.exit(1)
         chosen = [r for r in records if not name or r.name == name]
         if not chosen:
             known = ", ".join(sorted({r.name for r in records})) or "none"
@@ -48,9 +59,6 @@ def command(target: str, args: tuple[str, ...], ttir: bool, with_resources: bool
         console = Console()
         for kernel in dict.fromkeys(r.name for r in chosen):
             _report(console, [r for r in chosen if r.name == kernel], ttir, with_resources, lines)
-    finally:
-        sys.argv = saved
-        deactivate()
 
 
 def _report(console: Console, records: list[LaunchRecord], ttir: bool, with_resources: bool, lines: int) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kernbench.precompile import Compilation, Report, Variant, read_spaces, variants
-from kernbench.precompile.run import compile_all
-from kernbench.precompile.target import EXAMPLES
+from kernbench.defaults import TARGETS
+
+if TYPE_CHECKING:
+    from kernbench.precompile import Compilation, Report, Variant
 
 
 @click.command(name="precompile")
 @click.argument("spec")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Processes; by default one per core.")
-@click.option("--target", "targets", multiple=True, help=f"Compile for this one ({EXAMPLES}, ...); repeatable.")
+@click.option("--target", "targets", multiple=True, help=f"Compile for this one ({TARGETS}, ...); repeatable.")
 @click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help="Instead of Triton's own cache.")
 @click.option("--values", is_flag=True, help="Compile what kernbench's own engine runs, not the device's binaries.")
 @click.option("--list", "list_only", is_flag=True, help="Print the variants and compile nothing.")
@@ -32,6 +34,8 @@ def command(
 
     Exits with 1 if a variant could not be compiled.
     """
+    from kernbench.precompile import read_spaces, variants
+
     todo = variants(read_spaces(spec), targets)
     if list_only:
         for variant in todo:
@@ -54,6 +58,8 @@ def command(
 
 
 def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path | str | None, values: bool) -> Report:
+    from kernbench.precompile.run import compile_all
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=len(todo))

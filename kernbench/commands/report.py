@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from kernbench.commands.torchrun_options import TorchrunCommand
 if TYPE_CHECKING:
     from kernbench.html_report.server import ReportServer
 
+_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 _PAGES, _TRACES = (".html", ".htm"), (".json", ".json.gz")
 
 
@@ -42,7 +44,7 @@ def _serve(host: str, port: int, exit_when_done: bool, **given: Any) -> None:
         code = 0 if written is not None else _run(server, given)
         try:
             server.finish()
-            if not exit_when_done:
+            if not exit_when_done and code not in _INTERRUPTED:
                 server.wait()
         except KeyboardInterrupt:
             click.echo(err=True)

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kernbench.commands.jitter_options import Straggler
-from kernbench.commands.report_option import LIVE, report_option
-from kernbench.commands.run_command import RankCommand, found
-from kernbench.commands.run_failures import ShownFailures
-from kernbench.commands.steps_options import StepsOptions, steps_options
-from kernbench.commands.torchrun_options import DASHES, Nodes, RanksPerNode, TorchrunCommand, torchrun_options
-from kernbench.errors import ConfigError
-from kernbench.order import check_findings_path, write_findings
-from kernbench.output_files import require_place
-from kernbench.simulation.folding import FOLDED_ABOVE
-from kernbench.stand_ins import standing_in
-from kernbench.topology.loader import DEFAULT_SYSTEM
+from kernbench.commands.names import SYSTEM
+from kernbench.commands.report_option import report_option
+from kernbench.commands.steps_options import steps_options
+from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
+from kernbench.defaults import DEFAULT_SYSTEM, FOLDED_ABOVE
 
-if TYPE_CHECKING:
-    from kernbench.autotune.report import AutotuneReport
-    from kernbench.commands.run_beside import RunBeside
-    from kernbench.html_report.server import ReportServer
-    from kernbench.runtime_api.context import RuntimeContext
-    from kernbench.topology import Topology
+GIVEN: dict[str, Any] = {
+    "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,
+    "prefix": True, "summary": False, "progress": False, "report_file": None,
+}  # fmt: skip
+"""Options that each run of an exploration has, whatever the user says."""
 
 
 @click.command(cls=TorchrunCommand, context_settings={"allow_interspersed_args": False})
@@ -38,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--nnodes", type=Nodes(), default=1, show_default=True, help="Nodes.")
 @click.option(
     "--system",
+    type=SYSTEM,
     metavar="NAME|FILE",
     help=f"System to run on (see `kernbench systems`).  [default: {DEFAULT_SYSTEM}, generic accelerators]",
 )
@@ -86,6 +75,9 @@ if TYPE_CHECKING:
               "as long: 3:1.2; may be repeated.")  # fmt: skip
 @click.option("--schedule", metavar="STRING", envvar="KERNBENCH_SCHEDULE", help="What goes first where several things could "
               "(docs/order.md): default, random:SEED, or what kernbench explore has printed.")  # fmt: skip
+@click.option("--traceback", type=click.Choice(["short", "full"]), default="short", show_default=True,
+              envvar="KERNBENCH_TRACEBACK", help="Of what fails, show the program's own lines, or those of the simulator "
+              "and torch, too.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("--stand-in", "stand_ins", metavar="NAME", multiple=True, help="Let the program import NAME, a package of CUDA "
@@ -95,38 +87,7 @@ if TYPE_CHECKING:
 @torchrun_options
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(
-    nproc_per_node: int | str | None,
-    nnodes: int,
-    system: str | None,
-    seed: int,
-    memory_limit: str,
-    trace: str | None,
-    report_file: str | None,
-    flight_recorder: str | None,
-    autotune_report: str | None,
-    per_rank_modules: tuple[str, ...],
-    isolation: str,
-    data: bool,
-    unknown: str,
-    ranks: str | None,
-    exact_dtype: bool,
-    fill_uninitialized: str,
-    races: str,
-    races_output: str | None,
-    memory: str,
-    jitter: float,
-    stragglers: tuple[tuple[int, float], ...],
-    schedule: str | None,
-    prefix: bool,
-    summary: bool,
-    stand_ins: tuple[str, ...],
-    module: bool,
-    program: str,
-    args: tuple[str, ...],
-    variables: dict[str, str],
-    asked: StepsOptions,
-) -> None:
+def command(**values: Any) -> None:
     """Run PROGRAM, a script for torchrun or for one GPU, on simulated ranks.
 
     Every rank runs it as __main__ with a namespace and command line of its own. The exit code is torchrun's: 0 if every
@@ -134,257 +95,9 @@ def command(
 
     Behind -- it is a command that starts the ranks itself, as on a cluster: kernbench run -- torchrun --nproc-per-node 8
     train.py. Its processes join the simulation (docs/processes.md); the exit code is the command's.
+
+    Ctrl-C ends the run; what was asked for is written, up to there. A second one ends it at once.
     """
-    from kernbench.plugins.manager import default_manager
-    from kernbench.runtime_api import launcher
-    from kernbench.runtime_api.context import simulate
-    from kernbench.runtime_api.multiprocessing import SpawnException
-    from kernbench.topology import resolve_topology
-    from kernbench.trace import check_trace_path, write_trace
+    from kernbench.commands.run_program import run
 
-    if trace is not None:
-        check_trace_path(trace)
-    if races_output is not None:
-        check_findings_path(races_output)
-        races = "warn" if races == "off" else races
-    if asked.json is not None:
-        require_place(asked.json, option="--json")
-    live: ReportServer | None = click.get_current_context().meta.get(LIVE)
-    reports = report_file is not None or live is not None
-    report = None
-    if autotune_report is not None and isolation == "process":
-        raise ConfigError(
-            "--autotune-report: what tuners choose in processes is not collected: use --isolation carrier"
-        )
-    if autotune_report is not None:
-        from kernbench.autotune.report import AutotuneReport
-
-        require_place(autotune_report, option="--autotune-report")
-        report = AutotuneReport(autotune_report)
-    given: dict[str, Any] = {
-        "seed": seed, "enable_data": data, "unknown": unknown, "memory_limit": memory_limit, "exact_dtype": exact_dtype,
-        "fill_uninitialized": fill_uninitialized, "races": races, "memory": memory,
-        "jitter": jitter, "stragglers": dict(stragglers),
-    }  # fmt: skip
-    starter: RankCommand | None = None
-    compiled: launcher.RankProgram | None = None
-    if not module and nproc_per_node is None and _is_command(program):
-        if report is not None:
-            raise ConfigError(
-                "--autotune-report: what tuners choose in processes that join is not collected: leave it out"
-            )
-        if schedule is not None:
-            raise ConfigError("--schedule: ranks that others start are processes, which have no schedule: leave it out")
-        starter = RankCommand((program, *args), {"nodes": nnodes if nnodes > 1 else None, **given})
-    else:
-        compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
-    errors: dict[int, BaseException] = {}
-    plugins = [] if report is None else [report]
-    handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
-    per_node = _per_node(handle.topology_obj, nproc_per_node)
-    devices = _first_of_each_node(handle.topology_obj, nnodes, per_node)
-    unchosen = ranks is None
-    if ranks is None:
-        ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
-    with (
-        simulate(
-            handle,
-            plugins=plugins,
-            devices=devices,
-            ranks=ranks,
-            **given,
-            schedule=schedule,
-        ) as ctx,
-        ExitStack() as stack,
-    ):
-        stack.enter_context(standing_in(stand_ins))
-        if reports and isolation == "carrier" and starter is None:
-            ctx.simulation.describe_operations()
-        if live is not None:
-            live.watch(ctx.simulation)
-        progress = asked.begin(ctx)
-        if ranks == "all" and unchosen and not data and isolation == "carrier" and starter is None:
-            from kernbench.commands.fold_hint import FoldHint
-
-            FoldHint(ctx.simulation, sys.stderr if progress.wanted else None)
-        stack.callback(progress.stop)
-        failures = ShownFailures()
-        code = 0
-        try:
-            if starter is not None:
-                code, errors = starter.run(ctx, handle.path, failures)
-            elif compiled is None or nproc_per_node is None:
-                assert compiled is not None
-                if isolation == "process":
-                    ctx.simulation.remarks.setdefault(_NO_RANK)
-                beside = _beside(ctx, handle.path, nnodes, summary, given) if isolation == "carrier" else None
-                with nullcontext() if beside is None else closing(beside):
-                    launcher.run_once(
-                        ctx, compiled, prefix=prefix, at_end=None if report is None else report.look, isolation=isolation,
-                        variables=variables, let_join=None if beside is None else beside.let_join,
-                    )  # fmt: skip
-            else:
-                ctx.simulation.scheduler.on_first_failure = failures.first
-                launcher.run_ranks(
-                    ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
-                    per_rank_modules=per_rank_modules, variables=variables, isolation=isolation,
-                )  # fmt: skip
-        except SpawnException as error:
-            errors = failures.all(error)
-        except Exception as error:
-            if compiled is None or nproc_per_node is not None or not failures.script(error, compiled.file):
-                raise
-            if isolation == "process":
-                click.echo(_NO_RANK, err=True)
-            errors = {0: error}
-        finally:
-            ctx.simulation.scheduler.on_first_failure = None
-        progress.summing_up()
-        if live is not None:
-            live.summing_up()
-        if trace is not None:
-            write_trace(ctx, trace)
-        if flight_recorder is not None:
-            from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
-
-            write_flight_record(ctx.simulation, flight_recorder)
-        if report is not None:
-            _write_autotune_report(report)
-        races_found = _print_races(ctx)
-        if races_output is not None and ctx.simulation.order is not None:
-            write_findings(races_output, ctx.simulation.order.races)
-        if summary:
-            print_summary(ctx, failed=bool(errors))
-            asked.print_steps(ctx)
-        if reports:
-            asked.write_report(ctx, report_file, program, args, errors, live)
-        asked.write_json(ctx, program, args, errors)
-    sys.exit(code if starter is not None else 1 if errors or races_found else 0)
-
-
-_NO_RANK = (
-    "the script itself had no simulated GPU: with --isolation process it is no rank, only what it spawns is. "
-    "--nproc-per-node 1 makes it one"
-)
-
-
-def _beside(
-    ctx: RuntimeContext, system: Path, nnodes: int, summary: bool, given: Mapping[str, Any]
-) -> RunBeside | None:
-    """What a script's own processes may join; None if they cannot, as the context is."""
-    from kernbench.commands.run_beside import RunBeside
-
-    if ctx.simulation.hooks is not None or ctx.simulation.order is not None:
-        return None
-    options = [
-        "--system", str(system), "--nnodes", str(nnodes), "--seed", str(given["seed"]), "--memory-limit",
-        str(given["memory_limit"]), "--unknown", given["unknown"], *(["--exact-dtype"] if given["exact_dtype"] else []),
-        *([] if given["enable_data"] else ["--no-data"]), *([] if summary else ["--no-summary"]),
-    ]  # fmt: skip
-    return RunBeside(options, ctx.topology)
-
-
-def _is_command(program: str) -> bool:
-    """Whether PROGRAM is a command that starts the ranks itself: one behind ``--``, or what is no file here but on the path."""
-    if program.endswith(".py"):
-        return False
-    return bool(click.get_current_context().meta.get(DASHES)) or (
-        not Path(program).exists() and found(program) is not None
-    )
-
-
-def _print_races(ctx: RuntimeContext) -> int:
-    """Print the races that were collected, and say which are excused; gives how many were found."""
-    order = ctx.simulation.order
-    if order is None or order.races.mode == "off":
-        return 0
-    races = order.races
-    if races.mode == "warn":
-        for race in races.found:
-            times = races.count(race)
-            click.echo(f"{race}" + (f"\nThe two lines met so {times} times." if times > 1 else ""), err=True)
-    for race in races.excused:
-        click.echo(f"excused: {race.kind} at {race.where}: {race.excuse}", err=True)
-    if not races.found:
-        click.echo(
-            "no races among the streams, hosts, collectives and kernels of what ran, and no look at memory that "
-            "nobody has written (docs/order.md)",
-            err=True,
-        )
-    return len(races.found)
-
-
-def _first_of_each_node(topology: Topology, nnodes: int, per_node: int) -> Sequence[int] | str:
-    """The SIPs that ranks drive, as torchrun's ranks do: the first ``per_node`` of every node that the environment lets see."""
-    from kernbench.torch_backend.gpu.visible import visible_first
-
-    if nnodes == 1 or not 0 < per_node < topology.sips_per_node:
-        return "all"
-    return [sip for node in range(nnodes) for sip in visible_first(topology, topology.sips_of(node))[:per_node]]
-
-
-def _per_node(topology: Topology, asked: int | str | None) -> int:
-    """Ranks per node; ``gpu`` and ``auto``: one per GPU that the environment lets see. Raises ConfigError if that is none."""
-    from kernbench.torch_backend.gpu.visible import NodeGpus, words
-
-    if not isinstance(asked, str):
-        return asked or 0
-    gpus = NodeGpus.of(topology)
-    found = len(gpus.visible())
-    if not found:
-        raise ConfigError(f"--nproc-per-node {asked}: {words(os.environ, gpus.backend)} hides all GPUs: give a number")
-    return found
-
-
-def _write_autotune_report(report: AutotuneReport) -> None:
-    """A report that cannot be written is no reason for a run to fail."""
-    try:
-        rows = report.write()
-    except Exception as error:
-        click.echo(f"kernbench: no autotune report: {type(error).__name__}: {error}", err=True)
-    else:
-        click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {report.path}", err=True)
-
-
-def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
-    """Print modelled time per rank and bytes by collective, what no model knows, and what the log has not kept.
-
-    Of a program that ``failed`` before anything took time there is no table.
-    """
-    from kernbench.trace.memory_report import memory_lines
-    from kernbench.trace.notes import notes_of
-    from kernbench.trace.rank_times import rank_times, traffic
-    from kernbench.trace.report import report_of
-    from kernbench.trace.timeline import Timeline
-
-    times = rank_times(ctx.simulation)
-    if not times or (failed and not any(line.total for line in times)):
-        for note in notes_of(ctx.simulation, times):
-            click.echo(note)
-        return
-    folding = ctx.simulation.hosts.folding
-    world = f"{len(times)} ranks" if folding is None else f"{folding.world} ranks, of which {len(times)} ran"
-    click.echo(f"\nmodelled on {ctx.topology.system.name}, {world}")
-    click.echo(f"{'rank':>6} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9} {'host':>9}")
-    shown = times if len(times) <= 16 else [*times[:8], *times[-8:]]
-    for number, line in enumerate(shown):
-        if len(times) > 16 and number == 8:
-            click.echo(f"{'...':>6}")
-        shares = (line.compute, line.communication, line.idle, line.host)
-        cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
-        click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
-    timeline = Timeline.of(ctx, max_steps=0)
-    report = report_of(timeline.spans)
-    path = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
-    click.echo(
-        f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
-        f"critical path: {path or 'empty'}"
-    )
-    for text in memory_lines(ctx):
-        click.echo(text)
-    for item in traffic(ctx.simulation):
-        click.echo(
-            f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks{(folding and ' that ran') or ''}"
-        )
-    for note in notes_of(ctx.simulation, times):
-        click.echo(note)
+    run(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Collection
@@ -9,11 +10,22 @@ from typing import TextIO
 
 import click
 
+from kernbench.commands.standard_output import LostOutput, require_output
 from kernbench.processes.rank_process import RankDiedError
-from kernbench.scheduler import Rank
+from kernbench.scheduler import Rank, user_traceback
 from kernbench.simulation.failures import SpawnException, headed
 from kernbench.stand_ins import stand_in_for
 from kernbench.trace.memory_report import notes_that_python_hides
+
+_TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
+
+
+def _hint(error: BaseException) -> str | None:
+    """What to do about an error, where the error itself cannot know."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, OSError) and any(_TRITONS_CACHE in each.filename for each in frames):
+        return "Triton keeps what it compiles in a folder that cannot be written: set TRITON_CACHE_DIR to one that can"
+    return stand_in_for(error)
 
 
 class ShownFailures:
@@ -29,11 +41,16 @@ class ShownFailures:
 
     def first(self, rank: Rank) -> None:
         """A rank has failed."""
+        try:
+            require_output()
+        except LostOutput:
+            return  # that is why, and it is said in the end
         self._show(headed(rank, rank.traceback))
         self._shown = 1
 
     def all(self, error: SpawnException) -> dict[int, BaseException]:
         """The run has ended: show the others, and sum up. Gives the errors by rank."""
+        require_output()
         for section in error.sections[self._shown :]:
             self._show(section)
         self._explain(error.errors.values(), "".join(error.sections))
@@ -54,7 +71,8 @@ class ShownFailures:
             frames = frames.tb_next
         if frames is None:
             return False
-        shown = "".join(traceback.format_exception(type(error), error, frames))
+        require_output()
+        shown = user_traceback(error.with_traceback(frames))
         self._show(shown)
         self._explain([error], shown)
         click.echo(f"kernbench: failed: {type(error).__name__}", file=self._stream)
@@ -62,7 +80,7 @@ class ShownFailures:
 
     def _explain(self, errors: Collection[BaseException], shown: str) -> None:
         """Print what is known of errors besides what was ``shown``, each once."""
-        hints = dict.fromkeys(filter(None, map(stand_in_for, errors)))
+        hints = dict.fromkeys(filter(None, map(_hint, errors)))
         for line in (*notes_that_python_hides(errors, shown), *hints):
             click.echo(line, file=self._stream)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernbench.commands.report_option import report_option
-from kernbench.grid import label
-from kernbench.html_report.study import write_study
-from kernbench.sweep import Outcome, read_sweep
-from kernbench.sweep import sweep as run_sweep
-from kernbench.sweep.spec import plugin_beside, tasks_of
-from kernbench.sweep.study import study_of
+
+if TYPE_CHECKING:
+    from kernbench.sweep import Outcome
 
 
 @click.command(name="sweep")
@@ -35,6 +33,13 @@ def command(
     plugins: tuple[str, ...], report_file: str | None, list_only: bool,
 ) -> None:  # fmt: skip
     """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended."""
+    from kernbench.grid import label
+    from kernbench.html_report.study import write_study
+    from kernbench.sweep import read_sweep
+    from kernbench.sweep import sweep as run_sweep
+    from kernbench.sweep.spec import plugin_beside, tasks_of
+    from kernbench.sweep.study import study_of
+
     described = read_sweep(spec)
     beside = [plugin_beside(reference, Path.cwd()) for reference in plugins]
     described = described.model_copy(update={"plugins": [*described.plugins, *beside]})

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from kernbench.output_files import write_file
 from kernbench.plugins.command import PluginCommand, PluginGroup
 from kernbench.topology import Topology, added_systems, resolve_topology, shipped_systems
 from kernbench.topology.drawing import draw_system
@@ -41,7 +42,7 @@ def show(system: str, nodes: int | None, fabric: str | None, svg: Path | None, a
     handle = resolve_topology(system, nodes=nodes, fabric=fabric)
     topology = handle.topology_obj
     if svg is not None:
-        svg.write_text(draw_system(topology), encoding="utf-8")
+        write_file(svg, draw_system(topology))
     if as_json:
         click.echo(json.dumps({**as_data(topology), "path": str(handle.path)}, indent=2))
         return

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from kernbench.autotune.seeds import write_seeds
-from kernbench.autotune.tune import Tuned, tune
+from kernbench.commands.names import DEVICE
+
+if TYPE_CHECKING:
+    from kernbench.autotune.tune import Tuned
 
 _PIPED_WIDTH = 160  # columns when the output is no terminal, so that nothing is wrapped
 
 
 @click.command(name="tune")
 @click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--device", help="Tune for this one (shipped name or YAML file) instead of the file's.")
+@click.option("--device", type=DEVICE, help="Tune for this one (shipped name or YAML file) instead of the file's.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write a file for `seeded`.")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Configs to print per launch.")
 def command(spec: Path, device: str | None, output: Path | None, top: int) -> None:
     """Rank the configs of every launch that SPEC (a YAML file) describes, by modelled time on the device."""
+    from kernbench.autotune.seeds import write_seeds
+    from kernbench.autotune.tune import tune
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPED_WIDTH)

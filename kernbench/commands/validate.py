@@ -11,6 +11,7 @@ import click
 from kernbench.cost.reference import SHIPPED_MANIFEST
 from kernbench.cost.validation import BANDS, Comparison, Score, compare_manifest, score
 from kernbench.errors import ConfigError
+from kernbench.output_files import replacing, write_file
 
 _GROUPS = ("collective", "gemm", "memory_bound")
 
@@ -46,7 +47,7 @@ def command(
     comparisons = compare_manifest(manifest or SHIPPED_MANIFEST)
     click.echo(report(comparisons))
     if json_path is not None:
-        _write(json_path, json.dumps(as_json(comparisons), indent=2) + "\n")
+        write_file(json_path, json.dumps(as_json(comparisons), indent=2) + "\n")
         click.echo(f"wrote {json_path}")
     if plot_directory is not None:
         for path in draw(comparisons, plot_directory):
@@ -137,14 +138,8 @@ def draw(comparisons: list[Comparison], directory: Path) -> list[Path]:
         axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds", title=item.table.title)
         axes.legend()
         path = directory / f"{item.table.title.replace('/', '_')}.png"
-        figure.savefig(path, dpi=110)
+        with replacing(path) as part:
+            figure.savefig(part, dpi=110, format="png")
         pyplot.close(figure)
         paths.append(path)
     return paths
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None

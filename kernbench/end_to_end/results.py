@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kernbench.cost.uncertainty import step_interval
 from kernbench.end_to_end.published import Published
 from kernbench.errors import ConfigError
+from kernbench.output_files import write_file
 from kernbench.sweep.outcome import OK, Outcome
 from kernbench.trace.step_parts import PathPart
 
@@ -128,10 +129,7 @@ def write_results(path: Path, results: Iterable[StepResult]) -> None:
     ]
     lines = ",\n".join(json.dumps(row) for row in rows)
     text = f'{{"format": "{FORMAT}", "version": {VERSION}, "rows": [\n{lines}\n]}}\n'
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    write_file(path, text)
 
 
 def _digits(figure: float) -> float:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from kernbench.errors import CollectiveMismatchError, ConfigError, DeadlockError, RaceError
+from kernbench.errors import CollectiveMismatchError, ConfigError, DeadlockError, RaceError, message_of
 from kernbench.explore.trial import Trial, Trouble
 from kernbench.order import Conflicts
+from kernbench.scheduler.tracebacks import headline
 from kernbench.simulation.groups import Arrival, Collective
 from kernbench.simulation.tensors import plain
 
@@ -116,11 +117,12 @@ class Watch:
 def trouble_of(error: BaseException | None, traceback: str, who: str) -> Trouble:
     """What went wrong, of an error and its traceback."""
     kind = next((kind for error_type, kind in _KINDS.items() if isinstance(error, error_type)), "exception")
+    said = "" if error is None else message_of(error) if kind != "exception" else headline(error)
     if kind == "deadlock":
-        return Trouble(kind, kind, str(error))
+        return Trouble(kind, kind, said)
     lines = _LINE.findall(traceback)
     place = lines[-1] if lines else ("", "")
-    text = str(error) if kind != "exception" else f"{who} raises {traceback.strip() or repr(error)}"
+    text = said if kind != "exception" else f"{who} raises {traceback.strip() or said}"
     return Trouble(kind, (type(error).__name__, *place), text)
 
 

@@ -23,7 +23,7 @@ from kernbench.html_report.columns import Columns, unpacked
 from kernbench.html_report.flame import flame_of
 from kernbench.html_report.source import ReportSource
 from kernbench.html_report.tracks import TypeTable, add_path, add_spans, groups_of, rows_of
-from kernbench.output_files import require_place
+from kernbench.output_files import require_place, write_file
 from kernbench.version import __version__
 
 
@@ -64,10 +64,7 @@ def write_report(path: str | Path, source: ReportSource) -> None:
 
 def write_page(path: str | Path, page: str) -> None:
     """Write a page's HTML to ``path``, in the same way."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    part.write_text(page, encoding="utf-8")
-    part.replace(target)
+    write_file(path, page)
 
 
 def check_report_path(path: str | Path) -> None:

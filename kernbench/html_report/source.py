@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kernbench.cost.op_estimates import OpCosts
-from kernbench.errors import KernbenchError
+from kernbench.errors import KernbenchError, message_of
 from kernbench.html_report.findings import findings_of
 from kernbench.html_report.links import ShownLinks, links_of
 from kernbench.html_report.memory import memory_of
@@ -109,7 +109,7 @@ def _failure(rank: int, error: BaseException) -> dict[str, Any]:
     """What a rank failed with, in words."""
     shown = user_traceback(error).rstrip()
     traceback = "\n".join((shown, *notes_that_python_hides([error], shown)))
-    report = f"{type(error).__name__}: {error}"
+    report = f"{type(error).__name__}: {message_of(error)}"
     failure: dict[str, Any] = {"rank": rank, "report": report, "text": traceback}
     if isinstance(error, KernbenchError):  # says itself where and why
         failure |= {"text": report, "traceback": traceback}
@@ -119,6 +119,7 @@ def _failure(rank: int, error: BaseException) -> dict[str, Any]:
 _STATUS = {
     "ok": "ended well",
     "stopped": "stopped after its steps",
+    "interrupted": "interrupted",
     "out_of_memory": "out of memory",
     "failed": "failed",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.order.findings import FoundReport, Races
-from kernbench.output_files import require_place
+from kernbench.output_files import require_place, write_file
 from kernbench.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -23,7 +23,7 @@ def check_findings_path(path: str) -> None:
 def write_findings(path: str, races: Races) -> None:
     """Write what was found, and what is excused, as the name of the file says."""
     found = _sarif(races) if path.endswith(".sarif") else _plain(races)
-    Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(found, indent=1) + "\n")
 
 
 def _plain(races: Races) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pluggy
 
+from kernbench.errors import OutputError
 from kernbench.plugins import discovery, specs
 from kernbench.plugins.problems import PluginError, reason, warn
 
@@ -181,7 +182,8 @@ class PluginManager:
     def observer(self, hook: str) -> Call | None:
         """A function that tells every plugin which implements ``hook``; None if there is none.
 
-        It never raises: a plugin that does is warned about, once per plugin and hook.
+        A plugin that raises is warned about, once per plugin and hook, and the run goes on. A file that cannot be
+        written is the run's failure (:class:`~kernbench.errors.OutputError`), once all have been called.
         """
         impls = self._implementations(hook)
         if not impls:
@@ -189,9 +191,12 @@ class PluginManager:
         calls = [(impl.plugin_name, impl.function, tuple(impl.argnames)) for impl in impls]
 
         def tell(**given: Any) -> None:
+            unwritten = []
             for name, function, wanted in calls:
                 try:
                     function(*[given[argument] for argument in wanted])
+                except OutputError as error:
+                    unwritten.append(error)
                 except (Exception, SystemExit) as error:
                     if (name, hook) not in self.warned:
                         self.warned.add((name, hook))
@@ -199,6 +204,8 @@ class PluginManager:
                             f"plugin {name} failed in {hook}; the run goes on, and further failures there are not shown",
                             error,
                         )
+            if unwritten:
+                raise unwritten[0]
 
         return tell
 

@@ -6,7 +6,7 @@ import logging
 import traceback
 import warnings
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import KernbenchError, message_of
 
 _log = logging.getLogger("kernbench.plugins")
 
@@ -31,4 +31,5 @@ def warn(message: str, error: BaseException | None = None) -> None:
 
 def reason(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = message_of(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

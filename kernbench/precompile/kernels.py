@@ -34,7 +34,7 @@ def load_module(reference: str) -> ModuleType:
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # what lies beside a script can be imported, as when it is run
+            sys.path.insert(0, str(path.parent))  # what lies beside a script can be imported, as when it is run
         try:
             spec.loader.exec_module(module)
         except BaseException:

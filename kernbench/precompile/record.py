@@ -7,13 +7,13 @@ which types, constants and options a program will ask for.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kernbench.output_files import write_file
 from kernbench.precompile.events import listening
 from kernbench.precompile.target import launch_options, specialised_arguments, target_name
 
@@ -56,12 +56,9 @@ class Record:
 
     def write(self, path: str | Path) -> None:
         """Write the spec, whole or not at all, an entry per line. Each is JSON, which YAML includes."""
-        target = Path(path)
         lines = [_HEAD, "recorded: true", "kernels:"]
         lines += [f"- {json.dumps(self.entries[key])}" for key in sorted(self.entries)]
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        beside.replace(target)
+        write_file(path, "\n".join(lines) + "\n")
 
 
 def is_record(spec: str | Path) -> bool:

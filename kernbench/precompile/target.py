@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from kernbench.defaults import TARGETS
 from kernbench.errors import ConfigError
 from kernbench.precompile.arguments import text_of, type_text
 
 _CUDA = re.compile(r"(?:cuda:)?(?:sm_?)?(\d{2,3})")
 _HIP = re.compile(r"(?:hip:)?(gfx[0-9a-f]+)")
-
-EXAMPLES = "sm_80, sm_90, sm_100, gfx942"
 
 
 def normalise(target: str) -> str:
@@ -28,7 +27,7 @@ def normalise(target: str) -> str:
         return f"cuda:{int(match[1])}"
     if match := _HIP.fullmatch(text):
         return f"hip:{match[1]}"
-    raise ConfigError(f"target {target!r}: expected one of {EXAMPLES} or another sm_NN / gfxNNN")
+    raise ConfigError(f"target {target!r}: expected one of {TARGETS} or another sm_NN / gfxNNN")
 
 
 def gpu_target(target: str) -> Any:

@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import Any
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import KernbenchError, message_of
 
 _LENGTH = struct.Struct("<Q")
 _READ = 1 << 16
@@ -89,7 +89,7 @@ Portable = tuple[bytes | None, str]
 
 def portable(error: BaseException) -> Portable:
     """An exception as another process can read it."""
-    words = f"{type(error).__name__}: {error}"
+    words = f"{type(error).__name__}: {message_of(error)}"
     try:
         sent = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
         pickle.loads(sent)

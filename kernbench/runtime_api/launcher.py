@@ -24,6 +24,7 @@ from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.at_exit import AtExit
 from kernbench.runtime_api.context import RuntimeContext
+from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import marked_source
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
@@ -180,7 +181,13 @@ def run_ranks(
             importlib.import_module(program.package)
         # code of its own: torch.compile keeps what it has compiled with the code, for the globals that it saw
         with nullcontext() if at_exit is None else at_exit.program():
-            exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
+            try:
+                exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
+            except KeyboardInterrupt as error:
+                if ctx.simulation.scheduler.interrupted:
+                    raise
+                # its own: torchrun's process would end with 130, which is a failure
+                raise RaisedElsewhere(error, user_traceback(error)) from None
 
     patches = Patches()
     at_exit = _at_exit(ctx, patches) if isolation == "carrier" else None

@@ -7,7 +7,8 @@ main greenlet executes, and the parent of every rank is main.
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import ChosenOrder, Policy, RoundRobin, SeededRandom, make_policy
 from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankPhase
-from kernbench.scheduler.rank_scheduler import RankScheduler, user_traceback
+from kernbench.scheduler.rank_scheduler import RankScheduler
+from kernbench.scheduler.tracebacks import user_traceback
 from kernbench.scheduler.waitgraph import find_cycle
 
 __all__ = [

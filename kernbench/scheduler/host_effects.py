@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from kernbench.errors import ConfigError
+from kernbench.scheduler.interruption import EndingHandler
 
 try:
     from greenlet import _greenlet
@@ -197,20 +198,25 @@ def with_room(begin: Callable[[], T]) -> T:
 
 @contextmanager
 def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call ``on_interrupt`` on Ctrl-C before KeyboardInterrupt is raised, wherever the main thread is."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield  # somebody else handles it, or it cannot reach us
-        return
+    """Call ``on_interrupt`` before a signal ends the run, wherever the main thread is: Ctrl-C as Python handles it by itself,
+    and what :func:`~kernbench.scheduler.interruption.ending_signals` handles."""
+    before: dict[int, Any] = {}
+    process = os.getpid()
 
     def interrupt(signum: int, frame: Any) -> None:
-        on_interrupt()
-        raise KeyboardInterrupt
+        if os.getpid() == process:
+            on_interrupt()
+        before[signum](signum, frame)
 
-    signal.signal(signal.SIGINT, interrupt)
+    if threading.current_thread() is threading.main_thread():
+        for each in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(each)
+            if handler is signal.default_int_handler or isinstance(handler, EndingHandler):
+                before[each] = handler
+                signal.signal(each, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum, handler in before.items():
+            if signal.getsignal(signum) is interrupt:
+                signal.signal(signum, handler)

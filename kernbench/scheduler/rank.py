@@ -28,10 +28,11 @@ class Rank:
         carrier: the thread that runs it; None for greenlets.
         error: what it has failed with.
         traceback: of that error, as text.
+        ended_by: what it has raised that is no failure (KeyboardInterrupt, as torch has it), and where.
         place: where its program is, if it runs in another process, which has told; None: its own frames say.
     """
 
-    __slots__ = ("carrier", "error", "greenlet", "index", "phase", "place", "traceback")
+    __slots__ = ("carrier", "ended_by", "error", "greenlet", "index", "phase", "place", "traceback")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -40,6 +41,7 @@ class Rank:
         self.carrier: Carrier | None = None
         self.error: BaseException | None = None
         self.traceback = ""
+        self.ended_by = ""
         self.place: Any = None
 
     @property

@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent
@@ -27,10 +24,9 @@ from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
 from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
+from kernbench.scheduler.tracebacks import program_line, user_traceback
 
 _UNWIND_ATTEMPTS = 100
-
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 _RUNNERS: dict[str, type[GreenletRunner] | type[CarrierRunner]] = {
     "carrier": CarrierRunner,
@@ -161,11 +157,13 @@ class RankScheduler:
                 self.observer.rank_started(rank)
             yield
             rank.phase = RankPhase.DONE
-        except (KeyboardInterrupt, GreenletExit):
+        except (KeyboardInterrupt, GreenletExit) as error:
             if self._turns.interrupted:  # Ctrl-C, and not the program's own: it ends the simulation
                 rank.phase = RankPhase.ABORTED
                 raise
             rank.phase = RankPhase.ABORTED if self.aborting else RankPhase.DONE
+            if isinstance(error, KeyboardInterrupt) and (place := program_line(error)):
+                rank.ended_by = f"KeyboardInterrupt at {place}"
         except SystemExit as exit_:
             if self.aborting:
                 rank.phase = RankPhase.ABORTED
@@ -244,6 +242,11 @@ class RankScheduler:
         finally:
             self._turns.interrupted = False
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal from outside ends the ranks."""
+        return self._turns.interrupted
+
     def _interrupted(self) -> None:
         self._turns.interrupted = True
 
@@ -315,16 +318,3 @@ def _unwind_raw(target: Any) -> None:
     if target and not target.dead:
         with contextlib.suppress(SystemExit, Exception):
             target.throw(GreenletExit)
-
-
-def _is_program(frames: TracebackType) -> bool:
-    return frames.tb_frame.f_code.co_filename.startswith(os.path.join(_PACKAGE, "programs", ""))
-
-
-def user_traceback(error: BaseException) -> str:
-    """The traceback of ``error`` without the frames at its head that lead to the program; whole if it never got there."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE) and not _is_program(frames):
-        frames = frames.tb_next
-    frames = frames or error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, frames))

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import HiddenBlockingError
 from kernbench.scheduler.carrier import Baton, Carrier
 from kernbench.scheduler.held_locks import held_lock
 
@@ -34,10 +34,6 @@ WATCHDOG_THREAD, PROGRESS_THREAD = "kernbench-watchdog", "kernbench-progress"
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 """Number of the system call by which a thread waits for a lock, by machine."""
-
-
-class HiddenBlockingError(KernbenchError):
-    """A rank blocks its thread, and nothing in the process can wake it. The message has been written to ``stderr`` before."""
 
 
 class Watchdog:

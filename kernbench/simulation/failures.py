@@ -7,8 +7,9 @@ from typing import Any
 
 import torch.multiprocessing
 
-from kernbench.errors import CollectiveMismatchError, DeadlockError, KernbenchError
+from kernbench.errors import CollectiveMismatchError, DeadlockError, KernbenchError, message_of
 from kernbench.scheduler import Rank
+from kernbench.scheduler.tracebacks import program_line
 
 _MOST_TRACEBACKS = 8
 
@@ -48,6 +49,10 @@ def _sections(failed: Sequence[Rank]) -> tuple[str, ...]:
         alike.setdefault(_once(rank, told), []).append(rank)
     sections = []
     for report, (rank, *others) in [*alike.items()][:_MOST_TRACEBACKS]:
+        if report.startswith(_SAME):
+            numbers = ", ".join(str(each.index) for each in (rank, *others))
+            sections.append(f"-- Process {numbers}: {report.removeprefix(_SAME)}\n")
+            continue
         numbers = ", ".join(str(each.index) for each in others)
         sections.append(headed(rank, report) + (f"The same in process {numbers}.\n" if others else ""))
     if len(alike) > _MOST_TRACEBACKS:
@@ -55,13 +60,17 @@ def _sections(failed: Sequence[Rank]) -> tuple[str, ...]:
     return tuple(sections)
 
 
+_SAME = "\0"
+
+
 def _once(rank: Rank, told: dict[str, int]) -> str:
-    """A rank's traceback. A report that another rank has shown, whom ``told`` names, is not shown again."""
-    report = str(rank.error)
+    """A rank's traceback. What another rank has reported, whom ``told`` names, is a line: where this one was."""
+    assert rank.error is not None
     shared = isinstance(rank.error, (DeadlockError, CollectiveMismatchError))
-    if shared and told.setdefault(report, rank.index) != rank.index:
-        return rank.traceback.replace(report, f"the report is that of process {told[report]} above.")
-    return rank.traceback
+    if not shared or (first := told.setdefault(message_of(rank.error), rank.index)) == rank.index:
+        return rank.traceback
+    place = program_line(rank.error)
+    return f"{_SAME}{type(rank.error).__name__}, in the report of process {first} above{place and f'; at {place}'}"
 
 
 def pid_of(rank: int) -> int:

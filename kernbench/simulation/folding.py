@@ -28,9 +28,6 @@ from typing import NamedTuple
 
 from kernbench.errors import ConfigError, KernbenchError
 
-FOLDED_ABOVE = 16
-"""Ranks beyond which ``kernbench run --no-data`` folds a program unless it is said otherwise."""
-
 MOST_STEPPED = 1 << 16
 """Transfers up to which collectives among folded ranks are stepped through; larger ones take their closed form."""
 

@@ -35,7 +35,7 @@ from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
 from kernbench.simulation.waits import Waits
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
-from kernbench.triton_engine.launching import run_alone
+from kernbench.triton_engine.launching import executed, is_profiled, run_alone
 from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
 from kernbench.triton_engine.reuse import look_at_wave
@@ -361,7 +361,9 @@ class RunningBatch:
         before = write_epoch.count
         try:
             if self._execution is None:
-                self._execution = Execution([launch.launch for launch in self._launches], launcher.memory)
+                self._execution = Execution(
+                    [launch.launch for launch in self._launches], launcher.memory, profile=is_profiled()
+                )
                 self._execution.party = self._party
                 self._execution.pick = launcher.executor.pick
             with launcher.hosts.current().as_one():
@@ -382,6 +384,7 @@ class RunningBatch:
 
     def _finish(self) -> None:
         assert self._execution is not None
+        executed(self._execution, [launch.launch for launch in self._launches])
         if self._execution.checks is not None:
             self._execution.checks.ended()
         launcher = self._launches[0].launcher

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from kernbench.scheduler import Rank, RankPhase, RankScheduler, find_cycle
+from kernbench.scheduler.tracebacks import headline
 from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.groups import Arrival, Collective
 from kernbench.simulation.history import History
@@ -24,7 +25,8 @@ def deadlock_report(
 ) -> str:
     """Describe why nobody can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
     waits_for, doing = who_waits(scheduler, waits, matcher)
-    lines = [f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight."]
+    lines = [f"rank {rank.index} has ended by {rank.ended_by}" for rank in scheduler.ranks if rank.ended_by]
+    lines.append(f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight.")
     cycle = find_cycle(waits_for)
     if cycle:
         lines.append("Wait-for cycle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
@@ -113,8 +115,8 @@ def _ranks(ranks: list[int]) -> str:
 
 def _state(rank: Rank) -> str:
     return {
-        RankPhase.DONE: "has ended (its function returned)",
-        RankPhase.FAILED: f"has failed: {type(rank.error).__name__}: {rank.error}",
+        RankPhase.DONE: f"has ended ({rank.ended_by or 'its function returned'})",
+        RankPhase.FAILED: f"has failed: {'' if rank.error is None else headline(rank.error)}",
         RankPhase.ABORTED: "was unwound",
     }.get(rank.phase, f"is {rank.phase.value} at {_where(rank)}")
 

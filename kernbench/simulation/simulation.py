@@ -96,6 +96,7 @@ class Simulation:
         waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         jitter: how quick ranks are.
+        interrupted: the signal that has ended the run before its end; empty: none has.
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
         descriptions: note what operations are, for a report; None if nobody asks.
         hooks: what plugins are told, None if none listens.
@@ -145,6 +146,7 @@ class Simulation:
                                 self.topology.system.host)  # fmt: skip
         engine.clocks.slowdown = kernels_of(device).sustained
         self.assumptions = Assumptions(unknown)
+        self.interrupted = ""
         self.remarks: dict[str, None] = {}
         self.choices = choices
         self.descriptions: Descriptions | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.grid import label
+from kernbench.output_files import replacing
 from kernbench.sweep.cluster import Keyed
 from kernbench.sweep.outcome import OK, Outcome
 from kernbench.sweep.spec import PlotSpec
@@ -40,11 +41,10 @@ def rows_of(tasks: Sequence[Keyed], outcomes: dict[str, Outcome]) -> list[Row]:
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Numbers are written so that reading them gives the same numbers."""
-    with _replacing(path).open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(rows[0] if rows else ())
         writer.writerows([_cell(value) for value in row.values()] for row in rows)
-    _replacing(path).replace(path)
 
 
 def _cell(value: Any) -> Any:
@@ -65,8 +65,8 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> bool:
         kinds = {type(value) for value in values if value is not None}
         mixed = (len(kinds) > 1 and kinds != {int, float}) or not kinds <= {bool, int, float, str}
         columns[name] = [None if value is None else str(value) for value in values] if mixed else values
-    pyarrow.parquet.write_table(pyarrow.table(columns), _replacing(path))
-    _replacing(path).replace(path)
+    with replacing(path) as part:
+        pyarrow.parquet.write_table(pyarrow.table(columns), part)
     return True
 
 
@@ -97,14 +97,9 @@ def draw(path: Path, plot: PlotSpec, rows: Sequence[Row], title: str) -> None:
         axes.grid(alpha=0.3)
         if plot.by:
             axes.legend()
-        figure.savefig(_replacing(path), format="svg", metadata={"Date": None})
-    _replacing(path).replace(path)
+        with replacing(path) as part:
+            figure.savefig(part, format="svg", metadata={"Date": None})
 
 
 def _sortable(pair: tuple[Any, Any]) -> tuple[bool, Any]:
     return isinstance(pair[0], str), pair[0]
-
-
-def _replacing(path: Path) -> Path:
-    """Files are written beside and renamed: a reader never sees half of one."""
-    return path.with_name(f".{path.name}.part")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from kernbench.defaults import DEFAULT_SYSTEM
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec, Spec
 from kernbench.topology.document import Document, Loc, read_document
@@ -22,8 +23,6 @@ from kernbench.topology.problems import Problem, describe, nearest, raise_proble
 from kernbench.topology.rules import device_rules, system_rules
 from kernbench.topology.shipped import SUFFIXES, find_config
 from kernbench.topology.system import FabricSpec, SystemSpec
-
-DEFAULT_SYSTEM = "sip8"
 
 FileT = TypeVar("FileT", bound=Spec)
 

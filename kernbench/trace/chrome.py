@@ -10,13 +10,13 @@ give equal files, byte for byte.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kernbench.memory.ledger import CATEGORIES
+from kernbench.output_files import write_file
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
 from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, HasEngine, Span, Timeline, pack
@@ -39,10 +39,8 @@ def write_chrome_trace(source: HasEngine | GraphEngine, path: str | Path, *, max
         path: file to write.
         max_steps: chunk steps of collectives to include at most; None: all. What is left out is noted in the trace.
     """
-    target = Path(path)
     text = "".join(_document(Timeline.of(source, max_steps=max_steps)))
-    data = text.encode()
-    target.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
+    write_file(path, text, compressed=Path(path).suffix == ".gz")
 
 
 def _document(timeline: Timeline) -> Iterator[str]:

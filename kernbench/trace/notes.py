@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.rank_times import RankTime
 
+INTERRUPTED = "interrupted by {}: figures are those up to there"
+"""Of a run that a signal has ended."""
+
 
 def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ...]:
     """What to say of a simulation whose ranks took ``times``, in sentences, each once."""
@@ -15,6 +18,7 @@ def notes_of(simulation: Simulation, times: Sequence[RankTime]) -> tuple[str, ..
     device = simulation.topology.device
     generic = not device.product and any(host.uses_gpu for host in simulation.hosts.of_rank.values())
     return (
+        *([INTERRUPTED.format(simulation.interrupted)] if simulation.interrupted else ()),
         *(
             [
                 f"no GPU: on this system `cuda` is a {device.description or device.name}, and times are its own; "

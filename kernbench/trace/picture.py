@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernbench.output_files import write_file
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.topology.svg import Canvas
 from kernbench.topology.units import DURATION, SIZE
@@ -82,7 +83,7 @@ def plot_timeline(
         width: pixels.
         title: default: the context's ``correlation_id``.
     """
-    Path(path).write_text(_draw(Timeline.of(source), begin, end, width, title), encoding="utf-8")
+    write_file(path, _draw(Timeline.of(source), begin, end, width, title))
 
 
 def _draw(timeline: Timeline, begin: float, end: float | None, width: int, title: str) -> str:

@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, message_of
+from kernbench.output_files import write_file
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.critical import critical_path
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
@@ -27,6 +29,9 @@ from kernbench.trace.timeline import Timeline
 from kernbench.version import __version__
 
 VERSION = 1
+
+
+Status = Literal["ok", "stopped", "interrupted", "out_of_memory", "failed"]
 
 
 class _Part(BaseModel):
@@ -114,7 +119,8 @@ class RunResult(_Part):
     """What a run came to.
 
     Attributes:
-        status: ``ok``; ``stopped``, after ``--steps``; ``out_of_memory`` or ``failed``, and ``failures`` say why.
+        status: ``ok``; ``stopped``, after ``--steps``; ``interrupted``, by Ctrl-C or SIGTERM; ``out_of_memory`` or
+            ``failed``, and ``failures`` say why.
         seconds: of all of it; ``throughput`` is null if the program made no steps.
     """
 
@@ -125,7 +131,7 @@ class RunResult(_Part):
     arguments: tuple[str, ...]
     system: str
     gpus: int
-    status: Literal["ok", "stopped", "out_of_memory", "failed"]
+    status: Status
     failures: tuple[Failure, ...]
     seconds: float
     steps: tuple[ResultOfStep, ...]
@@ -183,7 +189,7 @@ def result_of(
         arguments=tuple(arguments),
         system=simulation.topology.system.name,
         gpus=len(ranks) if simulation.hosts.folding is None else simulation.hosts.folding.world,
-        status=_status(failures, times),
+        status=_status(failures, times, simulation.interrupted),
         failures=failures,
         seconds=max((line.seconds for line in ranks), default=0.0),
         steps=tuple(
@@ -221,18 +227,21 @@ def _of_rank(simulation: Simulation, line: RankTime, memory: RankMemory | None) 
     )  # fmt: skip
 
 
-def _status(failures: Sequence[Failure], times: StepTimes) -> Literal["ok", "stopped", "out_of_memory", "failed"]:
+def _status(failures: Sequence[Failure], times: StepTimes, interrupted: str) -> Status:
     if any(failure.short_bytes is not None for failure in failures):
         return "out_of_memory"
     if failures:
         return "failed"
+    if interrupted:
+        return "interrupted"
     return "ok" if times.stopped is None else "stopped"
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
     """Why a rank failed, in a line; of a ``torch.OutOfMemoryError``, with how much its device lacked at least."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    short = _short(str(error)) if isinstance(error, torch.OutOfMemoryError) else None
+    message = message_of(error)
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    short = _short(message) if isinstance(error, torch.OutOfMemoryError) else None
     return Failure(rank=rank, error=f"{type(error).__name__}: {line}", short_bytes=short)
 
 
@@ -251,10 +260,13 @@ def _short(message: str) -> int:
 
 def write_result(path: str | Path, result: RunResult) -> None:
     """Write a result; a reader never sees half of one."""
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    part.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    part.replace(target)
+    try:
+        text = result.model_dump_json(indent=2)
+    except (
+        PydanticSerializationError
+    ):  # a name of a file that is no UTF-8: JSON has an escape for it, pydantic has none
+        text = json.dumps(result.model_dump(), indent=2)
+    write_file(path, text + "\n")
 
 
 def read_result(path: str | Path) -> RunResult:

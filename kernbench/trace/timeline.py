@@ -108,6 +108,7 @@ class Timeline:
         dropped: what the log has not kept, in a sentence.
         ledgers: what each process allocated on each SIP.
         unmodelled: operators that no model knows, each in a sentence.
+        interrupted: the signal that ended the run; empty: none did.
     """
 
     topology: Topology
@@ -120,6 +121,7 @@ class Timeline:
     dropped: str = ""
     ledgers: tuple[Ledger, ...] = ()
     unmodelled: tuple[str, ...] = ()
+    interrupted: str = ""
 
     @classmethod
     def of(cls, source: HasEngine | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
@@ -150,6 +152,7 @@ class Timeline:
             dropped=log.note,
             ledgers=tuple(log.ledgers),
             unmodelled=() if isinstance(source, GraphEngine) else source.op_costs.unmodelled.sentences,
+            interrupted=str(getattr(getattr(source, "simulation", source), "interrupted", "")),
         )
 
     def memory(self) -> list[MemoryChange]:
@@ -175,7 +178,8 @@ class Timeline:
     @property
     def note(self) -> str:
         """What is missing from it or not modelled, in a sentence; empty if nothing is."""
-        parts = [*([self.dropped] if self.dropped else []), *self.unmodelled]
+        parts = [f"interrupted by {self.interrupted}"] if self.interrupted else []
+        parts += [*([self.dropped] if self.dropped else []), *self.unmodelled]
         if self.steps_left_out:
             parts.append(
                 f"{self.steps_left_out} chunk steps of {self.collectives_left_out} collectives are not shown "

@@ -155,15 +155,26 @@ def execute(launches: Sequence[Launch], memory: AllocationMap | None = None) -> 
     Raises:
         DeadlockError: every lane waits for memory, and nobody else runs who could write it.
     """
-    execution = Execution(launches, memory, profile=any(r.profile for r in _recorders))
+    execution = Execution(launches, memory, profile=is_profiled())
     status = execution.run()
     while status == "yielded":
         status = execution.run()
     if status == "waiting":
         raise DeadlockError(execution.describe_wait())
+    executed(execution, launches)
+    return execution
+
+
+def is_profiled() -> bool:
+    """Whether the operations of launches are timed for who records them."""
+    return any(recorder.profile for recorder in _recorders)
+
+
+def executed(execution: Execution, launches: Sequence[Launch]) -> None:
+    """An execution of these launches has ended: note it for who records launches."""
     for recorder in _recorders:
-        counts = execution.counts()
         first = launches[0]
         kept = execution if recorder.profile else None
-        recorder.records.append(LaunchRecord(first.name, first.grid, counts, first.kernel, first.rank, kept))
-    return execution
+        recorder.records.append(
+            LaunchRecord(first.name, first.grid, execution.counts(), first.kernel, first.rank, kept)
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernbench.output_files import replacing
 from kernbench.sweep.table import Row
 from kernbench.what_if.question import GPUS, SYSTEM
 
@@ -65,7 +66,6 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
         axes.set_xlim(0, 1.1 * max(max(row["device_bytes"], row["capacity_bytes"]) for row in shown) / GIB)
         axes.grid(alpha=0.3)
         axes.legend()
-        part = path.with_name(f".{path.name}.part")
-        figure.savefig(part, format="svg", metadata={"Date": None})
-    part.replace(path)
+        with replacing(path) as part:
+            figure.savefig(part, format="svg", metadata={"Date": None})
     return True

@@ -59,6 +59,8 @@ def run_in_process(
             result = read_result(file)
         except ConfigError:
             return Ran(None, _last_line(ran.stderr) or f"exit code {ran.returncode}", detail)
+    if result.status == "interrupted":
+        return Ran(None, "interrupted by a signal", detail)
     if result.status == "failed":
         first = result.failures[0]
         return Ran(None, f"rank {first.rank}: {first.error}", detail)

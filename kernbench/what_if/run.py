@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernbench.output_files import write_file
 from kernbench.sweep.cluster import run_here, run_on_dask, run_side_by_side
 from kernbench.sweep.journal import Journal
 from kernbench.sweep.outcome import FAILED, Outcome
@@ -122,6 +123,4 @@ def _write_json(path: Path, question: Question, measure: str, unit: str, rows: l
     data: dict[str, Any] = {
         "format": FORMAT, "version": VERSION, "question": asdict(question), "throughput": measure, "unit": unit, "rows": rows,
     }  # fmt: skip
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_file(path, json.dumps(data, indent=2) + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 import pytest
 
@@ -15,6 +17,7 @@ def test_run_names_nnodes(tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "train.py").write_text("")
     arguments = ["run", "--nproc-per-node", "9", "--system", "dgx_h100", str(tmp_path / "train.py")]
     monkeypatch.setattr("sys.argv", ["kernbench", *arguments])
+    monkeypatch.setattr(kernbench.cli, "end_process", sys.exit)
     with pytest.raises(SystemExit):
         kernbench.cli.main()
     assert "To hold it, use --nnodes 2, which holds 16;" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
-    ("errors", "programs", "reporting", "version"),
+    ("defaults", "errors", "programs", "reporting", "version"),
     ("callable_module", "collective_kinds", "grid", "output_files", "plugins", "scheduler", "stand_ins"),
     ("memory", "order", "topology"),
     ("cost", "sim_engine", "spec_files"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kernbench
-from kernbench.commands.run import print_summary
+from kernbench.commands.run_program import print_summary
 from kernbench.cost import register
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.runtime_api.context import RuntimeContext

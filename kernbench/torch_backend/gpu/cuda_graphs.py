@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.output_files import write_file
 from kernbench.simulation.capture_effects import undo
 from kernbench.simulation.graph_capture import INVALIDATED, GraphCapture
 from kernbench.torch_backend.gpu import streams
@@ -114,8 +115,8 @@ class CUDAGraph:
 
     def debug_dump(self, debug_path: str) -> None:
         """Write the number of steps: there are no nodes of CUDA's."""
-        with open(debug_path, "w", encoding="utf-8") as file:
-            file.write(f"// a graph of {0 if self._graph is None else len(self._graph.steps)} steps (simulated)\n")
+        steps = 0 if self._graph is None else len(self._graph.steps)
+        write_file(debug_path, f"// a graph of {steps} steps (simulated)\n")
 
 
 class CaptureContext:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.collective_kinds import KINDS
+from kernbench.output_files import write_file
 from kernbench.simulation.groups import Communicator
 from kernbench.simulation.history import Call
 from kernbench.simulation.simulation import Simulation
@@ -46,7 +47,7 @@ def write_flight_record(simulation: Simulation, directory: str | Path, prefix: s
             "entries": [_entry(call, names[id(call.group)]) for call in of_rank],
         }
         path = target / f"{prefix}{rank}"
-        path.write_bytes(pickle.dumps(dump))
+        write_file(path, pickle.dumps(dump))
         written.append(path)
     return written
 

@@ -8,7 +8,6 @@ with whole nanoseconds. Equal runs give equal files, byte for byte.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch.autograd.profiler_util import FunctionEvent
 
+from kernbench.output_files import write_file
 from kernbench.simulation.history import Call
 from kernbench.torch_backend.gpu.cuda_names import properties_of
 from kernbench.torch_backend.gpu.rank_device import RankDevice
@@ -57,9 +57,8 @@ def write_trace(
         mine: the rank's GPU.
         metadata: what the profiler was told of itself, by name, as JSON.
     """
-    target = Path(path)
-    data = json.dumps(_document(calls, ran, notes, mine, metadata), separators=(",", ":")).encode()
-    target.write_bytes(gzip.compress(data, mtime=0) if target.suffix == ".gz" else data)
+    text = json.dumps(_document(calls, ran, notes, mine, metadata), separators=(",", ":"))
+    write_file(path, text, compressed=Path(path).suffix == ".gz")
 
 
 def _document(

@@ -1,0 +1,82 @@
+"""Types of arguments that are names of what there is: a shell completes them, and nothing heavy is imported before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class Name(click.ParamType):
+    """A text that a shell completes.
+
+    Args:
+        name: of the type, for the help.
+        known: gives the names that there are; called only when a shell asks.
+        files: whether a file's path may stand there, too.
+    """
+
+    def __init__(self, name: str, known: Callable[[], Iterable[str]], *, files: bool = False) -> None:
+        self.name = name
+        self._known = known
+        self._files = files
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Any text: whether there is such a thing is said by what reads it."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so, and files where they may stand."""
+        items = [CompletionItem(each) for each in self._known() if each.startswith(incomplete)]
+        return [*items, CompletionItem(incomplete, type="file")] if self._files else items
+
+
+def _systems() -> list[str]:
+    from kernbench.topology.shipped import added_systems, shipped_systems
+
+    return [*shipped_systems(), *added_systems()]
+
+
+def _devices() -> list[str]:
+    from kernbench.topology.shipped import shipped_devices
+
+    return shipped_devices()
+
+
+def _fabrics() -> list[str]:
+    from kernbench.topology.shipped import shipped_fabrics
+
+    return shipped_fabrics()
+
+
+def _algorithms() -> list[str]:
+    """Those of the shipped file and of one in the working directory, read as plain YAML."""
+    from pathlib import Path
+
+    import yaml
+
+    from kernbench.topology.shipped import config_root
+
+    names: dict[str, None] = {}
+    for path in (config_root() / "ccl.yaml", Path("ccl.yaml")):
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+            names.update(dict.fromkeys(map(str, document["algorithms"])))
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            continue
+    return list(names)
+
+
+def _benches() -> list[str]:
+    from kernbench.commands.bench import find_benches
+
+    return [bench.name for bench in find_benches()]
+
+
+SYSTEM = Name("NAME|FILE", _systems, files=True)
+DEVICE = Name("NAME|FILE", _devices, files=True)
+FABRIC = Name("NAME|FILE", _fabrics, files=True)
+ALGORITHM = Name("NAME", _algorithms)
+BENCH = Name("NAME", _benches)

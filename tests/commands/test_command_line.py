@@ -1,0 +1,173 @@
+"""The command line itself: what it imports, how it ends, where its output goes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kernbench.commands import run_failures
+from kernbench.errors import MOST_OF_A_MESSAGE, OutputError, message_of
+from kernbench.output_files import replacing, write_file
+from kernbench.scheduler import user_traceback
+
+HEAVY = ("torch", "triton")
+MAIN = "import sys; from kernbench.cli import main; sys.argv = ['kernbench', *sys.argv[1:]]; main()"
+ENDS_WITH_MODULES = """
+import atexit, sys
+from kernbench.cli import main
+atexit.register(lambda: print("HEAVY", [name for name in ("torch", "triton") if name in sys.modules], file=sys.stderr))
+sys.argv = ["kernbench", *sys.argv[1:]]
+main()
+"""
+SMALL = (
+    "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+    "torch.cuda.set_device(dist.get_rank())\nx = torch.ones(4, device='cuda')\ndist.all_reduce(x)\nprint(x.sum().item())\n"
+)
+ENDLESS = SMALL + "open({mark!r}, 'w').close()\nwhile True:\n    dist.all_reduce(x)\n    torch.cuda.synchronize()\n"
+
+
+def kernbench(*words: str, code: str = MAIN, **how: object) -> subprocess.CompletedProcess[str]:
+    """``kernbench WORDS`` in a process of its own, which ends as such processes do."""
+    how = {"capture_output": True, "text": True, **how}
+    return subprocess.run([sys.executable, "-c", code, *words], check=False, timeout=300, **how)  # type: ignore[call-overload, no-any-return]
+
+
+COMMANDS = ["run", "explore", "report serve", "sweep", "what-if", "precompile", "tune", "ccl order", "kernel", "bench"]
+
+
+@pytest.mark.parametrize("words", [*(f"{name} --help" for name in COMMANDS), "run --sytem x y.py", "--help"])
+def test_help_and_typing_errors_import_no_torch(words: str) -> None:
+    ended = kernbench(*words.split(), code=ENDS_WITH_MODULES)
+    assert "HEAVY []" in ended.stderr
+    assert ended.returncode == (0 if "--help" in words else 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("kernbench run --system dgx_b", "dgx_b200"), ("kernbench ccl order nvls_tree_allr", "nvls_tree_allreduce")],
+)
+def test_names_complete_without_torch(line: str, found: str) -> None:
+    words = line.split()
+    variables = {"_KERNBENCH_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    ended = kernbench(code=ENDS_WITH_MODULES, env={**os.environ, **variables})
+    assert f"plain,{found}" in ended.stdout.splitlines()
+    assert "HEAVY []" in ended.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_what_it_has_come_to(tmp_path: Path, signum: signal.Signals) -> None:
+    mark, program, result, trace = (tmp_path / name for name in ("mark", "program.py", "result.json", "trace.json"))
+    program.write_text(ENDLESS.format(mark=str(mark)))
+    words = ["run", "--nproc-per-node", "2", "--json", str(result), "--trace", str(trace), str(program)]
+    process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not mark.exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signum)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signum, errors
+    assert f"interrupted by {signum.name}" in output.decode()
+    assert json.loads(result.read_text())["status"] == "interrupted"
+    assert f"interrupted by {signum.name}" in json.loads(trace.read_text())["otherData"]["note"]
+
+
+def test_a_run_that_ends_well_says_nothing_on_stderr(tmp_path: Path) -> None:
+    """Newer releases of Triton list what their bindings find alive at the end: `make test-triton-matrix` runs this, too."""
+    program = tmp_path / "program.py"
+    program.write_text(SMALL)
+    assert kernbench("run", "--nproc-per-node", "2", str(program)).stderr == ""
+
+
+def test_output_that_is_lost_is_no_traceback(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SMALL)
+    with Path("/dev/full").open("w") as full:
+        ended = kernbench("run", "--nproc-per-node", "2", str(program), stdout=full, capture_output=False, stderr=-1)
+    assert ended.stderr == f"kernbench: error: cannot write standard output: {os.strerror(errno.ENOSPC)}\n"
+    assert ended.returncode == 1
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = kernbench("run", "--nproc-per-node", "2", str(program), stdout=writer, capture_output=False, stderr=-1)
+    os.close(writer)
+    assert (ended.stderr, ended.returncode) == ("", 128 + signal.SIGPIPE)
+
+
+def test_a_keyboard_interrupt_of_a_rank_is_the_cause(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SMALL.replace("x = ", "if dist.get_rank() == 0: raise KeyboardInterrupt\nx = "))
+    ended = kernbench("run", "--nproc-per-node", "2", str(program))
+    assert ended.returncode == 1
+    assert "kernbench: failed: rank 0 (KeyboardInterrupt)" in ended.stderr
+    assert "deadlock" not in ended.stderr
+
+
+def test_a_file_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    target.write_text("before")
+
+    def fill(part: Path) -> None:
+        part.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        pytest.raises(OutputError, match=r"^cannot write .*out\.json: No space left on device$"),
+        replacing(target) as part,
+    ):
+        fill(part)
+    assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
+    assert target.read_text() == "before"
+    with pytest.raises(OutputError, match="/dev/full: No space left"):
+        write_file("/dev/full", "text")
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    write_file(link, "\udcff")
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"\\udcff")
+
+
+def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff"))
+    folder.mkdir()
+    (folder / "program.py").write_text(SMALL)
+    files = {name: folder / name for name in ("j.json", "t.json", "r.html")}
+    options = ["--json", files["j.json"], "--trace", files["t.json"], "--report", files["r.html"]]
+    ended = kernbench("run", *map(str, options), str(folder / "program.py"), errors="surrogateescape")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(files["j.json"].read_text())["program"] == str(folder / "program.py")
+    assert all(file.stat().st_size for file in files.values())
+
+
+def test_what_an_exception_cannot_say_or_says_at_length() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    assert message_of(Mute()) == "<its __str__ raised KeyError>"
+    long = message_of(ValueError("x" * 10**7))
+    assert long == "x" * MOST_OF_A_MESSAGE + "... (shortened: the message has 10,000,000 characters)"
+
+
+def test_frames_of_the_simulator_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> None:
+        write_file("/dev/full", "text")
+
+    with pytest.raises(OutputError) as caught:
+        program()
+    short = user_traceback(caught.value)
+    assert "in program" in short
+    assert "output_files.py" not in short
+    monkeypatch.setenv("KERNBENCH_TRACEBACK", "full")
+    assert "output_files.py" in user_traceback(caught.value)
+
+
+def test_triton_has_no_place_for_its_cache() -> None:
+    code = compile("raise PermissionError(13, 'Permission denied')", "/lib/triton/runtime/cache.py", "exec")
+    with pytest.raises(PermissionError) as caught:
+        exec(code)
+    assert "TRITON_CACHE_DIR" in (run_failures._hint(caught.value) or "")
