@@ -72,10 +72,13 @@ def request_of(item: pytest.Item) -> ResourceRequest:
 
 def grant_for(item: pytest.Item, session: Any) -> Iterator[Grant]:
     """Grant, run, check."""
+    refused = ""
     try:
         grant = _granted(item, session)
     except ResourceError as error:
-        pytest.fail(str(error), pytrace=False)
+        refused = str(error)
+    if refused:  # not where it is handled, or it would be shown twice
+        pytest.fail(refused, pytrace=False)
     pool = session.pool
     breaches: list[str] = []
     row = item.stash.setdefault(ROW, {})

@@ -219,12 +219,12 @@ def _raise_of_rank(item: pytest.Function, failure: SpawnException, ends: BodyEnd
     if error.__traceback__ is None:  # it was raised in a process of its own
         report = str(failure).replace(str(error), "the message above") if str(error) else str(failure)
         item.add_report_section("call", "rank's traceback", report.strip())
-        _raise_from_process(error)
+
+        def raise_from_process() -> NoReturn:  # without arguments, which pytest shows
+            raise error  # in a rank that is a process: where, is in a section below
+
+        raise_from_process()
     raise error.with_traceback(_of_test(error, item))
-
-
-def _raise_from_process(error: BaseException) -> NoReturn:
-    raise error  # in a rank that is a process: where, is in a section below
 
 
 def _said(error: BaseException) -> tuple[type[BaseException], str]:
