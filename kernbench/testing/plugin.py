@@ -415,7 +415,7 @@ class _Unset:
             pytrace=False,
         )
 
-    __bool__ = __int__ = __index__ = __float__ = __hash__ = __iter__ = __len__ = _refuse  # type: ignore[assignment]
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __getitem__ = __format__ = _refuse  # type: ignore[assignment]
+    __bool__ = __int__ = __index__ = __float__ = __hash__ = __iter__ = __len__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __getitem__ = __format__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __neg__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __call__ = _refuse
