@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernbench.errors import KernbenchError
 from kernbench.runtime_api.context import simulate
 from kernbench.testing.ranks import RANK
 from kernbench.topology import TopologyHandle, resolve_topology
@@ -21,11 +22,17 @@ class DistributedTests:
 
     Args:
         system: name or file of the system that they run on; its GPUs are those that tests see.
+
+    Raises:
+        pytest.UsageError: there is no such system.
     """
 
     def __init__(self, system: str) -> None:
         self._name = system
-        self._system = resolve_topology(system)
+        try:
+            self._system = resolve_topology(system)
+        except KernbenchError as error:
+            raise pytest.UsageError(f"--kernbench-distributed {system}: {error}") from None
         self._patches = Patches()
         self._cases = SimulatedTestCases(self._run)
 

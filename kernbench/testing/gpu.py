@@ -10,6 +10,7 @@ import pytest
 
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.adoption import simulated_gpu
+from kernbench.testing.table import RAISED
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -64,14 +65,15 @@ def _name(ctx: RuntimeContext) -> str:
 
 def gpu_of(request: pytest.FixtureRequest, session: SessionGpu | None) -> Iterator[RuntimeContext]:
     """A context in which the test is rank 0: the run's, or one of the system that the test's mark names."""
-    mark = request.node.get_closest_marker("kernbench_gpu")
-    if session is not None and (mark is None or not (mark.args or mark.kwargs)):
+    from kernbench.testing.checks import read_mark
+
+    if session is not None:
         yield session.ctx
         return
-    if session is not None:
-        raise pytest.UsageError(
-            "a test with @pytest.mark.kernbench_gpu of its own system cannot run under --kernbench-gpu: the run has one already"
-        )
-    with simulated_gpu() if mark is None else simulated_gpu(*mark.args, **mark.kwargs) as ctx:
+    with simulated_gpu(**read_mark("kernbench_gpu", request.node.get_closest_marker("kernbench_gpu"))) as ctx:
         yield ctx
-        ctx.synchronize()
+        try:
+            ctx.synchronize()
+        except KernbenchError as error:
+            if error is not request.node.stash.get(RAISED, None):  # which the test has failed with
+                raise

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kernbench.errors import ConfigError
+from kernbench.testing.checks import read_mark
 from kernbench.testing.pool import Capacity, Grant, ResourceError, ResourceRequest, port_is_free, workers_that_fit
-from kernbench.testing.sizes import parse_size
+from kernbench.testing.sizes import parse_ports, parse_size
 from kernbench.testing.table import ROW
 
 _SLACK = 1 << 20  # bytes that a CUDA library may keep for itself after its first use
@@ -20,11 +20,7 @@ _SLACK = 1 << 20  # bytes that a CUDA library may keep for itself after its firs
 
 def capacity_of(config: pytest.Config) -> Capacity:
     """The real GPUs of this machine, else the simulated devices of the options."""
-    first, _, count = str(config.getoption("--kernbench-ports")).partition(":")
-    try:
-        ports = (int(first), int(count or 1))
-    except ValueError:
-        raise ConfigError(f"--kernbench-ports {first}:{count}: expected FIRST:COUNT, as 25900:1024") from None
+    ports = parse_ports(config.getoption("--kernbench-ports"))
     if real := _gpu_memory():
         return Capacity(real, ports, simulated=False)
     size = parse_size(config.getoption("--kernbench-device-memory"))
@@ -53,9 +49,7 @@ def _torch() -> Any:
 
 def require_cuda(item: pytest.Item) -> None:
     """Skip a test of the requires_cuda mark where there are too few real GPUs."""
-    mark = item.get_closest_marker("requires_cuda")
-    assert mark is not None
-    needed = _cuda_count(mark)
+    needed = read_mark("requires_cuda", item.get_closest_marker("requires_cuda"))["n"]
     have = len(_gpu_memory())
     if have < needed:
         pytest.skip(
@@ -63,45 +57,29 @@ def require_cuda(item: pytest.Item) -> None:
         )
 
 
-def _cuda_count(mark: pytest.Mark) -> int:
-    return int(mark.args[0] if mark.args else mark.kwargs.get("n", 1))
-
-
 def request_of(item: pytest.Item) -> ResourceRequest:
     """What a test's marks ask for."""
-    devices, ports = 0, 0
-    memory: int | str | None = None
-    mark = item.get_closest_marker("resources")
-    if mark is not None:
-        unknown = set(mark.kwargs) - {"devices", "memory", "ports"}
-        if unknown or mark.args:
-            raise ConfigError(
-                f"{item.nodeid}: resources({mark.args or unknown}): it takes devices=, memory= and ports="
-            )
-        memory = mark.kwargs.get("memory")
-        devices = int(mark.kwargs.get("devices") or (1 if memory else 0))
-        ports = int(mark.kwargs.get("ports") or 0)
+    asked = read_mark("resources", item.get_closest_marker("resources"))
+    memory = asked["memory"]
+    devices = asked["devices"] or (1 if memory else 0)
     cuda = item.get_closest_marker("requires_cuda")
     if cuda is not None:
-        devices = max(devices, _cuda_count(cuda))
+        devices = max(devices, read_mark("requires_cuda", cuda)["n"])
     if memory is None:
         memory = item.config.getoption("--kernbench-memory") if devices else 0
-    return ResourceRequest(devices, parse_size(memory), ports)
+    return ResourceRequest(devices, parse_size(memory), asked["ports"])
 
 
 def grant_for(item: pytest.Item, session: Any) -> Iterator[Grant]:
     """Grant, run, check."""
-    request = request_of(item)
+    refused = ""
+    try:
+        grant = _granted(item, session)
+    except ResourceError as error:
+        refused = str(error)
+    if refused:  # not where it is handled, or it would be shown twice
+        pytest.fail(refused, pytrace=False)
     pool = session.pool
-    fit = workers_that_fit(pool.capacity, parse_size(item.config.getoption("--kernbench-memory")))
-    if request.devices and session.workers > fit:
-        sizes = f"{len(pool.capacity.device_memory)} devices of {min(pool.capacity.device_memory) / 1e9:g} GB"
-        memory = item.config.getoption("--kernbench-memory")
-        raise ResourceError(
-            f"{session.workers} workers are too many: {sizes} hold {fit} processes of {memory} each. "
-            f"Use -n {fit}, or a smaller --kernbench-memory"
-        )
-    grant = pool.acquire(request, timeout=item.config.getoption("--kernbench-wait"))
     breaches: list[str] = []
     row = item.stash.setdefault(ROW, {})
     row["devices"] = grant.devices
@@ -115,6 +93,20 @@ def grant_for(item: pytest.Item, session: Any) -> Iterator[Grant]:
         pool.release(grant)
     if breaches:
         pytest.fail(f"{item.nodeid} did not keep to what it was granted: {'; '.join(breaches)}", pytrace=False)
+
+
+def _granted(item: pytest.Item, session: Any) -> Grant:
+    request = request_of(item)
+    pool = session.pool
+    fit = workers_that_fit(pool.capacity, parse_size(item.config.getoption("--kernbench-memory")))
+    if request.devices and session.workers > fit:
+        sizes = f"{len(pool.capacity.device_memory)} devices of {min(pool.capacity.device_memory) / 1e9:g} GB"
+        memory = item.config.getoption("--kernbench-memory")
+        raise ResourceError(
+            f"{session.workers} workers are too many: {sizes} hold {fit} processes of {memory} each. "
+            f"Use -n {fit}, or a smaller --kernbench-memory"
+        )
+    return pool.acquire(request, timeout=item.config.getoption("--kernbench-wait"))
 
 
 def _on_gpus(grant: Grant, row: dict[str, Any], breaches: list[str]) -> Iterator[Grant]:

@@ -14,29 +14,33 @@ from typing import Any
 
 import pytest
 
-from kernbench.errors import ConfigError
-
 _LONGEST_WAIT = 60.0  # seconds for a dependency that another worker has
 
 _NEEDS: pytest.StashKey[list[str]] = pytest.StashKey()
+_CIRCLE: pytest.StashKey[str] = pytest.StashKey()  # of a test that depends on itself: by way of which
 _FAILED: pytest.StashKey[str] = pytest.StashKey()  # of a test that others depend on: how, empty if it has not
 
 
 def order_items(items: list[pytest.Item]) -> None:
-    """Move every test behind those that it depends on. Raises ConfigError for a cycle."""
+    """Move every test behind those that it depends on. Tests that depend on each other in a circle fail when they are set up:
+    an error here would end xdist's workers without a word."""
     by_name = _by_name(items)
     edges = {id(item): _dependencies(item, by_name) for item in items}
     ordered: list[pytest.Item] = []
     state: dict[int, str] = {}
 
-    def visit(item: pytest.Item, path: tuple[str, ...]) -> None:
+    def visit(item: pytest.Item, path: tuple[pytest.Item, ...]) -> None:
         if state.get(id(item)) == "done":
             return
         if state.get(id(item)) == "open":
-            raise ConfigError(f"tests depend on each other in a circle: {' -> '.join((*path, item.nodeid))}")
+            circle = path[path.index(item) :]
+            words = " -> ".join(each.nodeid for each in (*circle, item))
+            for each in circle:
+                each.stash[_CIRCLE] = f"tests depend on each other in a circle: {words}"
+            return
         state[id(item)] = "open"
         for other in edges[id(item)]:
-            visit(other, (*path, item.nodeid))
+            visit(other, (*path, item))
         state[id(item)] = "done"
         ordered.append(item)
 
@@ -111,6 +115,8 @@ def note_outcome(item: pytest.Item, report: Any, directory: Path) -> None:
 
 def require_dependencies(item: pytest.Item, directory: Path) -> None:
     """Skip a test whose dependencies did not pass; wait for those that another worker runs."""
+    if _CIRCLE in item.stash:
+        pytest.fail(item.stash[_CIRCLE], pytrace=False)
     deadline = time.monotonic() + _LONGEST_WAIT
     for key in item.stash.get(_NEEDS, ()):
         path = directory / f"outcome-{key}"

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernbench.testing.table import ROW, resident_bytes, show_table
+from kernbench.testing.declared import FIXTURES, MARKS, OPTIONS
+from kernbench.testing.table import RAISED, ROW, resident_bytes, show_table
 
 if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
@@ -25,53 +26,14 @@ if TYPE_CHECKING:
     from kernbench.testing.kernels import KernelWatch
     from kernbench.testing.pool import Grant, ResourcePool
 
-_MARKS = (
-    "world_size(n, system=None, seed=0, isolation='carrier'): run the test's body on n simulated ranks of kernbench; "
-    "it may take the arguments rank, world_size and kernbench_context",
-    "resources(devices=0, memory=None, ports=0): grant devices, memory (bytes or '2GB') on each, and ports to this "
-    "test; fixture test_resources has them",
-    "requires_cuda(n=1): skip without n real GPUs, and grant them to this test",
-    "kernbench_gpu(system='dgx_h100', **options of kernbench.simulate): run the test on a simulated GPU; fixture kernbench_gpu "
-    "has its context",
-    "depends_on(*names): run after the tests of these names, and only if they passed",
-)
-_TABLE_ROWS = 20
 _GPU: pytest.StashKey[SessionGpu] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """See pytest."""
     group = parser.getgroup("kernbench", "kernbench: simulated ranks, resources")
-    option = group.addoption
-    option(
-        "--kernbench-devices", type=int, default=8, metavar="N", help="simulated devices where there are no GPUs (8)"
-    )
-    option("--kernbench-device-memory", default="16GB", metavar="SIZE", help="memory of a simulated device (16GB)")
-    option("--kernbench-memory", default="5GB", metavar="SIZE", help="device memory of a test that does not say (5GB)")
-    option("--kernbench-ports", default="25900:1024", metavar="FIRST:COUNT", help="ports to grant (25900:1024)")
-    option("--kernbench-wait", type=float, default=600, metavar="SECONDS", help="longest wait for resources (600)")
-    option(
-        "--kernbench-table", type=int, default=_TABLE_ROWS, metavar="ROWS", help="rows of the table, 0 for none (20)"
-    )
-    option("--kernbench-precompile", action="append", default=[], metavar="SPEC",
-           help="compile these Triton kernels ahead of the tests (kernbench.precompile); repeatable")  # fmt: skip
-    option("--kernbench-precompile-values", action="store_true",
-           help="compile them for kernbench's own engine, not for a GPU")  # fmt: skip
-    option("--kernbench-distributed", nargs="?", const="dgx_h100", metavar="SYSTEM",
-           help="run torch's distributed test cases on simulated ranks of SYSTEM (dgx_h100)")  # fmt: skip
-    option("--kernbench-gpu", nargs="?", const="dgx_h100", metavar="SYSTEM",
-           help="give this process, from before its conftests on, the simulated GPUs of SYSTEM (dgx_h100)")  # fmt: skip
-    option("--kernbench-races", nargs="?", const="error", choices=("off", "warn", "error"),
-           help="look for accesses that nothing orders in the simulations of the tests (error; warn: collect)")  # fmt: skip
-    option(
-        "--kernbench-explore",
-        type=int,
-        default=0,
-        metavar="N",
-        help="run each test that opens a simulation under N schedules besides the default one (docs/order.md)",
-    )
-    option("--kernbench-record", metavar="FILE",
-           help="write the kernels that the tests launch to FILE, for --kernbench-precompile of the next run")  # fmt: skip
+    for option in OPTIONS:
+        group.addoption(option.flag, **option.settings())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -93,8 +55,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Marks, the session's plugin, and simulated ranks for torch's test cases before the first of them is imported."""
-    for mark in _MARKS:
-        config.addinivalue_line("markers", mark)
+    for mark in MARKS:
+        config.addinivalue_line("markers", f"{mark.signature}: {mark.about}")
     config.pluginmanager.register(_Session(config), "kernbench-session")
     races = config.getoption("--kernbench-races")
     if races is not None:
@@ -116,8 +78,16 @@ def _restore(variable: str, value: str | None) -> None:
         os.environ[variable] = value
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks which parameters there may be
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With --kernbench-explore, a test is there once for each schedule."""
+    """A test is there once for each size of its mark, and with --kernbench-explore once for each schedule."""
+    if metafunc.definition.get_closest_marker("world_size"):
+        from kernbench.testing.checks import PARAMETER, sizes_to_run
+
+        if PARAMETER not in metafunc.fixturenames:
+            metafunc.fixturenames.append(PARAMETER)  # it may be parametrised, whether or not the body asks for it
+        if sizes := sizes_to_run(metafunc):
+            metafunc.parametrize(PARAMETER, sizes, ids=map(str, sizes))
     count = metafunc.config.getoption("--kernbench-explore")
     if count:
         metafunc.fixturenames.append("kernbench_schedule")
@@ -167,6 +137,9 @@ class _Session:
         self._run_id = str(node.workerinput["testrunuid"])
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
+        from kernbench.testing.failures import hide_debug_records
+
+        hide_debug_records(self.config)
         if self.config.getoption("--kernbench-precompile") or self.config.getoption("--kernbench-record"):
             from kernbench.testing.kernels import KernelWatch
 
@@ -187,6 +160,17 @@ class _Session:
             self._pool = None
         if not self.is_worker:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- collection --------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
+        """What is wrong with the marks of the tests that a collector has found is an error of the collector."""
+        report: Any = yield
+        if report.passed and (problems := [line for item in report.result for line in _problems(item)]):
+            report.outcome, report.result = "failed", []
+            report.longrepr = "\n".join(dict.fromkeys(problems))
+        return report
 
     # -- order -------------------------------------------------------------------------------------------------------
 
@@ -215,6 +199,9 @@ class _Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        item.stash[_RAN] = False
+        if problems := list(_problems(item)):  # of marks that were added since it was collected
+            pytest.fail("\n".join(problems), pytrace=False)
         if item.get_closest_marker("depends_on"):
             from kernbench.testing.order import require_dependencies
 
@@ -226,12 +213,16 @@ class _Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        mark = pyfuncitem.get_closest_marker("world_size")
-        if mark is None:
+        if pyfuncitem.get_closest_marker("world_size") is None:
             return None
+        from kernbench.testing.checks import ranks_of
         from kernbench.testing.ranks import run_on_ranks
 
-        run_on_ranks(pyfuncitem, mark)
+        ranks = ranks_of(pyfuncitem)
+        assert ranks is not None
+        _require_own(pyfuncitem, ranks.count)
+        run_on_ranks(pyfuncitem, ranks)
+        pyfuncitem.stash[_RAN] = True
         return True
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -248,7 +239,21 @@ class _Session:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
-        report: Any = yield
+        from kernbench.testing.failures import short_traceback
+
+        if call.excinfo is not None and call.when == "call":
+            item.stash[RAISED] = call.excinfo.value
+        with short_traceback(self.config, call.excinfo):
+            report: Any = yield
+        if call.when == "call" and report.passed and item.get_closest_marker("world_size") and not item.stash[_RAN]:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid}: its mark world_size says that ranks run its body, and they have not: another plugin has "
+                "run it, or it was replaced"
+            )
+        if call.when == "teardown":
+            item.stash.setdefault(RAISED, None)
+            del item.stash[RAISED]
         if call.when == "teardown" and _BEGIN in item.stash:
             begin, before = item.stash[_BEGIN]
             row: dict[str, Any] = {"seconds": time.perf_counter() - begin, "host": resident_bytes() - before}
@@ -278,6 +283,27 @@ class _Session:
 
 
 _BEGIN: pytest.StashKey[tuple[float, int]] = pytest.StashKey()
+_RAN: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether the body of a test has run to its end on every rank of its mark."""
+
+
+def _problems(item: pytest.Item | pytest.Collector) -> Iterator[str]:
+    """What is wrong with the marks of a test; a line each."""
+    if isinstance(item, pytest.Item) and any(item.get_closest_marker(mark.name) for mark in MARKS):
+        from kernbench.testing.checks import problems_of
+
+        yield from problems_of(item)
+
+
+def _require_own(item: pytest.Function, count: int) -> None:
+    """Fail a test in which other fixtures of these names, or one that changes the size, stand before the plugin's."""
+    for fixture in FIXTURES:
+        value = item.funcargs.get(fixture.name)
+        if fixture.of_body and value is not None and not isinstance(value, _Unset):
+            pytest.fail(f"{item.nodeid}: a fixture {fixture.name} hides the one of the mark world_size", pytrace=False)
+    seen = item.funcargs.get("world_size", count)
+    if seen != count:
+        pytest.fail(f"{item.nodeid}: the fixture world_size gives {seen!r}, its mark {count} ranks", pytrace=False)
 
 
 def _is_ours(item: pytest.Item) -> bool:
@@ -332,32 +358,64 @@ def kernbench_schedule(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def rank() -> int:
+def rank(request: pytest.FixtureRequest) -> int:
     """The rank that runs the body of a test with the world_size mark."""
-    return _outside("rank")
+    return _outside("rank", request)
 
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """The number of ranks of a test with the world_size mark."""
-    mark = request.node.get_closest_marker("world_size")
-    return int(mark.args[0]) if mark else _outside("world_size")
+    if request.node.get_closest_marker("world_size") is None:
+        return _outside("world_size", request)
+    from kernbench.testing.checks import ranks_of
+
+    ranks = ranks_of(request.node)
+    assert ranks is not None
+    return ranks.count
 
 
 @pytest.fixture
-def kernbench_context() -> Any:
+def kernbench_context(request: pytest.FixtureRequest) -> Any:
     """The RuntimeContext of a test with the world_size mark."""
-    return _outside("kernbench_context")
+    return _outside("kernbench_context", request)
 
 
-def _outside(name: str) -> Any:
-    """Stands in until the ranks run; a test without the mark never gets there."""
+def _outside(name: str, request: pytest.FixtureRequest) -> Any:
+    """What stands for something of a rank until the ranks run."""
+    if request.node.get_closest_marker("world_size") is None:
+        path, line, test = request.node.location
+        pytest.fail(
+            f"{path}:{(line or 0) + 1}: {test}: the fixture {name} needs @pytest.mark.world_size(N) on the test",
+            pytrace=False,
+        )
     return _Unset(name)
 
 
 class _Unset:
+    """What a fixture gets that asks for something of a rank: it is made once for all ranks, before there are any."""
+
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __repr__(self) -> str:
-        return f"<{self._name}: only in a test with @pytest.mark.world_size>"
+        return f"<{self._name}: in the body of the test>"
+
+    def __str__(self) -> str:
+        return self._refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_name":  # pytest and the language look for what an object can do
+            raise AttributeError(name)
+        return self._refuse()
+
+    def _refuse(self, *others: object) -> Any:
+        pytest.fail(
+            f"{self._name} is each rank's own, and fixtures are made once for all ranks: use it in the body of the test",
+            pytrace=False,
+        )
+
+    __bool__ = __int__ = __index__ = __float__ = __hash__ = __iter__ = __len__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __getitem__ = __format__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __neg__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __call__ = _refuse

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import inspect
-import traceback
-from typing import Any
+import mmap
+import warnings
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import pytest
 
 from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
+from kernbench.testing.checks import RanksOfTest
+from kernbench.testing.failures import text_of
 from kernbench.testing.table import ROW
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
 from kernbench.torch_backend.rank_state.output import rank_streams
@@ -23,71 +27,153 @@ class RankFailed(AssertionError):
     """Ranks failed for different reasons, or in a way that cannot be raised in their place."""
 
 
-class RankEnded(Exception):
-    """The test was skipped, or is known to fail, in a rank that is a process."""
+class BodyEnds:
+    """How the body of a test has ended in each rank, in memory that ranks which are processes share.
 
-    def __init__(self, skipped: bool, reason: str) -> None:
-        super().__init__(skipped, reason)
-        self.skipped = skipped
-        self.reason = reason
+    Args:
+        count: of ranks.
 
-    def outcome(self) -> BaseException:
-        """As pytest has it."""
-        return (pytest.skip.Exception if self.skipped else pytest.xfail.Exception)(self.reason)
+    Attributes:
+        raised: what ranks of this process have raised to skip the test or to say that it is known to fail.
+    """
+
+    NEVER, RETURNED, GAVE_AWAITABLE, LEFT, SKIPPED, XFAILED = range(6)
+    _ROOM = 512  # bytes: how, how often, and why
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.raised: dict[int, BaseException] = {}
+        self._memory = mmap.mmap(-1, count * self._ROOM)
+
+    def note(self, rank: int, how: int, why: str = "") -> None:
+        """The body has ended in ``rank``."""
+        at = rank * self._ROOM
+        text = why.encode()[: self._ROOM - 3]
+        times = min(255, self._memory[at + 1] + 1)
+        self._memory[at : at + 2 + len(text)] = bytes((how, times)) + text
+
+    def of(self, rank: int) -> int:
+        """How it has."""
+        return self._memory[rank * self._ROOM]
+
+    def times(self, rank: int) -> int:
+        """How often."""
+        return self._memory[rank * self._ROOM + 1]
+
+    def why(self, rank: int) -> str:
+        """What was said to it."""
+        at = rank * self._ROOM + 2
+        return self._memory[at : at + self._ROOM - 2].rstrip(b"\0").decode(errors="replace")
+
+    def which(self, *how: int) -> list[int]:
+        """The ranks in which it has ended so."""
+        return [rank for rank in range(self.count) if self.of(rank) in how]
 
 
-_NO_FAILURES = (pytest.skip.Exception, pytest.xfail.Exception)
-"""What a test may raise and not have failed."""
-
-
-def run_on_ranks(item: pytest.Function, mark: pytest.Mark) -> None:
-    """Run the body of ``item`` once per rank.
+def run_on_ranks(item: pytest.Function, ranks: RanksOfTest) -> None:
+    """Run the body of ``item`` once per rank. Returns if it has run to its end, once, on each of them.
 
     A failure of one rank is raised as it is, with a note that names the rank. More of them are in the report's sections.
     """
-    count = int(mark.args[0] if mark.args else mark.kwargs["n"])
-    options = {name: value for name, value in mark.kwargs.items() if name in ("seed", "nodes", "policy", "enable_data")}
+    count = ranks.count
     names = set(inspect.signature(item.obj).parameters)
     given = {name: value for name, value in item.funcargs.items() if name in names}
-    ended: dict[int, BaseException] = {}
-    isolation = mark.kwargs.get("isolation", "carrier")
-    with simulate(_system(item, mark), world_size=count, **options) as ctx:
+    ends = BodyEnds(count)
+    failure: SpawnException | None = None
+    with simulate(_system(item, ranks), world_size=count, **ranks.options) as ctx:
 
         def body(rank: int) -> None:
             mine = {"rank": rank, "world_size": count, "kernbench_context": ctx}
             arguments = {**given, **{name: value for name, value in mine.items() if name in names}}
             try:
-                item.obj(**arguments)
-            except _NO_FAILURES as outcome:
-                if isolation == "process":  # what is noted there is not noted here, and pytest's cannot travel
-                    raise RankEnded(isinstance(outcome, pytest.skip.Exception), str(outcome.msg)) from None
-                ended[rank] = outcome
+                returned = item.obj(**arguments)
+            except pytest.skip.Exception as outcome:
+                ends.raised[rank] = outcome
+                ends.note(rank, ends.SKIPPED, str(outcome.msg))
+            except pytest.xfail.Exception as outcome:
+                ends.raised[rank] = outcome
+                ends.note(rank, ends.XFAILED, str(outcome.msg))
+            except (SystemExit, KeyboardInterrupt) as end:
+                ends.note(rank, ends.LEFT, repr(end))
+                raise
+            else:
+                _note_returned(item, ends, rank, returned)
 
-        spaces: list[Any] = []
         try:
             with rank_streams(ctx.simulation.scheduler.current_rank, RANK):
-                ctx.multiprocessing.spawn(body, nprocs=count, isolation=isolation)
-            if ended:
-                raise ended[min(ended)]
-        except SpawnException as failure:
-            first = failure.errors[min(failure.errors)]
-            if isinstance(first, RankEnded) and all(isinstance(each, RankEnded) for each in failure.errors.values()):
-                raise first.outcome() from None
-            _raise_of_rank(item, failure, count)
+                ctx.multiprocessing.spawn(body, nprocs=count, isolation=ranks.isolation)
+        except SpawnException as raised:
+            failure = raised
         finally:
             spaces = [space for space in ctx.engine.memory.spaces() if space.name == "hbm"]
             item.stash.setdefault(ROW, {})["device"] = max((space.peak for space in spaces), default=0)
-            if isolation == "process":  # whose memory was counted there
+            if ranks.isolation == "process":  # whose memory was counted there
                 item.stash[ROW]["device"] = max((ledger.peak for ledger in ctx.engine.op_log.ledgers), default=0)
+        if failure is not None:  # not where it is handled: what a rank has raised keeps what it was raised in
+            _raise_of_rank(item, failure, ends)
+    _require_ends(item, ends)
     _check_released(item, ctx, given)
 
 
-def _system(item: pytest.Function, mark: pytest.Mark) -> TopologyHandle:
+def _note_returned(item: pytest.Function, ends: BodyEnds, rank: int, returned: Any) -> None:
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        ends.note(rank, ends.GAVE_AWAITABLE, type(returned).__name__)
+        if inspect.iscoroutine(returned):
+            returned.close()
+        return
+    ends.note(rank, ends.RETURNED)
+    if returned is not None:  # as pytest says it of its own
+        warnings.warn(
+            pytest.PytestReturnNotNoneWarning(
+                f"Test functions should return None, but {item.nodeid} returned {type(returned)!r}.\n"
+                "Did you mean to use `assert` instead of `return`?"
+            ),
+            stacklevel=2,
+        )
+
+
+def _require_ends(item: pytest.Function, ends: BodyEnds) -> None:
+    """Skip the test if all ranks do; fail it if its body has not run to its end, once, on every rank."""
+    known = ends.which(ends.XFAILED)
+    if known:
+        raise ends.raised.get(known[0]) or pytest.xfail.Exception(ends.why(known[0]))
+    skipped = ends.which(ends.SKIPPED)
+    if len(skipped) == ends.count:
+        raise ends.raised.get(0) or pytest.skip.Exception(ends.why(0))
+    problems = []
+    if made := ends.which(ends.GAVE_AWAITABLE):
+        problems.append(f"in {_words(made)} it returned a {ends.why(made[0])}, which nothing runs")
+    if left := ends.which(ends.LEFT):
+        problems.append(f"{_words(left)} left it by {ends.why(left[0])}")
+    if skipped:
+        problems.append(
+            f"{_words(skipped)} skipped ({ends.why(skipped[0])!r}) and the other ranks did not: skip in all ranks or in none"
+        )
+    if never := ends.which(ends.NEVER):
+        problems.append(f"it did not end in {_words(never)}")
+    if often := [rank for rank in range(ends.count) if ends.times(rank) > 1]:
+        problems.append(f"it ended more than once in {_words(often)}")
+    if problems:
+        path, line, _ = item.location
+        pytest.fail(
+            f"{path}:{(line or 0) + 1}: the body did not run to its end on all {ends.count} ranks: {'; '.join(problems)}",
+            pytrace=False,
+        )
+
+
+def _words(ranks: Iterable[int]) -> str:
+    numbers = list(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _system(item: pytest.Function, ranks: RanksOfTest) -> Any:
     """The system of the mark, each SIP capped to the memory that the test was granted."""
-    handle = resolve_topology(mark.kwargs.get("system"))
+    handle = ranks.system
     grant: Any = item.funcargs.get("test_resources")
     if grant is None or not grant.memory:
         return handle
+    if not isinstance(handle, TopologyHandle):
+        handle = resolve_topology(handle, nodes=ranks.options.get("nodes"))
     system = handle.topology_obj.system
     device = system.sips.device
     hbm = device.hbm.model_copy(update={"size": min(device.hbm.size, grant.memory)})
@@ -110,21 +196,39 @@ def _check_released(item: pytest.Function, ctx: RuntimeContext, given: dict[str,
         )
 
 
-def _raise_of_rank(item: pytest.Function, failure: SpawnException, count: int) -> None:
+def _raise_of_rank(item: pytest.Function, failure: SpawnException, ends: BodyEnds) -> None:
     first, *others = sorted(failure.errors)
-    for rank in others:
-        text = "".join(traceback.format_exception(failure.errors[rank]))
-        item.add_report_section("call", f"rank {rank} of {count}", text)
     error = failure.errors[first]
-    where = f"rank {first} of {count}" + (f"; ranks {', '.join(map(str, others))} failed too" if others else "")
+    shown = {_said(error): first}
+    same = [rank for rank in others if shown.setdefault(_said(failure.errors[rank]), rank) == first]
+    for rank in others:
+        if shown[_said(failure.errors[rank])] == rank:
+            item.add_report_section("call", f"rank {rank} of {ends.count}", text_of(failure.errors[rank], item.config))
+    where = f"rank {first} of {ends.count}"
+    if same:
+        where += f"; the same in {_words(same)}"
+    if different := sorted({*others} - {*same}):
+        where += f"; {_words(different)} failed too"
     if isinstance(error, SystemExit):
-        raise RankFailed(f"{where} called sys.exit({error.code!r})") from None
+        raise RankFailed(f"{where} called sys.exit({error.code!r})").with_traceback(_of_test(error, item))
     if hasattr(error, "add_note"):
         error.add_note(f"in {where}")
     item.add_report_section("call", "ranks", f"raised in {where}")
+    if skipped := ends.which(ends.SKIPPED):
+        item.add_report_section("call", "skips", f"{_words(skipped)} skipped: {ends.why(skipped[0])}")
     if error.__traceback__ is None:  # it was raised in a process of its own
-        item.add_report_section("call", "rank's traceback", str(failure).strip())
-    raise error.with_traceback(_of_test(error, item)) from error.__cause__
+        report = str(failure).replace(str(error), "the message above") if str(error) else str(failure)
+        item.add_report_section("call", "rank's traceback", report.strip())
+
+        def raise_from_process() -> NoReturn:  # without arguments, which pytest shows
+            raise error  # in a rank that is a process: where, is in a section below
+
+        raise_from_process()
+    raise error.with_traceback(_of_test(error, item))
+
+
+def _said(error: BaseException) -> tuple[type[BaseException], str]:
+    return type(error), str(error)
 
 
 def _of_test(error: BaseException, item: pytest.Function) -> Any:

@@ -12,6 +12,9 @@ import pytest
 ROW: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
 """What a test adds to its row of the table."""
 
+RAISED: pytest.StashKey[BaseException | None] = pytest.StashKey()
+"""What a test has failed with, until it is torn down."""
+
 
 def show_table(rows: Sequence[tuple[str, dict[str, Any]]], shown: int, terminal: Any) -> None:
     """Print the ``shown`` longest of the tests in ``rows`` (name, what it took)."""
