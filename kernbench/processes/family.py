@@ -160,14 +160,16 @@ class Family(RankProcesses):
         finally:
             poll.unregister(descriptor)
 
-    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+    def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""
         poll = self._poll
         for each in descriptors:
             poll.register(each, select.POLLIN)
         try:
             while True:
-                ready = [number for number, _ in poll.poll()]
+                ready = [number for number, _ in poll.poll(None if seconds is None else 1000 * seconds)]
+                if not ready:
+                    return ()
                 if back := [number for number in descriptors if number in ready]:
                     return back
                 died = [self._ended(number) for number in ready]

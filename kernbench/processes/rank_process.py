@@ -6,14 +6,28 @@ import contextlib
 import faulthandler
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
 from kernbench.errors import KernbenchError
 from kernbench.processes import shared_memory
 from kernbench.processes.channel import Wire
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
+
+
+class Away(NamedTuple):
+    """A thread of a rank that waits for what the simulation does not see.
+
+    Attributes:
+        process: its rank's.
+        has_come: whether it has said that it is back.
+        counts: whether another one may be able to go on when it is.
+    """
+
+    process: RankProcess
+    has_come: Callable[[], bool]
+    counts: Callable[[], bool]
 
 
 class RankDiedError(KernbenchError):
@@ -76,7 +90,7 @@ class RankProcesses(ABC):
     Attributes:
         by_rank: the processes.
         died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
-        away: those whose ranks wait for what the simulation does not see, by what ends that.
+        away: those who wait for what the simulation does not see, by what ends that.
         unwound: whether ranks that are to end are told so, and their programs unwind.
     """
 
@@ -85,26 +99,30 @@ class RankProcesses(ABC):
     def __init__(self, by_rank: Mapping[int, RankProcess]) -> None:
         self.by_rank = by_rank
         self.died: list[int] = []
-        self.away: dict[Condition, RankProcess] = {}
+        self.away: dict[Condition, Away] = {}
 
     @abstractmethod
     def await_input(self, member: RankProcess) -> bool:
         """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
 
-    def await_absent(self) -> bool:
-        """Nobody can go on before one comes back who is away: wait for that; False if nobody is."""
-        if not self.away:
+    def await_absent(self, seconds: float | None = None) -> bool:
+        """Nobody can go on before one comes back who is away: wait for that; False if nobody is, or ``seconds`` have passed."""
+        away = {back: each for back, each in self.away.items() if each.counts()}
+        come = [back for back, each in self.away.items() if each.has_come()]
+        if not away and not come:
             return False
-        back = {each.wire.socket.fileno(): condition for condition, each in self.away.items()}
-        come = [each.wire.socket.fileno() for each in self.away.values() if each.wire.has_come]
-        for number in come or self.await_one(list(back)):
-            back[number].fulfil()
-        return True
+        if not come:
+            of = {back: each.process.wire.socket.fileno() for back, each in self.away.items()}
+            ready = self.await_one(sorted({of[back] for back in away}), seconds)
+            come = [back for back in self.away if of[back] in ready]
+        for back in come:
+            back.fulfil()
+        return bool(come)
 
     @abstractmethod
-    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+    def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """Wait until there is something to read from one of ``descriptors``, sockets to members: those of which there is. All,
-        if a process has died."""
+        if a process has died; none, if ``seconds`` of the machine's time have passed."""
 
     @abstractmethod
     def close(self) -> None:
