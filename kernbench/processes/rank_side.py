@@ -164,8 +164,9 @@ class RankSide(Uplink):
     def _hosts_current_rank(self) -> int:
         return self.rank
 
-    def _scheduler_current_rank(self) -> int:
-        return self.rank
+    def _scheduler_current_rank(self) -> int | None:
+        """None in a thread that takes no turns."""
+        return self.rank if self.crew is None or self.has_turn else None
 
     def _scheduler_pause(self) -> None:
         """Let the others go first."""

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from kernbench.processes.uplink import Uplink
-from kernbench.scheduler.crew import Crew, Turns
+from kernbench.scheduler.crew import Crew, TakesTurns
 from kernbench.sim_engine import Condition
 from kernbench.simulation.rank_threads import LOOK, Notice
 
@@ -49,7 +49,7 @@ class ThreadSide:
             side.crew = Crew(rank, read, write)
         return side.crew
 
-    def begin(self, crew: Crew, name: str, daemon: bool, thread: threading.Thread | None, *, ready: bool) -> Turns:
+    def begin(self, crew: Crew, name: str, daemon: bool, thread: threading.Thread | None, *, ready: bool) -> TakesTurns:
         """See :meth:`RankThreads.begin`."""
         turns = ProcessTurns(self._side, crew, next(self._numbers), name, daemon)
         if ready:
@@ -63,6 +63,7 @@ class ThreadSide:
     def ask(self, turns: ProcessTurns) -> None:
         """See :meth:`RankThreads.ask`."""
         self._arrive("thread", turns.number, turns.name, turns.daemon)
+        self._threads.unwatch()
 
     def watch(self, crew: Crew, thread: threading.Thread) -> None:
         """See :meth:`RankThreads.watch`."""
@@ -113,7 +114,7 @@ class ThreadSide:
         """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
         pause = allocate_lock()
         pause.acquire()
-        while self._threads.is_busy():
+        while self._threads.is_busy([self._side.rank] if self._awaited else ()):
             pause.acquire(timeout=LOOK)
         with self._mutex:
             come, self._arrivals = self._arrivals, []
@@ -131,7 +132,7 @@ class ProcessTurns:
         self._crew = crew
 
     def enter(self) -> None:
-        """See :class:`~kernbench.scheduler.crew.Turns`."""
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
         self._side.turn.number = self.number
         self._side.begin_turns()
         if self._crew.closed:
@@ -139,7 +140,7 @@ class ProcessTurns:
             raise SystemExit
 
     def leave(self) -> None:
-        """See :class:`~kernbench.scheduler.crew.Turns`."""
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
         self._side.cast("thread_over")
         self._side.send()
         self._side.turn.number = None

@@ -36,7 +36,7 @@ SETTLE = -1
 """In the place of a thread's number: the simulation wants to know of threads that take no turns."""
 
 
-class _Turn(threading.local):
+class _Numbered(threading.local):
     number: int | None = None
 
 
@@ -98,7 +98,7 @@ class Uplink:
         self.apart = False
         self.posted: dict[int, Posted] = {}
         self.crew: Crew | None = None
-        self.turn = _Turn()
+        self.turn = _Numbered()
         self.settle: Callable[[], list[tuple[Any, ...]]] = list
         self._turns = allocate_lock()
         self._replies: dict[int, tuple[Any, ...]] = {}

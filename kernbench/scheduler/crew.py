@@ -19,14 +19,14 @@ from typing import Any, Protocol
 from kernbench.scheduler.carrier import current_carrier
 
 
-class _OfThread(threading.local):
+class _SideThread(threading.local):
     crew: Crew | None = None
     member: Member | None = None
     outside = False
     goes_on = False
 
 
-_local = _OfThread()
+_local = _SideThread()
 
 _forked: list[bool] = []
 """Whether this process was forked by one that had a rank's threads, which are not here: not empty then."""
@@ -55,7 +55,7 @@ class Crew:
         self.closed = False
 
 
-class Turns(Protocol):
+class TakesTurns(Protocol):
     """A side thread's way into the scheduler's order."""
 
     def enter(self) -> None:
@@ -73,11 +73,11 @@ class Member:
         joins: called in its first turn; gives what is called in its last one.
     """
 
-    def __init__(self, crew: Crew, turns: Callable[[], Turns], joins: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, crew: Crew, turns: Callable[[], TakesTurns], joins: Callable[[], Callable[[], None]]) -> None:
         self.crew = crew
         self._make = turns
         self._joins = joins
-        self._turns: Turns | None = None
+        self._turns: TakesTurns | None = None
         self._leave: Callable[[], None] | None = None
 
     def begin(self) -> None:

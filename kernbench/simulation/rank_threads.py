@@ -24,7 +24,7 @@ from greenlet import getcurrent
 
 from kernbench.scheduler import RankScheduler, SideThread
 from kernbench.scheduler.carrier import Carrier, current_carrier
-from kernbench.scheduler.crew import Crew, Turns, being_outside
+from kernbench.scheduler.crew import Crew, TakesTurns, being_outside
 from kernbench.scheduler.runners import CarrierRunner
 from kernbench.scheduler.watchdog import place_of
 from kernbench.sim_engine import Condition, GraphEngine
@@ -35,7 +35,7 @@ LOOK = 0.05
 """Seconds of the machine's time between two looks at threads that take no turns."""
 
 QUIET = 20
-"""Looks in a row that find such a thread where it was, after which nothing is expected of it."""
+"""Looks in a row that find such a thread where it was, after which nothing is expected of it if no other waits for one."""
 
 _MOST_IDLE = 10_000
 """Limits of waits that run out one after the other, while nothing else happens, before that is a deadlock."""
@@ -47,7 +47,7 @@ PATIENCE = 20
 """Looks for which what has come from outside waits for what was expected before it, so that its order is the program's."""
 
 
-class Arrival(NamedTuple):
+class Coming(NamedTuple):
     """What comes from a thread that has no turn.
 
     Attributes:
@@ -101,7 +101,7 @@ class RankThreads:
         self._hosts = hosts
         self._scheduler = scheduler
         self._waits = waits
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._arrivals: SimpleQueue[Coming] = SimpleQueue()
         self._timers: list[tuple[float, int, Notice]] = []
         self._serial = count()
         self._listening: dict[Condition, int | None] = {}
@@ -110,7 +110,7 @@ class RankThreads:
         self._resting: dict[int | None, Any] = {}
         self._places: weakref.WeakKeyDictionary[threading.Thread, tuple[Any, int]] = weakref.WeakKeyDictionary()
         self._asking: list[Carrier] = []
-        self._come: list[Arrival] = []
+        self._come: list[Coming] = []
         self._slow: set[Condition] = set()
         self._idle = 0
         self.settlers: list[Callable[[], bool]] = []
@@ -127,7 +127,7 @@ class RankThreads:
         crew: Crew = carrier.crew
         return crew
 
-    def begin(self, crew: Crew, name: str, daemon: bool, thread: threading.Thread | None, *, ready: bool) -> Turns:
+    def begin(self, crew: Crew, name: str, daemon: bool, thread: threading.Thread | None, *, ready: bool) -> TakesTurns:
         """A side thread's turns.
 
         Args:
@@ -159,7 +159,8 @@ class RankThreads:
             self._asking.remove(turns.carrier)
             self.admit(turns)
 
-        self._arrivals.put(Arrival(turns.side.rank, come))
+        self._arrivals.put(Coming(turns.side.rank, come))
+        self.unwatch()
 
     def ended(self, side: SideThread) -> None:
         """In a side thread: its last turn is over."""
@@ -172,6 +173,11 @@ class RankThreads:
         """A daemon has begun, which takes no turns yet."""
         self._free = [each for each in self._free if each[1].is_alive() or each[1].ident is None]
         self._free.append((crew, thread))
+
+    def unwatch(self) -> None:
+        """The running thread has asked for turns: until then it did something."""
+        me = threading.current_thread()
+        self._free = [each for each in self._free if each[1] is not me]
 
     def close(self, crew: Crew) -> None:
         """A rank has ended: its threads that are left end too."""
@@ -232,7 +238,7 @@ class RankThreads:
         if getcurrent() in self._scheduler.rank_by_greenlet or getcurrent() is self._scheduler.main:
             notice.condition.fulfil()
         else:
-            self._arrivals.put(Arrival(notice.condition.rank or 0, notice.condition.fulfil))
+            self._arrivals.put(Coming(notice.condition.rank or 0, notice.condition.fulfil))
 
     def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
         """What ``work()`` gives, which waits for what the simulation does not see: the others go on meanwhile."""
@@ -252,7 +258,7 @@ class RankThreads:
                 raised.append(error)
             if rank is not None:
                 bound[root] = rank
-            self._arrivals.put(Arrival(back, back.fulfil))
+            self._arrivals.put(Coming(back, back.fulfil))
 
         self._outside[back] = self._scheduler.side_threads.get(carrier.greenlet)
         carrier.outside = wait
@@ -298,12 +304,14 @@ class RankThreads:
         while True:
             self._take_arrivals(LOOK if looks else 0)
             looks += 1
-            if self.is_busy():
+            if self.is_busy(self._listening.values()):
                 continue
             if self._has_come(looks > PATIENCE):
                 return True
             if not self._expected():
-                return self._run_out(still=False)
+                if not self._slow:
+                    return self._run_out(still=False)
+                self._slow.clear()
             limit = self.limit()
             if limit is not None and looks * LOOK > limit:
                 return self._run_out(still=self._idle < _MOST_STILL)
@@ -346,12 +354,18 @@ class RankThreads:
             if back not in self._slow and (side is None or not side.daemon or side.rank in listening)
         }
 
-    def is_busy(self) -> bool:
-        """Whether a thread that takes no turns does something: it has not been where it is for a while."""
+    def is_busy(self, listening: Collection[int | None]) -> bool:
+        """Whether a thread that takes no turns may do something, as far as can be told.
+
+        If a thread of its rank waits for others (``listening``), it may; else if it has not been where it is for a while.
+        """
         busy = False
         for crew, thread in self._free:
             lock = self._resting.get(thread.ident)
             if crew.closed or not thread.is_alive() or (lock is not None and lock.locked()):
+                continue
+            if crew.rank in listening:
+                busy = True
                 continue
             place, (before, looks) = place_of(thread), self._places.get(thread, (None, 0))
             self._places[thread] = place, looks + 1 if place == before else 0
@@ -391,7 +405,7 @@ class RankThreads:
             heapq.heappop(self._timers)
 
 
-def _rank_of(arrival: Arrival) -> Any:
+def _rank_of(arrival: Coming) -> Any:
     return arrival.of
 
 
@@ -404,13 +418,13 @@ class CarrierTurns:
         self._threads = threads
 
     def enter(self) -> None:
-        """See :class:`~kernbench.scheduler.crew.Turns`."""
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
         self.carrier.enter()
         if self.carrier.crew.closed:
             self.leave()
             raise SystemExit
 
     def leave(self) -> None:
-        """See :class:`~kernbench.scheduler.crew.Turns`."""
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
         self._threads.ended(self.side)
         self.carrier.leave()

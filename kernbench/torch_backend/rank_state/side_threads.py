@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed.distributed_c10d
 
 from kernbench.scheduler.carrier import current_carrier, has_own_thread
-from kernbench.scheduler.crew import Crew, Member, Turns, acting_crew, current_member, found, going_on, is_forked
+from kernbench.scheduler.crew import Crew, Member, TakesTurns, acting_crew, current_member, found, going_on, is_forked
 from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.rank_threads import Notice, RankThreads
 from kernbench.simulation.simulation import Simulation
@@ -37,7 +37,9 @@ _stock_init, _stock_start, _stock_join = _Thread.__init__, _Thread.start, _Threa
 _stock_submit, _stock_make, _stock_run = _Executor.submit, _WorkItem.__init__, _WorkItem.run
 
 RELIES_ON = (
-    Reliance("threading.Thread", "its body is an attribute, `run`", has=("__init__", "start", "join", "run")),
+    Reliance("threading.Thread", "its body is an attribute, `run`, and what it is given one, `_args`", has=(
+        "__init__", "start", "join", "run",
+    ), holds=lambda thread: "_args" in vars(thread())),
     Reliance("concurrent.futures.thread._worker", "it is what the threads of a pool do"),
     Reliance("concurrent.futures.thread._WorkItem", "a call of a pool, which `submit` makes and a thread runs", has=(
         "__init__", "run",
@@ -106,7 +108,7 @@ class SideThreads:
                 _stock_start(thread)
                 return
             if getattr(thread, "_target", None) is futures.thread._worker:  # calls say whose they are
-                pool = self._pool(thread._args[0]())  # type: ignore[attr-defined]
+                pool = self._pool(vars(thread)["_args"][0]())
                 if pool is not None:
                     self._ends[thread] = pool.end
             else:
@@ -118,12 +120,12 @@ class SideThreads:
 
     def _start_side(self, crew: Crew, thread: threading.Thread) -> None:
         begin = functools.partial(self._threads.begin, crew, thread.name, thread.daemon, thread)
+        end = self._ends[thread] = _End(self._threads, running=1)
         if thread.daemon:
-            member = self._member(crew, functools.partial(_asking, self._threads, begin))
+            member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
             self._threads.watch(crew, thread)
         else:
-            turns, end = begin(ready=True), _End(self._threads, running=1)
-            self._ends[thread] = end
+            turns = begin(ready=True)
             member = self._member(crew, lambda: _Ending(turns, end))
             crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
         body = thread.run
@@ -131,10 +133,12 @@ class SideThreads:
         def run() -> None:
             with suppress(_Ended):
                 member(body, at_once=not thread.daemon)
+            if end.running:  # it has taken no turns
+                end.over()
 
         thread.run = run  # type: ignore[method-assign]
 
-    def _member(self, crew: Crew, turns: Callable[[], Turns]) -> Callable[..., Any]:
+    def _member(self, crew: Crew, turns: Callable[[], TakesTurns]) -> Callable[..., Any]:
         """Runs a side thread's body; whose program starts it now."""
         world, member = dict(vars(c10d._world)), Member(crew, turns, functools.partial(self._join_torch, crew.rank))
 
@@ -265,7 +269,7 @@ class _Ended(Exception):
     """A side thread has ended because its rank has."""
 
 
-def _asking(threads: RankThreads, begin: Callable[..., Turns]) -> Turns:
+def _asking(threads: RankThreads, begin: Callable[..., TakesTurns]) -> TakesTurns:
     """The turns of a thread that asks for its first one by itself."""
     turns = begin(ready=False)
     threads.ask(turns)
@@ -307,16 +311,16 @@ class _End:
 class _Ending:
     """Turns after which something is over."""
 
-    def __init__(self, turns: Turns, end: _End | _Pool) -> None:
+    def __init__(self, turns: TakesTurns, end: _End | _Pool) -> None:
         self._turns = turns
         self._end = end
 
     def enter(self) -> None:
-        """See :class:`Turns`."""
+        """See :class:`TakesTurns`."""
         self._turns.enter()
 
     def leave(self) -> None:
-        """See :class:`Turns`."""
+        """See :class:`TakesTurns`."""
         self._end.over()
         self._turns.leave()
 
@@ -332,9 +336,9 @@ class _Pool:
         self.end = _End(threads)
         self._threads = threads
         self._room = size
-        self._waiting: deque[Turns] = deque()
+        self._waiting: deque[TakesTurns] = deque()
 
-    def add(self, turns: Turns) -> None:
+    def add(self, turns: TakesTurns) -> None:
         """A call has been made."""
         self.end.running += 1
         self._waiting.append(turns)
