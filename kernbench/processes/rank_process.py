@@ -16,6 +16,10 @@ from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
 
 
+PATIENCE = 1.0
+"""Seconds of the machine's time for which one who is back waits for another who went before, and is not."""
+
+
 class Away(NamedTuple):
     """A thread of a rank that waits for what the simulation does not see.
 
@@ -100,24 +104,33 @@ class RankProcesses(ABC):
         self.by_rank = by_rank
         self.died: list[int] = []
         self.away: dict[Condition, Away] = {}
+        self._slow: set[Condition] = set()
 
     @abstractmethod
     def await_input(self, member: RankProcess) -> bool:
         """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
 
     def await_absent(self, seconds: float | None = None) -> bool:
-        """Nobody can go on before one comes back who is away: wait for that; False if nobody is, or ``seconds`` have passed."""
-        away = {back: each for back, each in self.away.items() if each.counts()}
-        come = [back for back, each in self.away.items() if each.has_come()]
-        if not away and not come:
-            return False
-        if not come:
-            of = {back: each.process.wire.socket.fileno() for back, each in self.away.items()}
-            ready = self.await_one(sorted({of[back] for back in away}), seconds)
-            come = [back for back in self.away if of[back] in ready]
-        for back in come:
-            back.fulfil()
-        return bool(come)
+        """Nobody can go on before one comes back who is away: wait for that; False if nobody is, or ``seconds`` have passed.
+
+        They come back one after the other, in the order in which they went, unless one is slow.
+        """
+        while True:
+            come = [back for back, each in self.away.items() if each.has_come()]
+            awaited = [back for back, each in self.away.items() if each.counts()] or come
+            if not awaited:
+                return False
+            first = next((back for back in awaited if back not in self._slow), awaited[0])
+            if first in come:
+                self._slow.discard(first)
+                first.fulfil()
+                return True
+            others = any(back in come for back in awaited)
+            sockets = {self.away[back].process.wire.socket.fileno() for back in ([first] if others else awaited)}
+            if not self.await_one(sorted(sockets), PATIENCE if others else seconds):
+                if not others:
+                    return False
+                self._slow = {back for back in awaited if back not in come}
 
     @abstractmethod
     def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:

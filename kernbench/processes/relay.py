@@ -143,6 +143,7 @@ class Relay:
             while True:
                 for item in self._receive(lane):
                     if item[0] == "thread_over":
+                        self._me.clock = item[1]
                         return
                     self._handlers[item[0]](*item[1:])
         except (GreenletExit, SystemExit):  # its rank has ended, or is being unwound
@@ -251,7 +252,15 @@ class Relay:
             del self._family.away[back]
 
     def _has_come(self, lane: _Lane) -> bool:
-        return bool(lane.inbox) or self._child.wire.has_come
+        """Whether it has said something, or never will."""
+        try:
+            while not lane.inbox:
+                self._read(_nothing_there)
+        except BlockingIOError:
+            return bool(self._family.died)
+        except (EOFError, OSError):
+            pass
+        return True
 
     def _counts(self, lane: _Lane) -> bool:
         """A daemon counts only for those that wait for threads."""
@@ -548,6 +557,10 @@ class Relay:
             store = self._open_stores[key] = CooperativeStore(self._stores, self._stores.shared(*key), timeout)
         store.set_timeout(timeout)
         return getattr(store, name)(*args, **kwargs)
+
+
+def _nothing_there() -> NoReturn:
+    raise BlockingIOError
 
 
 def _times_of(op: Operation) -> tuple[float, float] | None:

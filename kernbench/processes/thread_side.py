@@ -141,7 +141,7 @@ class ProcessTurns:
 
     def leave(self) -> None:
         """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
-        self._side.cast("thread_over")
+        self._side.cast("thread_over", self._side.host.clock)
         self._side.send()
         self._side.turn.number = None
         self._side.hand_over()

@@ -267,6 +267,8 @@ class RankThreads:
         finally:
             self._outside.pop(back, None)
             self._slow.discard(back)
+        host = self._hosts.current()
+        host.clock = max(host.clock, self._engine.now)  # it was away until now, if the others have gone on
         if raised:
             raise raised[0]
         return given[0]

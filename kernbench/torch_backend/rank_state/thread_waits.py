@@ -42,7 +42,9 @@ RELIES_ON = (
     Reliance("selectors.DefaultSelector.select", "an event loop waits there"),
     Reliance("multiprocessing.connection._WaitSelector", "a queue's get with a timeout waits there",
              holds=lambda selector: selector in _SELECTORS),
-    Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=("_recv_bytes",)),
+    Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=(
+        "_poll", "_recv_bytes",
+    )),
 )  # fmt: skip
 
 
@@ -56,9 +58,8 @@ def install(patches: Patches, threads: RankThreads) -> None:
         patches.set(module, name, _shows_time(threads, getattr(module, name)))
     for selector in _SELECTORS:
         patches.set(selector, "select", _waits_outside(threads, "events", selector.select, over=_at_once))
-    patches.set(
-        _Connection, "_recv_bytes", _waits_outside(threads, "a message", _Connection._recv_bytes, over=lambda *_: False)
-    )
+    for name, over in (("_poll", _at_once), ("_recv_bytes", lambda *_: False)):
+        patches.set(_Connection, name, _waits_outside(threads, "a message", getattr(_Connection, name), over))
 
 
 def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
