@@ -15,7 +15,6 @@ from kernbench.processes.channel import Wire
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
 
-
 PATIENCE = 1.0
 """Seconds of the machine's time for which one who is back waits for another who went before, and is not."""
 

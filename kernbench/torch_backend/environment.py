@@ -8,7 +8,6 @@ is switched with the ranks. Closing puts everything back, also after a failure.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -29,6 +28,7 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
 from kernbench.torch_backend.rank_state import module_hooks, signals
+from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
@@ -84,6 +84,7 @@ class Environment:
         self._product_threads: int | None = None
         self._isolated = False
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
+        self._daemon_processes = DaemonProcesses(simulation)
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
         self.state.of_children = inventory.variables_of_children
@@ -112,6 +113,7 @@ class Environment:
             self._replaced.symmetric_memory.open()
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
+            self._daemon_processes.install(self._patches)
             signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             checkpoint_plans.install(self._patches, self._host_devices.simulation)
@@ -199,6 +201,7 @@ class Environment:
                 self._side_threads.finish(rank)
                 self._replaced.futures.finish()
         finally:
+            self._daemon_processes.close(rank)
             self._side_threads.close(rank)
             # the C++ registry of group names belongs to this thread, which is about to end
             world = c10d._world
@@ -211,7 +214,6 @@ class Environment:
 
     def _replace_distributed(self) -> None:
         patch = self._patches.set
-        patch(sys, "excepthook", sys.excepthook)  # init_process_group of each rank wraps it once more
         patch(c10d, "_world", RankWorld())
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import kernbench
 
@@ -226,3 +230,52 @@ def test_a_deadlock_names_the_thread(isolation: str) -> None:
     assert "rank 0: waits for another thread (condition)" in report
     assert "its thread 'saver' waits in barrier #0 on group 1 [0, 1]" in report
     assert "rank 0 -> rank 1 -> rank 0" in report
+
+
+class _Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(257) + number, torch.arange(257)
+
+
+def test_the_workers_of_a_loader_end_with_their_rank_and_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also while they send batches to a thread that pins them, and also if the rank fails."""
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        loader = DataLoader(_Rows(), batch_size=4, num_workers=1, persistent_workers=True, pin_memory=True)
+        for number, (rows, _) in enumerate(loader):
+            workers[rank] = loader._iterator._workers  # type: ignore[union-attr]
+            _reduced(rows.cuda().sum().item())
+            if number == 2 and fails:
+                raise ValueError("as planned")
+
+    workers: dict[int, Any] = {}
+    for fails in (False, True):
+        with kernbench.simulate("dgx_h100") as ctx, pytest.raises(kernbench.SpawnException) if fails else nullcontext():
+            ctx.multiprocessing.spawn(worker, nprocs=3)
+        for each in itertools.chain.from_iterable(workers.values()):
+            each.join(30)
+            assert each.exitcode == 0
+        assert sorted(workers) == [0, 1, 2]
+    gc.collect()
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err
+    assert "Exception ignored" not in said.err
+
+
+def test_what_a_rank_prints_of_an_exception_has_its_number_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        dist.barrier()
+        sys.excepthook(ValueError, ValueError(f"of {rank}"), None)
+
+    before = sys.excepthook
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=3)
+    assert sys.excepthook is before
+    lines = [line for line in capsys.readouterr().err.splitlines() if "ValueError: of" in line]
+    assert sorted(lines) == [f"[rank{rank}]: ValueError: of {rank}" for rank in range(3)]
