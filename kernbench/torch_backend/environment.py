@@ -27,7 +27,7 @@ from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
-from kernbench.torch_backend.rank_state import module_hooks, signals
+from kernbench.torch_backend.rank_state import ends_of_all, module_hooks, signals
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
@@ -54,6 +54,10 @@ RELIES_ON = (
 def _one_thread(nthreads: int) -> None:
     """``torch.set_num_threads`` of a rank that is a process: OpenMP's threads are its parent's, and a child that asks for more
     than one would wait for them for ever."""
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""
 
 
 @functools.cache
@@ -83,6 +87,7 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
+        self._told_no_more: Callable[[], None] = _nothing
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
         self._daemon_processes = DaemonProcesses(simulation)
         self._replaced = ReplacedNames.take()
@@ -115,6 +120,8 @@ class Environment:
             self._side_threads.install(self._patches)
             self._daemon_processes.install(self._patches)
             signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
+            if not self._alone:
+                self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             checkpoint_plans.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
@@ -134,6 +141,8 @@ class Environment:
     def close(self) -> None:
         """Put everything back. Idempotent."""
         self._imports.close()
+        self._told_no_more()
+        self._told_no_more = _nothing
         self.state.close()
         self._patches.undo()
         pinning.forget()
