@@ -27,7 +27,7 @@ from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
-from kernbench.torch_backend.rank_state import ends_of_all, module_hooks, signals
+from kernbench.torch_backend.rank_state import ends_of_all, late_calls, module_hooks, signals
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
@@ -145,6 +145,7 @@ class Environment:
         self._told_no_more = _nothing
         self.state.close()
         self._patches.undo()
+        late_calls.expect()
         pinning.forget()
         compiling.forget_names()
         self._replaced.close()
