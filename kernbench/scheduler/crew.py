@@ -2,7 +2,7 @@
 
 To the scheduler each of them is what a rank is: it runs, waits, and is resumed when what it waits for has come, be that a
 collective or another thread of the program. So whichever of them can go on does, in the scheduler's order, and none of them
-needs another one to wait in a certain place (ADR 0158).
+needs another one to wait in a certain place (ADR 0163).
 
 A daemon serves as long as the program runs (a monitor, a logger, a server): it runs freely beside the simulation, until it asks
 something of it, and takes turns from then on.
