@@ -29,7 +29,6 @@ RELIES_ON = (
 )  # fmt: skip
 
 _Loader: Any = dataloader._MultiProcessingDataLoaderIter
-_stock_start: Any = BaseProcess.start
 _stock_init: Any = _Loader.__init__
 
 
@@ -43,10 +42,11 @@ class DaemonProcesses:
 
     def install(self, patches: Patches) -> None:
         """Note who starts a process."""
+        stock = BaseProcess.start  # as it is now: others have replaced it
 
-        @functools.wraps(_stock_start)
+        @functools.wraps(stock)
         def start(process: BaseProcess) -> None:
-            _stock_start(process)
+            stock(process)
             if process.daemon and (rank := self._rank()) is not None:
                 self._of_rank.setdefault(rank, weakref.WeakSet()).add(process)
 
