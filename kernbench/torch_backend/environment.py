@@ -8,6 +8,7 @@ is switched with the ranks. Closing puts everything back, also after a failure.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -224,6 +225,7 @@ class Environment:
 
     def _replace_distributed(self) -> None:
         patch = self._patches.set
+        patch(sys, "excepthook", sys.excepthook)  # init_process_group wraps it, also that of a rank which has no thread
         patch(c10d, "_world", RankWorld())
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
