@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
 
 from kernbench.errors import KernbenchError
@@ -26,6 +27,16 @@ _PR_SET_PDEATHSIG = 1
 
 _DESCRIPTORS = 4
 """Files of the parent per rank: both ends of a socket, the stacks of a crash, the process."""
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that they have."""
+    with contextlib.suppress(OSError):
+        found = [
+            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+        ]
+        return [*found, *(each for child in found for each in _descendants(child))]
+    return []
 
 
 class Child(RankProcess):
@@ -56,10 +67,11 @@ class Child(RankProcess):
             _, self.status = os.waitpid(self.pid, 0)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, and what it has started: nobody is left to whom that could matter."""
         if self.pid and self.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            for pid in (self.pid, *_descendants(self.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def cause(self) -> str:
         """How it has ended, in words."""
@@ -160,14 +172,16 @@ class Family(RankProcesses):
         finally:
             poll.unregister(descriptor)
 
-    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+    def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""
         poll = self._poll
         for each in descriptors:
             poll.register(each, select.POLLIN)
         try:
             while True:
-                ready = [number for number, _ in poll.poll()]
+                ready = [number for number, _ in poll.poll(None if seconds is None else 1000 * seconds)]
+                if not ready:
+                    return ()
                 if back := [number for number in descriptors if number in ready]:
                     return back
                 died = [self._ended(number) for number in ready]

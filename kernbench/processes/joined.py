@@ -83,7 +83,7 @@ class Company(RankProcesses):
         """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
         return bool(self.await_one([member.wire.socket.fileno()]))
 
-    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+    def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""
         poll = select.poll()
         for each in (*descriptors, self._launcher):
@@ -91,9 +91,13 @@ class Company(RankProcesses):
         deadline = None
         while True:
             left = None if deadline is None else max(0, round(1000 * (deadline - perf_counter())))
+            if deadline is None and seconds is not None:
+                left = round(1000 * seconds)
             ready = [number for number, _ in poll.poll(left)]
             if back := [number for number in descriptors if number in ready]:
                 return back
+            if deadline is None and not ready and seconds is not None:
+                return ()
             if deadline is None:
                 poll.unregister(self._launcher)
                 deadline = perf_counter() + PARTING

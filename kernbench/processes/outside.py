@@ -2,7 +2,8 @@
 
 A server's worker waits so for its next request, which another rank makes. While it does, the others have their turns: it says
 that it is away before it waits, and is back when they cannot go on without it (ADR 0117). What was made in the rank itself is
-between it and its own helpers, such as a ``DataLoader``'s workers: for these its turn waits.
+between it and its own helpers, such as a ``DataLoader``'s workers: for these its turn waits, unless it has threads that could
+go on meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+
+from kernbench.scheduler.crew import acting_crew, is_outside
 
 _OWN = "_kernbench_own"
 
@@ -49,8 +52,15 @@ def watch(rank: Absent) -> None:
     def waiting(stock: Callable[..., Any], awaits: str, over: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(stock)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            elsewhere = rank.apart or threading.current_thread() is not threading.main_thread()
-            if elsewhere or hasattr(self, _OWN) or over(self, *args, **kwargs):
+            alone = acting_crew() is None
+            elsewhere = alone and threading.current_thread() is not threading.main_thread()
+            if (
+                rank.apart
+                or is_outside()
+                or elsewhere
+                or (alone and hasattr(self, _OWN))
+                or over(self, *args, **kwargs)
+            ):
                 return stock(self, *args, **kwargs)
             with rank.away(awaits):  # also if it has come: whether it has is the machine's
                 return stock(self, *args, **kwargs)

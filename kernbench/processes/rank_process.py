@@ -6,14 +6,31 @@ import contextlib
 import faulthandler
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
 
 from kernbench.errors import KernbenchError
 from kernbench.processes import shared_memory
 from kernbench.processes.channel import Wire
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
+
+PATIENCE = 1.0
+"""Seconds of the machine's time for which one who is back waits for another who went before, and is not."""
+
+
+class Away(NamedTuple):
+    """A thread of a rank that waits for what the simulation does not see.
+
+    Attributes:
+        process: its rank's.
+        has_come: whether it has said that it is back.
+        counts: whether another one may be able to go on when it is.
+    """
+
+    process: RankProcess
+    has_come: Callable[[], bool]
+    counts: Callable[[], bool]
 
 
 class RankDiedError(KernbenchError):
@@ -76,7 +93,7 @@ class RankProcesses(ABC):
     Attributes:
         by_rank: the processes.
         died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
-        away: those whose ranks wait for what the simulation does not see, by what ends that.
+        away: those who wait for what the simulation does not see, by what ends that.
         unwound: whether ranks that are to end are told so, and their programs unwind.
     """
 
@@ -85,26 +102,39 @@ class RankProcesses(ABC):
     def __init__(self, by_rank: Mapping[int, RankProcess]) -> None:
         self.by_rank = by_rank
         self.died: list[int] = []
-        self.away: dict[Condition, RankProcess] = {}
+        self.away: dict[Condition, Away] = {}
+        self._slow: set[Condition] = set()
 
     @abstractmethod
     def await_input(self, member: RankProcess) -> bool:
         """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
 
-    def await_absent(self) -> bool:
-        """Nobody can go on before one comes back who is away: wait for that; False if nobody is."""
-        if not self.away:
-            return False
-        back = {each.wire.socket.fileno(): condition for condition, each in self.away.items()}
-        come = [each.wire.socket.fileno() for each in self.away.values() if each.wire.has_come]
-        for number in come or self.await_one(list(back)):
-            back[number].fulfil()
-        return True
+    def await_absent(self, seconds: float | None = None) -> bool:
+        """Nobody can go on before one comes back who is away: wait for that; False if nobody is, or ``seconds`` have passed.
+
+        They come back one after the other, in the order in which they went, unless one is slow.
+        """
+        while True:
+            come = [back for back, each in self.away.items() if each.has_come()]
+            awaited = [back for back, each in self.away.items() if each.counts()] or come
+            if not awaited:
+                return False
+            first = next((back for back in awaited if back not in self._slow), awaited[0])
+            if first in come:
+                self._slow.discard(first)
+                first.fulfil()
+                return True
+            others = any(back in come for back in awaited)
+            sockets = {self.away[back].process.wire.socket.fileno() for back in ([first] if others else awaited)}
+            if not self.await_one(sorted(sockets), PATIENCE if others else seconds):
+                if not others:
+                    return False
+                self._slow = {back for back in awaited if back not in come}
 
     @abstractmethod
-    def await_one(self, descriptors: Sequence[int]) -> Sequence[int]:
+    def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """Wait until there is something to read from one of ``descriptors``, sockets to members: those of which there is. All,
-        if a process has died."""
+        if a process has died; none, if ``seconds`` of the machine's time have passed."""
 
     @abstractmethod
     def close(self) -> None:

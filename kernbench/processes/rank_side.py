@@ -19,7 +19,9 @@ from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Wire
 from kernbench.processes.payload import Posted
 from kernbench.processes.shared_memory import SharedMemory
+from kernbench.processes.thread_side import ThreadSide
 from kernbench.processes.uplink import Uplink
+from kernbench.scheduler.crew import acts_for_a_rank
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.collective_values import that_matter
 from kernbench.simulation.groups import Communicator, Signature
@@ -78,6 +80,7 @@ class RankSide(Uplink):
         simulation.scheduler.rank_by_greenlet[getcurrent()] = rank
         simulation.steps.noted = self._step_ended
         simulation.memories.refresh = self._waits_refresh
+        ThreadSide(self).install()
         self._stock_memories = simulation.memories.open
         self._stock_communicators = simulation.world.communicators.of
         for path, names in CROSSES:
@@ -154,13 +157,16 @@ class RankSide(Uplink):
 
     def _hosts_current(self) -> Host:
         """The rank's, in whatever thread."""
+        if self.crew is not None:
+            acts_for_a_rank()
         return self.host
 
     def _hosts_current_rank(self) -> int:
         return self.rank
 
-    def _scheduler_current_rank(self) -> int:
-        return self.rank
+    def _scheduler_current_rank(self) -> int | None:
+        """None in a thread that takes no turns."""
+        return self.rank if self.crew is None or self.has_turn else None
 
     def _scheduler_pause(self) -> None:
         """Let the others go first."""

@@ -3,36 +3,65 @@
 It runs when the rank would: it makes calls, in their order, until one waits, and then the scheduler goes on with another. While
 it has nothing to make it waits for the process, and so does the whole simulation: which rank's call comes next is the
 scheduler's decision, never the host's. The processes themselves go on side by side until they need an answer.
+
+A rank's threads have a greenlet each, which is resumed when the thread's turn comes; one of them runs at a time.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from socket import MSG_DONTWAIT
 from typing import Any, NoReturn
 
-from greenlet import GreenletExit
+from greenlet import GreenletExit, greenlet
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, portable, restored
 from kernbench.processes.legacy import Legacy
-from kernbench.processes.rank_process import RankDiedError, RankProcess, RankProcesses
+from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedRegion
-from kernbench.scheduler import RaisedElsewhere
+from kernbench.processes.uplink import SETTLE
+from kernbench.scheduler import RaisedElsewhere, SideThread
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.accounts import Account
 from kernbench.simulation.collective_values import Brought
 from kernbench.simulation.groups import Arrival, Communicator, Signature
 from kernbench.simulation.locations import Location
 from kernbench.simulation.messages import Message
+from kernbench.simulation.rank_threads import Notice
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StepEnd
 from kernbench.torch_backend.process_groups.stores import CooperativeStore, StoreHost
 
 _Regions = Sequence[SharedRegion]
 _Fields = tuple[str, int, str, float, float, int, Sequence[Any]]
+
+
+class _Lane:
+    """One thread of the rank.
+
+    Attributes:
+        number: in its process; 0 is the rank's own.
+        side: what it is to the scheduler; None: the rank's own.
+        inbox: what has come from it.
+        asked: the call that it waits for.
+        promised: what it has been told its clock will be then.
+        late: what it is to be told when it asks next.
+        away: what it waits for that is not seen here.
+    """
+
+    def __init__(self, number: int, side: SideThread | None) -> None:
+        self.number = number
+        self.side = side
+        self.inbox: deque[list[tuple[Any, ...]]] = deque()
+        self.asked: tuple[str, Any] | None = None
+        self.promised: float | None = None
+        self.late: BaseException | None = None
+        self.away = ""
 
 
 class Relay:
@@ -58,16 +87,18 @@ class Relay:
         self._brought: dict[int, Brought] = {}
         self._groups: list[Communicator] = []
         self._open_stores: dict[Any, CooperativeStore] = {}
-        self._late: BaseException | None = None
-        self._asked: tuple[str, Any] | None = None
-        self._promised: float | None = None
         self._last = ""
-        self._away = ""
+        self._now = _Lane(0, None)
+        self._lanes = {0: self._now}
+        self._notices: dict[int, Notice] = {}
+        self._settled: deque[list[tuple[Any, ...]]] = deque()
+        self._has_free = False
         self._handlers: dict[str, Callable[..., Any]] = {
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
             "post": self._post, "message": self._message, "limit": self._limit, "monitor": self._monitor,
             "released": self._release, "step": self._step, "stopped": self._stopped, "store": self._store_given,
             "call": self._call, "write": self._write, "memory": self._memory, "leave": self._leave,
+            "thread": self._thread, "tell": self._tell, "watch": self._watch,
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
             "used": simulation.assumptions.used,
         }  # fmt: skip
@@ -78,54 +109,166 @@ class Relay:
             "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
             "move": simulation.disks.move,
             "pause": simulation.scheduler.pause, "store": self._store, "come_back": self._come_back,
+            "await_thread": self._await_thread,
         }  # fmt: skip
 
     def serve(self) -> None:
         """The rank's body in the simulation. Raises what the rank's program has raised."""
+        lane = self._now
         while True:
-            for item in self._receive():
+            for item in self._receive(lane):
                 if item[0] == "ended":
-                    self._ended(*item[1:])
+                    self._drop_lanes()
+                    self._ended(lane, *item[1:])
                     return
                 self._handlers[item[0]](*item[1:])
 
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def _thread(self, number: int, name: str, daemon: bool) -> None:
+        """The rank has started a thread, whose first turn comes in order."""
+        scheduler, side = self._simulation.scheduler, SideThread(self._rank, name, daemon)
+        lane = self._lanes[number] = _Lane(number, side)
+        side.greenlet = greenlet(partial(self._serve_thread, lane), scheduler.main)
+        scheduler.add_side_thread(side)
+        scheduler.make_ready(side.greenlet)
+
+    def _serve_thread(self, lane: _Lane) -> None:
+        scheduler, rank = self._simulation.scheduler, self._simulation.scheduler.rank(self._rank)
+        assert lane.side is not None
+        assert rank is not None
+        try:
+            self._now = lane
+            self._answer(lane, None, None, self._me.clock)
+            while True:
+                for item in self._receive(lane):
+                    if item[0] == "thread_over":
+                        self._me.clock = item[1]
+                        return
+                    self._handlers[item[0]](*item[1:])
+        except (GreenletExit, SystemExit):  # its rank has ended, or is being unwound
+            pass
+        except BaseException as error:
+            scheduler.fail(rank, error)
+        finally:
+            self._lanes.pop(lane.number, None)
+            scheduler.drop_side_thread(lane.side)
+
+    def _drop_lanes(self) -> None:
+        """The rank has ended, and with it its threads."""
+        scheduler, waits = self._simulation.scheduler, self._simulation.waits
+        dropped = {lane.side.greenlet for lane in self._lanes.values() if lane.side is not None}
+        waits.pending[:] = [each for each in waits.pending if each[1] not in dropped]
+        for lane in [lane for lane in self._lanes.values() if lane.side is not None]:
+            assert lane.side is not None
+            scheduler.drop_side_thread(lane.side)
+            scheduler.make_ready(lane.side.greenlet, GreenletExit())
+
+    def _await_thread(self, key: int, awaits: str, seconds: float | None) -> None:
+        """A thread waits for another one, or for the end of its patience."""
+        threads = self._simulation.threads
+        notice = self._notices[key] = threads.notice(awaits)
+        try:
+            threads.wait(notice, seconds)
+        finally:
+            del self._notices[key]
+
+    def _tell(self, key: int) -> None:
+        if (notice := self._notices.get(key)) is not None:
+            notice.release()
+
+    def _watch(self) -> None:
+        """The rank has started a thread that takes no turns yet."""
+        if not self._has_free:
+            self._has_free = True
+            self._simulation.threads.settlers.append(self._settle)
+
+    def _settle(self) -> bool:
+        """In main, when nothing else can happen: whether threads that take no turns have something to say."""
+        if self._rank in self._family.died or all(lane.away for lane in self._lanes.values()):
+            return False
+        try:
+            self._child.wire.send((SETTLE,))
+            while not self._settled:
+                self._read(self._family.await_input, self._child)
+        except (EOFError, OSError):
+            return False
+        come = self._settled.popleft()
+        for item in come:
+            self._handlers[item[0]](*item[1:])
+        return bool(come)
+
     # -- the way -----------------------------------------------------------------------------------------------------
 
-    def _receive(self) -> Any:
-        wire, family = self._child.wire, self._family
-        while (body := wire.taken()) is None:
+    def _read(self, otherwise: Callable[..., Any], *args: Any) -> None:
+        """Take what has come to whom it is for, or call ``otherwise``."""
+        wire = self._child.wire
+        body = wire.taken()
+        if body is not None:
+            number, items = pickle.loads(body)
+            if number == SETTLE:
+                self._settled.append(items)
+            elif number in self._lanes:
+                self._lanes[number].inbox.append(items)
+            return
+        try:
+            wire.read(MSG_DONTWAIT)
+        except BlockingIOError:
+            otherwise(*args)
+
+    def _receive(self, lane: _Lane) -> Any:
+        while not lane.inbox:
             try:
-                wire.read(MSG_DONTWAIT)
-            except BlockingIOError:
-                try:
-                    if self._away and not family.died and not self._simulation.scheduler.aborting:
-                        self._stay_away()
-                    elif not family.await_input(self._child):
-                        self._let_the_dead_go_first()
-                except SystemExit as error:  # ranks are being unwound: this one is told when it asks next
-                    if not family.unwound:
-                        raise
-                    self._late = error
+                self._read(self._await_input, lane)
             except (EOFError, ConnectionResetError):
                 self._died()
-        return pickle.loads(body)
+        self._now = lane
+        return lane.inbox.popleft()
+
+    def _await_input(self, lane: _Lane) -> None:
+        family = self._family
+        try:
+            if lane.away and not family.died and not self._simulation.scheduler.aborting:
+                self._stay_away(lane)
+            elif not family.await_input(self._child):
+                self._let_the_dead_go_first()
+        except SystemExit as error:  # ranks are being unwound: this one is told when it asks next
+            if not family.unwound:
+                raise
+            lane.late = error
 
     def _leave(self, awaits: str, clock: float) -> None:
-        self._away, self._me.clock = awaits, clock
-        self._stay_away()  # also if it has come back already: how soon it does is the machine's
+        lane = self._now
+        lane.away, self._me.clock = awaits, clock
+        self._stay_away(lane)  # also if it has come back already: how soon it does is the machine's
 
-    def _stay_away(self) -> None:
-        """The rank waits for what is not seen here. The others have their turns, until they cannot go on without it."""
-        back = Condition(f"{self._away} that multiprocessing is to bring", self._rank)
-        self._family.away[back] = self._child
+    def _stay_away(self, lane: _Lane) -> None:
+        """The thread waits for what is not seen here. The others have their turns, until they cannot go on without it."""
+        back = Condition(f"{lane.away} that multiprocessing is to bring", self._rank)
+        self._family.away[back] = Away(self._child, partial(self._has_come, lane), partial(self._counts, lane))
         try:
             self._simulation.waits.block_on(back)
         finally:
             del self._family.away[back]
 
+    def _has_come(self, lane: _Lane) -> bool:
+        """Whether it has said something, or never will."""
+        try:
+            while not lane.inbox:
+                self._read(_nothing_there)
+        except BlockingIOError:
+            return bool(self._family.died)
+        except (EOFError, OSError):
+            pass
+        return True
+
+    def _counts(self, lane: _Lane) -> bool:
+        """A daemon counts only for those that wait for threads."""
+        return lane.side is None or not lane.side.daemon or self._simulation.threads.listens(self._rank)
+
     def _come_back(self) -> None:
         """It was away until now, if the others have gone on."""
-        self._away = ""
+        self._now.away = ""
         self._me.clock = max(self._me.clock, self._simulation.engine.now)
 
     def _let_the_dead_go_first(self) -> None:
@@ -156,17 +299,18 @@ class Relay:
         return RaisedElsewhere(error, f"{RankDiedError.__name__}: {error}\n")
 
     def _call(
-        self, name: str, args: Any, clock: float, stream: str, sip: int, busy: float, place: tuple[str, int, str]
+        self, name: str, args: Any, clock: float | None, stream: str, sip: int, busy: float, place: tuple[str, int, str]
     ) -> None:
-        me, value, raised = self._me, None, None
-        me.clock, me.stream, me.sip, me.busy = clock, stream, sip, busy
-        self._asked, self._promised = (name, args), None
-        rank = self._simulation.scheduler.rank(self._rank)
-        assert rank is not None
-        rank.place = place
+        lane, me, value, raised = self._now, self._me, None, None
+        if clock is not None:
+            me.clock, me.stream, me.sip, me.busy = clock, stream, sip, busy
+        lane.asked, lane.promised = (name, args), None
+        placed = lane.side or self._simulation.scheduler.rank(self._rank)
+        assert placed is not None
+        placed.place = place
         try:
-            if self._late is not None:
-                late, self._late = self._late, None
+            if lane.late is not None:
+                late, lane.late = lane.late, None
                 raise late
             value = self._calls[name](*args)
         except (GreenletExit, KeyboardInterrupt, RaisedElsewhere):
@@ -174,39 +318,41 @@ class Relay:
         except BaseException as error:
             if isinstance(error, SystemExit) and not self._family.unwound and self._simulation.scheduler.aborting:
                 raise
-            if self._promised is not None:
-                self._late = error  # the rank has gone on: it is told when it asks next
+            if lane.promised is not None:
+                lane.late = error  # the rank has gone on: it is told when it asks next
             raised = portable(error)
-        self._asked = None
-        if self._promised is None:
-            self._answer(value, raised, me.clock)
-        elif self._promised != me.clock and self._late is None:
+        self._now, lane.asked = lane, None
+        if lane.promised is None:
+            self._answer(lane, value, raised, me.clock)
+        elif lane.promised != me.clock and lane.late is None:
             raise KernbenchError(
-                f"rank {self._rank} was told {self._promised} s at the end of {name}, which is {me.clock} s"
+                f"rank {self._rank} was told {lane.promised} s at the end of {name}, which is {me.clock} s"
             )
 
-    def _answer(self, value: Any, raised: Any, clock: float) -> None:
+    def _answer(self, lane: _Lane, value: Any, raised: Any, clock: float) -> None:
         try:
-            self._child.wire.send((value, raised, clock, self._simulation.engine.now, self._news()))
+            self._child.wire.send((lane.number, value, raised, clock, self._simulation.engine.now, self._news()))
         except OSError:
             self._died()
 
     def answer_early(self) -> None:
         """What the rank waits for is done, and its turn is to come: if it is certain what it will be told then, tell it now.
 
-        So ranks that wait for the same go on side by side. Nothing changes here before the rank's turn.
+        So ranks that wait for the same go on side by side. Nothing changes here before the rank's turn. One that has threads
+        goes on in its turn: which of them would have begun by then?
         """
-        if self._asked is None or self._late is not None:
+        lane = self._now
+        if lane.asked is None or lane.late is not None or len(self._lanes) > 1:
             return
-        name, args = self._asked
+        name, args = lane.asked
         foresee = _FORESEEN.get(name)
         found = None if foresee is None else foresee(self, *args)
         if found is not None:
             awaited, value = found
             ends = [op.end for op in awaited if op.end is not None and op.done and op.error is None]
             if len(ends) == len(awaited):
-                self._promised = max([self._me.clock, *ends])
-                self._answer(value(), None, self._promised)
+                lane.promised = max([self._me.clock, *ends])
+                self._answer(lane, value(), None, lane.promised)
 
     def operation(self, number: int) -> Operation:
         """The rank's operation of this number."""
@@ -239,11 +385,11 @@ class Relay:
                 self._told.discard(number)
         return news
 
-    def _ended(self, error: Portable | None, trace: str, legacy: Legacy) -> None:
+    def _ended(self, lane: _Lane, error: Portable | None, trace: str, legacy: Legacy) -> None:
         """The program has ended: with what it has raised, if anything."""
         legacy.leave(self._simulation, self._me)
-        if self._late is not None:
-            raise self._late
+        if lane.late is not None:
+            raise lane.late
         if error is None:
             return
         raised = restored(error)
@@ -363,7 +509,7 @@ class Relay:
             admit(*args)
         except Exception as error:
             op.observed = True
-            self._late = self._late or error
+            self._now.late = self._now.late or error
 
     def _post(
         self, number: int, group: int, signature: tuple[Any, ...], inputs: _Regions, outputs: _Regions,
@@ -411,6 +557,10 @@ class Relay:
             store = self._open_stores[key] = CooperativeStore(self._stores, self._stores.shared(*key), timeout)
         store.set_timeout(timeout)
         return getattr(store, name)(*args, **kwargs)
+
+
+def _nothing_there() -> NoReturn:
+    raise BlockingIOError
 
 
 def _times_of(op: Operation) -> tuple[float, float] | None:

@@ -67,7 +67,10 @@ def relay(simulation: Simulation, members: RankProcesses) -> list[Callable[[], A
         if relay is not None and error is None:
             relay.answer_early()
 
-    simulation.waits.resuming, simulation.drain.await_absent = answer_early, members.await_absent
+    def await_absent() -> bool:
+        return members.await_absent(simulation.threads.limit())
+
+    simulation.waits.resuming, simulation.drain.await_absent = answer_early, await_absent
     simulation.world.closers.append(partial(setattr, simulation.waits, "resuming", None))
     simulation.world.closers.append(partial(setattr, simulation.drain, "await_absent", None))
     return [relay.serve for relay in relays.values()]

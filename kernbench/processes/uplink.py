@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from _thread import RLock, allocate_lock
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, Wire, restored
 from kernbench.processes.payload import Payloads, Posted
 from kernbench.processes.shared_memory import SharedMemory
+from kernbench.scheduler.crew import Crew, being_outside, is_outside
 from kernbench.sim_engine import Operation
 from kernbench.simulation.collective_values import Effect
 from kernbench.simulation.hosts import Host
@@ -28,6 +30,14 @@ _FOR_OPERATIONS = frozenset({"wait", "wait_for_first", "finish_stream", "synchro
 
 _MOST_KEPT = 256
 """Calls that are kept before they are sent, though nobody waits for an answer."""
+
+
+SETTLE = -1
+"""In the place of a thread's number: the simulation wants to know of threads that take no turns."""
+
+
+class _Numbered(threading.local):
+    number: int | None = None
 
 
 class _Ticket:
@@ -71,6 +81,9 @@ class Uplink:
         posted: its collectives and messages that have not ended, by number.
         apart: whether this is a process that the rank has forked itself (a worker of a ``DataLoader``), which is no rank: what
             it computes is not timed, and it cannot call others.
+        crew: the rank's threads, once its program has started one.
+        turn: the number of the running thread, None: it takes no turns.
+        settle: gives what threads have to say that take no turns.
     """
 
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
@@ -78,12 +91,19 @@ class Uplink:
         self.rank = rank
         self._wire = wire
         self.payloads = Payloads(shared, simulation.storages)
-        self._lock = threading.RLock()
+        self._lock = RLock()  # the interpreter's own: a rank's program gets others
         self._kept: list[tuple[Any, ...]] = []
         self._released: list[int] = []
         self._numbered = 0
         self.apart = False
         self.posted: dict[int, Posted] = {}
+        self.crew: Crew | None = None
+        self.turn = _Numbered()
+        self.settle: Callable[[], list[tuple[Any, ...]]] = list
+        self._turns = allocate_lock()
+        self._replies: dict[int, tuple[Any, ...]] = {}
+        self._waiting: dict[int, Any] = {}
+        self._reads: int | None = None
         before = simulation.hosts.of_rank[rank]
         # its operations are put on streams in the simulation's process: none is on the bare path
         self.host = RankHost(rank, before.sip, simulation.seed, before.clock, detours=simulation.hosts.detours + 1)
@@ -96,17 +116,84 @@ class Uplink:
         self._wire.close()
         self.host.unrecorded = True
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether the running thread is the one of the rank's whose turn it is."""
+        return self.turn.number is not None and not is_outside()
+
     @contextmanager
     def away(self, awaits: str) -> Iterator[None]:
-        """The block waits for what the simulation does not see. The others go on, until they cannot without this rank."""
+        """The block waits for what the simulation does not see. The others go on, until they cannot without this thread."""
         self.compute()
         self.cast("leave", awaits, self.host.clock)
         self.send()
+        crew = self.crew
+        if crew is None:
+            try:
+                with self.host.aside():
+                    yield
+            finally:
+                self.call("come_back")
+            return
+        own = crew.read()
+        self.hand_over()
         try:
-            with self.host.aside():
+            with being_outside():
                 yield
         finally:
-            self.call("come_back")
+            if crew.closed and self.turn.number:
+                raise SystemExit
+            with self._lock:  # what is kept is of the thread that runs
+                self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
+            self._hear("come_back", *self._reply())
+            crew.write(own)
+
+    def begin_turns(self) -> None:
+        """In a thread that has got a number: return when it is its turn."""
+        self._hear("thread", *self._reply())
+
+    def hand_over(self) -> None:
+        """The running thread does not wait for a reply, and somebody is to read those of the others."""
+        with self._turns:
+            if self._reads is None and self._waiting:
+                _wake(next(iter(self._waiting.values())))
+
+    def _reply(self) -> tuple[Any, ...]:
+        """The next reply to the running thread."""
+        me = self.turn.number
+        assert me is not None
+        woken = allocate_lock()
+        woken.acquire()
+        while True:
+            with self._turns:
+                if (mine := self._replies.pop(me, None)) is not None:
+                    self._waiting.pop(me, None)
+                    return mine
+                self._waiting[me] = woken
+                reads = self._reads is None
+                if reads:
+                    self._reads = me
+            if reads:
+                self._read()
+            else:
+                woken.acquire()
+
+    def _read(self) -> None:
+        """Read a reply, and wake up whose it is."""
+        try:
+            number, *reply = self._wire.receive()
+        except (EOFError, OSError):
+            gone()
+        if number == SETTLE:
+            come = self.settle()
+            with self._lock:
+                self._wire.send((SETTLE, come))
+        with self._turns:
+            self._reads = None
+            if number != SETTLE:
+                self._replies[number] = tuple(reply)
+                if number != self.turn.number and number in self._waiting:
+                    _wake(self._waiting[number])
 
     def _require_rank(self, name: str) -> None:
         if name in _AMONG_RANKS:
@@ -142,7 +229,7 @@ class Uplink:
 
     def _send(self, items: list[tuple[Any, ...]]) -> None:
         try:
-            self._wire.send(items)
+            self._wire.send((self.turn.number or 0, items))
         except OSError:
             gone()
 
@@ -151,22 +238,32 @@ class Uplink:
         if self.apart:
             return self._require_rank(name)
         self.compute()
-        host, place = self.host, user_location()
+        host, place, crew = self.host, user_location(), self.crew
+        own = None if crew is None else crew.read()
         with self._lock:
             self.cast("call", name, args, host.clock, host.stream, host.sip, host.busy, place)
             self.send()
-            try:
-                value, error, clock, now, news = self._wire.receive()
-            except (EOFError, OSError):
-                gone()
-            begin, host.clock = host.clock, clock
-            self.simulation.engine.now = now
-            if host.watcher is not None and clock > begin:
-                host.watcher.waited(begin, for_gpu=name in _FOR_OPERATIONS and host.uses_gpu)
-            for each in news:
-                self._learn(*each)
+        try:
+            return self._hear(name, *self._reply())
+        finally:
+            if crew is not None:
+                crew.write(own)
+
+    def _hear(
+        self, name: str, value: Any, error: Portable | None, clock: float, now: float, news: Sequence[tuple[Any, ...]]
+    ) -> Any:
+        """A reply: gives its value, or raises what the call has raised."""
+        host = self.host
+        begin, host.clock = host.clock, clock
+        self.simulation.engine.now = now
+        if host.watcher is not None and clock > begin:
+            host.watcher.waited(begin, for_gpu=name in _FOR_OPERATIONS and host.uses_gpu)
+        for each in news:
+            self._learn(*each)
         if error is not None:
             raised = restored(error)
+            if self.crew is not None and isinstance(raised, SystemExit):
+                self.crew.closed = True  # the rank is being unwound
             if isinstance(raised, StoppedAfterSteps):
                 mine = self.simulation.steps.of_rank[self.rank]
                 mine.stopped = mine.released = True
@@ -215,6 +312,11 @@ class Uplink:
         self._numbered += 1
         op.ticket = _Ticket(self._numbered, self._released)
         return self._numbered
+
+
+def _wake(lock: Any) -> None:
+    if lock.locked():
+        lock.release()
 
 
 def gone() -> NoReturn:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
@@ -32,15 +33,13 @@ _start: Callable[[threading.Thread], None] = threading.Thread.start
 """Python's own: in a simulation that a rank runs, these are ranks, and no threads of that rank's program."""
 
 
-def act_as(carrier: Carrier | None) -> None:
-    """Let the running thread stand for the one of ``carrier``, which waits meanwhile (see :mod:`.crew`)."""
-    _local.carrier = carrier
-
-
 def current_carrier() -> Carrier | None:
     """The carrier whose thread is running, or None on the main thread (and on a user's own threads)."""
     return _local.carrier
 
+
+PATIENCE = 2.0
+"""Seconds of the machine's time for which a rank that is to be unwound may still wait for what the simulation does not see."""
 
 _alone: list[bool] = []
 """Whether this process is one rank's alone: not empty then."""
@@ -72,18 +71,20 @@ class Baton:
         self.ended: list[Carrier] = []
         self._choose = choose
         self._failure: BaseException | None = None
-        self._home = threading.Lock()
+        self._home = allocate_lock()
         self._home.acquire()
 
     def lend(self, carrier: Carrier) -> None:
         """In main: let ``carrier``'s thread run; return when a thread gives the baton back, which need not be that one.
 
-        Raises what :meth:`fail` was called with.
+        Raises what :meth:`fail` was called with. One that is to be unwound while it waits for the world is given up after a
+        while.
         """
         self._give_to(carrier)
         if not carrier.started:
             carrier.start()  # it finds that it is its turn: the body runs without another change of thread
-        self._home.acquire()
+        if not self._home.acquire(timeout=PATIENCE if carrier.away else -1):
+            carrier.stuck, self.holder = True, None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -146,6 +147,7 @@ class Carrier:
         on_bound: called in the thread, first, with the thread's own greenlet.
         before_run: called with ``index`` each time that the thread is about to get the baton, by who gives it.
         thread: one that runs already, to which :meth:`enter` and :meth:`leave` are left; there is no ``body`` then.
+        crew: of a further thread of a rank (:mod:`.crew`): those that it is one of. It calls these two itself, too.
 
     Attributes:
         index: the number of the rank.
@@ -156,9 +158,13 @@ class Carrier:
         finished: whether its body has ended, or no thread could be made.
         stuck: whether the thread is known to wait for ever, and cannot be unwound.
         crew: the threads of the rank (:class:`.crew.Crew`), once its program has started one.
+        is_side: whether it runs a further thread of a rank.
+        away: whether it does that now.
+        ends_with_body: whether the thread of a side thread ends with its body: others wait for that.
+        outside: what the thread is to do while it has not the baton, the next time that it waits (it waits for the world).
     """
 
-    crew: Any = None
+    outside: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -170,12 +176,15 @@ class Carrier:
         on_bound: Callable[[Any], None],
         before_run: Callable[[int], None] | None = None,
         thread: threading.Thread | None = None,
+        crew: Any = None,
     ) -> None:
         self.index = index
         self.greenlet: Any = greenlet(self.front, main)
         self.root: Any = None
-        self.turn = threading.Lock()
+        self.turn = allocate_lock()
         self.turn.acquire()
+        self.crew: Any = crew
+        self.is_side = crew is not None
         self.started = thread is not None
         self.before_run = before_run
         self._body = body
@@ -184,8 +193,10 @@ class Carrier:
         self._on_bound = on_bound
         self.finished = False
         self.stuck = False
+        self.away = False
+        self.ends_with_body = False
         self._thrown: BaseException | None = None
-        self._adopted = thread is not None
+        self._adopted = thread is not None or self.is_side
         self.thread = thread or threading.Thread(
             target=contextvars.copy_context().run, args=(self._run,), name=f"kernbench-rank-{index}", daemon=True
         )
@@ -209,6 +220,8 @@ class Carrier:
     def start(self) -> None:
         """In main: create the thread. Raises RuntimeError if the system has no more."""
         self.started = True
+        if self.is_side:
+            return  # its thread is there, or on its way
         try:
             _start(self.thread)
         except RuntimeError:
@@ -228,25 +241,60 @@ class Carrier:
 
         Raises whatever was thrown into the fronting greenlet meanwhile.
         """
-        if self.stuck:
-            raise SystemExit  # it was given up, and has woken up after all
+        if self.stuck or (self.is_side and self.crew.closed):
+            raise SystemExit  # it was given up, and has woken up after all; or its rank has ended
+        crew = self.crew
+        own = None if crew is None else crew.read()
+        self.away = self.outside is not None
         try:
             self._baton.pass_on()
+            if self.outside is not None:
+                self._be_outside()
             self._await_turn()
         except BaseException:  # of Baton.recall, at any place in there: what follows is not for now, but for its turn
             self._await_turn()
             self._thrown = None
             raise
+        if crew is not None:
+            crew.write(own)
         if self._thrown is not None:
             thrown, self._thrown = self._thrown, None
-            if self.crew is not None and isinstance(thrown, SystemExit):
-                self.crew.closed = True  # the rank is unwound, whichever of its threads acts for it
             raise thrown
+        if self.is_side and crew.closed:
+            raise SystemExit
+
+    def _be_outside(self) -> None:
+        """Without the baton: the thread is no rank's, and asks nothing of the simulation."""
+        outside, self.outside = self.outside, None
+        assert outside is not None
+        _local.carrier = None
+        try:
+            outside()
+        finally:
+            _local.carrier, self.away = self, False
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether the thread is not there, or waits for what the simulation does not see, and so cannot be unwound now."""
+        return self.away or (self.root is None and self.thread.ident is None)
+
+    def await_end(self) -> None:
+        """In main, when the body has ended: wait for the thread, if that ends with it."""
+        if self.ends_with_body and self.thread.ident is not None:
+            self.thread.join()
+
+    def give_up(self) -> None:
+        """In main: go on without the thread, which has not the baton, and which ends when it wants to have it."""
+        self.stuck = True
+        if self.turn.locked():
+            self.turn.release()
 
     def _await_turn(self) -> None:
         """Return when it is its turn. What :meth:`Baton.recall`, or a handler of signals, raises here is raised then."""
         raised: BaseException | None = None
         while self._baton.holder is not self:
+            if self.is_side and self.stuck:
+                raise SystemExit
             try:
                 self.turn.acquire()
             except BaseException as error:
@@ -263,7 +311,9 @@ class Carrier:
             self.leave()
 
     def enter(self) -> None:
-        """In the thread: run the rank, as soon as it is its turn."""
+        """In the thread: run the rank, as soon as it is its turn. Raises SystemExit in a side thread that is not to run."""
+        if self.is_side:
+            self.thread = threading.current_thread()
         self._await_turn()
         _local.carrier = self
         self.root = getcurrent()

@@ -1,102 +1,83 @@
-"""The threads of one rank: its own, and those that its program has started. One of them at a time acts for the rank.
+"""The threads of one rank: its own, and those that its program has started.
 
-A rank is one thing to the scheduler: it runs, waits, and is resumed. A thread that a program starts (a checkpoint's writer, a
-prefetcher) takes turns with the rank's own: it runs when the thread that acts for the rank waits for another thread of the
-program (a future, a queue, an event, a join), and acts in its place until it waits for a thread itself, or ends. So which
-thread acts is decided by the program, not by the machine; what a side thread does happens when the program waits for it.
+To the scheduler each of them is what a rank is: it runs, waits, and is resumed when what it waits for has come, be that a
+collective or another thread of the program. So whichever of them can go on does, in the scheduler's order, and none of them
+needs another one to wait in a certain place (ADR 0163).
 
-A daemon serves somebody for as long as the program runs (a monitor, a logger, a server): it runs freely beside the simulation,
-until it asks something of it, and takes turns from then on.
+A daemon serves as long as the program runs (a monitor, a logger, a server): it runs freely beside the simulation, until it asks
+something of it, and takes turns from then on.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from greenlet import getcurrent
-
-from kernbench.scheduler.carrier import Carrier, act_as, current_carrier
-
-LOOK_AGAIN = 0.05
-"""Seconds of the machine's time after which a thread that waits looks whether its rank is being unwound."""
-
-Join = Callable[[], Callable[[], None]]
-"""Called in a side thread that begins to act for a rank; gives what is called when it has ended, or has nothing to do."""
-
-Own = tuple[Callable[[], Any], Callable[[Any], None]]
-"""Gives what the thread that acts has set for itself (its stream, say); and sets it again (None: it is a new thread)."""
+from kernbench.scheduler.carrier import current_carrier
 
 
 class _SideThread(threading.local):
+    crew: Crew | None = None
     member: Member | None = None
-    own: Any = None
+    outside = False
     goes_on = False
 
 
 _local = _SideThread()
 
+_forked: list[bool] = []
+"""Whether this process was forked by one that had a rank's threads, which are not here: not empty then."""
+
 
 class Crew:
-    """The threads of the rank that ``carrier`` runs.
+    """The threads of a rank.
 
     Args:
-        join: what a side thread needs that acts for the rank.
-        own: what each thread of the rank has of its own.
+        rank: its number.
+        read: gives what the thread that runs has set for itself (its stream, say).
+        write: sets it again.
+        carrier: of the rank's own thread; None if it has a process.
 
     Attributes:
         threads: those that its program has started and that must end before it does (no daemons).
-        closed: whether the rank has ended, or is being unwound: nobody acts for it any more.
+        closed: whether the rank has ended, or is being unwound: its other threads do not wait any more, and end.
     """
 
-    def __init__(self, carrier: Carrier, rank: int, rank_by_greenlet: dict[Any, int], join: Join, own: Own) -> None:
+    def __init__(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None], carrier: Any = None) -> None:
+        self.rank = rank
+        self.read = read
+        self.write = write
         self.carrier = carrier
         self.threads: list[threading.Thread] = []
         self.closed = False
-        self.join = join
-        self._read, self._write = own
-        self._rank = rank
-        self._rank_by_greenlet = rank_by_greenlet
-        self._acts = threading.Lock()
-        self._acts.acquire()  # the carrier's own thread, which makes this
 
-    def take(self) -> None:
-        """Act for the rank, once nobody else does. Raises SystemExit if the rank has ended."""
-        while not self._acts.acquire(timeout=LOOK_AGAIN):
-            if self.closed and current_thread_is_side():
-                raise SystemExit
-        if self.closed and current_thread_is_side():
-            self._acts.release()
-            raise SystemExit
-        act_as(self.carrier)
-        self._rank_by_greenlet[getcurrent()] = self._rank
-        self._write(_local.own)
 
-    def give(self) -> None:
-        """Let another thread act."""
-        _local.own = self._read()
-        if current_thread_is_side():
-            act_as(None)
-            self._rank_by_greenlet.pop(getcurrent(), None)
-        self._acts.release()
+class TakesTurns(Protocol):
+    """A side thread's way into the scheduler's order."""
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """For the length of a block, in which the thread that acts waits for another one, others may act."""
-        self.give()
-        try:
-            yield
-        finally:
-            self.take()
+    def enter(self) -> None:
+        """In the thread: return when it is its turn. Raises SystemExit if its rank has ended."""
+
+    def leave(self) -> None:
+        """In the thread: it takes no turns any more."""
 
 
 class Member:
-    """What a side thread is to the rank that it works for, from ``begin`` to ``end``, which are called in the thread."""
+    """What a side thread is to the rank that it works for, from ``begin`` to ``end``, which are called in the thread.
 
-    def __init__(self, crew: Crew) -> None:
+    Args:
+        turns: makes the thread's turns, once it asks for one; of one that comes by itself they are made.
+        joins: called in its first turn; gives what is called in its last one.
+    """
+
+    def __init__(self, crew: Crew, turns: Callable[[], TakesTurns], joins: Callable[[], Callable[[], None]]) -> None:
         self.crew = crew
+        self._make = turns
+        self._joins = joins
+        self._turns: TakesTurns | None = None
         self._leave: Callable[[], None] | None = None
 
     def begin(self) -> None:
@@ -104,17 +85,26 @@ class Member:
         _local.member = self
 
     def act(self) -> None:
-        """Act for the rank, from now on and but for waits. Raises SystemExit if the rank has ended."""
-        if self._leave is None:
-            self.crew.take()
-            self._leave = self.crew.join()
+        """Take turns, from now on. Raises SystemExit if the rank has ended."""
+        if self._turns is not None:
+            return
+        if self.crew.closed:
+            raise SystemExit
+        turns = self._make()
+        turns.enter()
+        self._turns, _local.crew = turns, self.crew
+        self.crew.write(None)
+        self._leave = self._joins()
 
     def end(self) -> None:
         """Its work is done."""
-        if self._leave is not None:
-            self._leave()
-            self.crew.give()
-        _local.member = _local.own = None
+        if self._turns is not None:
+            try:
+                if self._leave is not None:
+                    self._leave()
+            finally:
+                self._turns.leave()
+        _local.member = _local.crew = None
 
 
 def current_member() -> Member | None:
@@ -128,8 +118,8 @@ def current_thread_is_side() -> bool:
 
 
 def acts_for_a_rank() -> bool:
-    """In any thread: whether it is a side thread of a rank; if so, it acts for the rank from now on."""
-    if _local.member is None:
+    """In any thread: whether it is a side thread of a rank; if so, it takes turns from now on."""
+    if _local.member is None or _local.outside:
         return False
     _local.member.act()
     return True
@@ -137,7 +127,7 @@ def acts_for_a_rank() -> bool:
 
 @contextmanager
 def going_on() -> Iterator[None]:
-    """For the length of a block, the running thread goes on acting for its rank, whatever it waits for."""
+    """For the length of a block, the running thread keeps its turn, whatever it waits for."""
     before, _local.goes_on = _local.goes_on, True
     try:
         yield
@@ -145,7 +135,39 @@ def going_on() -> Iterator[None]:
         _local.goes_on = before
 
 
+@contextmanager
+def being_outside() -> Iterator[None]:
+    """For the length of a block, the running thread has no turn: it waits for the world, and asks nothing of the simulation."""
+    _local.outside = True
+    try:
+        yield
+    finally:
+        _local.outside = False
+
+
+def is_outside() -> bool:
+    """Whether the running thread is in such a block."""
+    return _local.outside
+
+
+def found(crew: Crew | None) -> None:
+    """In a rank's own thread: it has others beside it now; None: the rank has ended."""
+    _local.crew = crew
+
+
 def acting_crew() -> Crew | None:
-    """The crew of the rank that the running thread acts for, if others of it may act while this one waits."""
-    carrier = current_carrier()
-    return None if carrier is None or _local.goes_on else carrier.crew
+    """The crew of the rank for which the running thread takes turns, if others may run while it waits. None if it is alone."""
+    return None if _local.goes_on or _local.outside or _forked else _local.crew
+
+
+def is_forked() -> bool:
+    """Whether a rank's threads are in the process that has forked this one."""
+    return bool(_forked)
+
+
+def _forget() -> None:
+    if _local.crew is not None or current_carrier() is not None:
+        _forked.append(True)
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -53,6 +53,32 @@ class Rank:
         return f"<Rank {self.index} {self.phase.value}>"
 
 
+class SideThread:
+    """A thread that a rank's program has started: it takes turns as a rank does, and is its rank's.
+
+    Attributes:
+        rank: the number of its rank.
+        name: of the thread, in reports.
+        daemon: whether its rank ends without it.
+        greenlet: what main resumes to let it run.
+        carrier: the thread; None: it runs in another process.
+        place: where it is, if it runs in another process, which has told.
+    """
+
+    __slots__ = ("carrier", "daemon", "greenlet", "name", "place", "rank")
+
+    def __init__(self, rank: int, name: str, daemon: bool) -> None:
+        self.rank = rank
+        self.name = name
+        self.daemon = daemon
+        self.greenlet: Any = None
+        self.carrier: Carrier | None = None
+        self.place: Any = None
+
+    def __repr__(self) -> str:
+        return f"<SideThread {self.name!r} of rank {self.rank}>"
+
+
 class RaisedElsewhere(BaseException):
     """What a rank's program has raised in another process.
 

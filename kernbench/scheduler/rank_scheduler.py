@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent
@@ -22,7 +23,7 @@ from greenlet import GreenletExit, getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
-from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase
+from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase, SideThread
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
 from kernbench.scheduler.tracebacks import program_line, user_traceback
 
@@ -50,6 +51,7 @@ class RankScheduler:
         ready: those that can run.
         ranks: of the last world that was started.
         rank_by_greenlet: the index of a rank by its greenlets, while it lives.
+        side_threads: the threads that the ranks' programs have started and that have not ended, by what main resumes.
         live_count: ranks that have not ended.
         aborting: whether ranks are being unwound: nobody waits any more.
         observer: is told of the lives of ranks.
@@ -65,6 +67,7 @@ class RankScheduler:
         self.main = self._turns.main
         self.rank_by_greenlet = self._turns.rank_by_greenlet
         self.ranks: list[Rank] = []
+        self.side_threads: dict[Any, SideThread] = {}
         self.live_count = 0
         self.aborting = False
         self.observer: RankObserver | None = None
@@ -136,6 +139,18 @@ class RankScheduler:
         self.make_ready(rank.greenlet)
         return rank
 
+    def add_side_thread(self, side: SideThread) -> None:
+        """From now on ``side``, which has a greenlet, takes turns; it is not ready yet."""
+        self.side_threads[side.greenlet] = side
+        self.rank_by_greenlet[side.greenlet] = side.rank
+
+    def drop_side_thread(self, side: SideThread) -> None:
+        """It has ended."""
+        self.side_threads.pop(side.greenlet, None)
+        self.rank_by_greenlet.pop(side.greenlet, None)
+        if side.carrier is not None:
+            self.rank_by_greenlet.pop(side.carrier.root, None)
+
     def be_driven_here(self) -> None:
         """From now on the running greenlet is main, while no rank runs."""
         self._turns.main = self.main = getcurrent()
@@ -146,7 +161,7 @@ class RankScheduler:
             with self.living(rank):
                 body()
 
-        return run
+        return named_after(rank.index, run)
 
     @contextlib.contextmanager
     def living(self, rank: Rank) -> Iterator[None]:
@@ -276,6 +291,8 @@ class RankScheduler:
         raw = [target for target in others if target not in self.rank_by_greenlet]
         try:
             self.ready.clear()
+            for side in list(self.side_threads.values()):  # first: a rank waits for them while it unwinds
+                self._unwind_side(side)
             for rank in self.ranks:
                 if rank.live and not self._unwind(rank):
                     stubborn.append(rank.index)
@@ -306,6 +323,30 @@ class RankScheduler:
         rank.phase = RankPhase.ABORTED
         self._unbind(rank)
         return not target
+
+    def _unwind_side(self, side: SideThread) -> None:
+        target, carrier = side.greenlet, side.carrier
+        if carrier is not None:
+            carrier.crew.closed = True
+            if carrier.holds_nothing:  # it waits for the world, or is to come: it ends when it asks for its turn
+                carrier.give_up()
+        self._refusals = 0
+        if target:
+            target.throw(SystemExit)
+        elif carrier is None or not carrier.stuck:
+            target.switch()  # its thread waits for its first turn
+        if target and not target.dead:
+            _keep_for_ever(target)
+        elif carrier is not None and not carrier.stuck:
+            carrier.await_end()
+        self.drop_side_thread(side)
+
+
+def named_after(rank: int, body: Callable[[], None]) -> Callable[[], None]:
+    """``body`` under a name that says whose it is, for a stack that is written where no Python runs."""
+    assert isinstance(body, FunctionType)
+    code = body.__code__.replace(co_name=f"rank {rank} (ranks share this process: see --isolation process)")
+    return FunctionType(code, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
 
 
 def _keep_for_ever(target: Any) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from kernbench.scheduler.carrier import Baton, Carrier, current_carrier
+from kernbench.scheduler.crew import Crew
 from kernbench.scheduler.policy import Entry, Policy
-from kernbench.scheduler.rank import Rank
+from kernbench.scheduler.rank import Rank, SideThread
 from kernbench.scheduler.watchdog import Watchdog
 
 
@@ -119,6 +120,22 @@ class CarrierRunner(Runner):
         """Let ``thread``, which runs already, be ``rank``'s: it calls :meth:`.Carrier.enter` and :meth:`.Carrier.leave`."""
         self._take(rank, None, thread=thread)
         self._adopted = True
+
+    def take_side(self, side: SideThread, crew: Crew) -> Carrier:
+        """Give a further thread of a rank its turns: it calls :meth:`.Carrier.enter` and :meth:`.Carrier.leave`."""
+        index = side.rank
+        bind = self._turns.rank_by_greenlet.__setitem__
+        carrier = Carrier(
+            index, None, self._turns.main, self.baton, on_bound=lambda root: bind(root, index),
+            before_run=crew.carrier.before_run, crew=crew,
+        )  # fmt: skip
+        side.carrier, side.greenlet = carrier, carrier.greenlet
+        self._carriers[carrier.greenlet] = carrier
+        return carrier
+
+    def drop_side(self, side: SideThread) -> None:
+        """It has ended."""
+        self._carriers.pop(side.greenlet, None)
 
     def _take(self, rank: Rank, body: Callable[[], None] | None, **how: Any) -> None:
         index = rank.index

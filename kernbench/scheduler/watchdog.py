@@ -69,18 +69,20 @@ class Watchdog:
         looks = 0
         while not self._stop.wait(PERIOD):
             carrier = self._baton.holder
-            place = None if carrier is None else _place(carrier.thread)
+            place = None if carrier is None else place_of(carrier.thread)
             looks = looks + 1 if place is not None and place == seen else 0
             seen = place
             if carrier is not None and looks == PATIENCE:
                 self._report(carrier)
 
     def _report(self, carrier: Carrier) -> None:
-        frame = sys._current_frames().get(carrier.thread.ident or 0)
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        stack, which = _stack_of(carrier.thread), "its thread"
+        if carrier.is_side:
+            which = f"its thread {carrier.thread.name!r}"
+            stack += f"The rank's own thread:\n{_stack_of(carrier.crew.carrier.thread)}"
         for_ever = self._for_ever(carrier.thread)
         report = (
-            f"rank {carrier.index} has been blocking its thread for {PERIOD * PATIENCE:g} s of wall-clock time, and no other "
+            f"rank {carrier.index} has been blocking {which} for {PERIOD * PATIENCE:g} s of wall-clock time, and no other "
             "rank can run meanwhile: it waits for something outside the simulation (a lock, a queue, a thread, a process, a "
             f"socket).\n{stack.rstrip()}\n"
         )
@@ -114,7 +116,12 @@ class Watchdog:
         return call == _FUTEX.get(os.uname().machine) and not children.strip()
 
 
-def _place(thread: threading.Thread) -> Any:
+def _stack_of(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def place_of(thread: threading.Thread) -> Any:
     """Where a rank's thread is and what processor time it has used; None if that cannot be told."""
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:

@@ -20,6 +20,7 @@ from kernbench.simulation.deadlines import Deadlines
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.polling import Polls
+from kernbench.simulation.rank_threads import RankThreads
 from kernbench.simulation.reports import deadlock_report, who_waits
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.waits import Awaited, Waits
@@ -54,6 +55,7 @@ class Drain:
     signal_timing: SignalTiming
     polls: Polls
     deadlines: Deadlines
+    threads: RankThreads
     hooks: RunHooks | None
 
     def __post_init__(self) -> None:
@@ -92,13 +94,17 @@ class Drain:
             return True
         self.polls.schedule()
         upcoming = self.engine.next_event
-        if upcoming is not None and self.deadlines.expire_before(upcoming):
-            return True
+        if upcoming is not None:
+            self.threads.schedule(upcoming)
+            if self.deadlines.expire_before(upcoming):
+                return True
         if self.release is not None and self.release(idle=False):
             return True
         if self.engine.advance() or (self.release is not None and self.release(idle=True)):
             return True
         if self.await_absent is not None and self.await_absent():
+            return True
+        if self.threads.come():
             return True
         return self.deadlines.expire_asked_for()
 
@@ -108,6 +114,7 @@ class Drain:
         self.matcher.clear()
         self.deadlines.clear()
         self.polls.clear()
+        self.threads.clear()
         self.signal_timing.clear()
         self.executor.clear()
 
@@ -145,10 +152,14 @@ class Drain:
         return make
 
     def deadlock(self) -> None:
-        """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work."""
+        """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work.
+
+        Of a rank's threads, those that wait for another one hear of it from that one.
+        """
         error = self._deadlock_error()
-        blocked = [target for _, target in self.waits.pending]
-        self.waits.clear()
+        waiting = self.threads.that_wait_for_others(self.waits.pending)
+        blocked = [target for _, target in self.waits.pending if target not in waiting]
+        self.waits.clear(keep=waiting)
         self.matcher.forget_unmatched()
         self.executor.abandon(error(), self.engine.now)
         if not blocked:

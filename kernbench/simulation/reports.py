@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from kernbench.scheduler import Rank, RankPhase, RankScheduler, find_cycle
+from kernbench.scheduler import Rank, RankPhase, RankScheduler, SideThread, find_cycle
 from kernbench.scheduler.tracebacks import headline
 from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.groups import Arrival, Collective
@@ -73,24 +73,34 @@ def who_waits(scheduler: RankScheduler, waits: Waits, matcher: Matcher) -> tuple
 
     waits_for: dict[int, list[int]] = {}
     waiting_line: dict[int, str] = {}
+    of_threads: dict[int, list[str]] = {}
     for op, target in awaited.values():
         rank = scheduler.rank_by_greenlet.get(target)
         if rank is None:
             continue
+        side = scheduler.side_threads.get(target)
         if id(op) in arrival_of:
             collective, arrival = arrival_of[id(op)]
-            waits_for[rank] = collective.missing
-            waiting_line[rank] = f"waits in {collective}: {arrival.signature} at {arrival.location}"
+            waits_for.setdefault(rank, []).extend(collective.missing)
+            words = f"waits in {collective}: {arrival.signature} at {arrival.location}"
         elif id(op) in message_of:
             message = message_of[id(op)]
             others = [other.index for other in scheduler.ranks if other.index != rank]
-            waits_for[rank] = others if message.peer is None else [message.peer]
-            waiting_line[rank] = f"waits in {message}: {message.signature} at {message.location}"
+            waits_for.setdefault(rank, []).extend(others if message.peer is None else [message.peer])
+            words = f"waits in {message}: {message.signature} at {message.location}"
         else:
-            waiting_line[rank] = f"waits for {op.name} ({op.kind}) at {_where(scheduler.rank(rank))}"
+            words = f"waits for {op.name} ({op.kind}) at {_where(side or scheduler.rank(rank))}"
+        if side is None:
+            waiting_line[rank] = words
+        else:
+            of_threads.setdefault(rank, []).append(f"its thread {side.name!r} {words}")
 
     shown = scheduler.ranks[:_MOST_RANKS]
-    return waits_for, {rank.index: waiting_line.get(rank.index) or _state(rank) for rank in shown}
+    doing = {rank.index: waiting_line.get(rank.index) or _state(rank) for rank in shown}
+    for rank, lines in of_threads.items():
+        if rank in doing:
+            doing[rank] = "; ".join([doing[rank], *lines])
+    return {rank: list(dict.fromkeys(others)) for rank, others in waits_for.items()}, doing
 
 
 def history_lines(history: History) -> list[str]:
@@ -125,8 +135,8 @@ def _never(rank: Rank | None) -> str:
     return "" if rank is None or rank.live else f" Rank {rank.index} never will: it {_state(rank)}."
 
 
-def _where(rank: Rank | None) -> Location:
-    """Where a suspended rank is in the user's code."""
+def _where(rank: Rank | SideThread | None) -> Location:
+    """Where a suspended rank, or a thread of it, is in the user's code."""
     frame: Any = None
     if rank is None:
         return NOWHERE

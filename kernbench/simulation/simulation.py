@@ -38,6 +38,7 @@ from kernbench.simulation.matching import Matcher
 from kernbench.simulation.monitored import MonitoredBarriers
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.process_memory import Limit, ProcessMemories
+from kernbench.simulation.rank_threads import RankThreads
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.steps import Steps
 from kernbench.simulation.storages import StorageTable
@@ -92,6 +93,7 @@ class Simulation:
         op_costs: what torch's operations cost.
         memories: what each process has of each SIP's memory.
         hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
+        threads: of ranks, which take turns.
         steps: where the ranks' programs have got to.
         waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
@@ -181,9 +183,10 @@ class Simulation:
         self.deadlines = Deadlines()
         self.monitored = MonitoredBarriers(self.matcher, self.deadlines)
         self.polls = Polls(engine, self.hosts, scheduler, self.waits)
+        self.threads = RankThreads(engine, self.hosts, scheduler, self.waits)
         self.drain = Drain(
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
-            self.deadlines, self.hooks,
+            self.deadlines, self.threads, self.hooks,
         )  # fmt: skip
         self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps,
                            self.jitter)  # fmt: skip

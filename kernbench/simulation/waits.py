@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,9 +42,9 @@ class Waits:
         self.drive_until: Callable[[Awaited], None]
         self.resuming: Callable[[Any, BaseException | None], None] | None = None
 
-    def clear(self) -> None:
-        """Nobody waits any more."""
-        self.pending.clear()
+    def clear(self, keep: Collection[Any] = ()) -> None:
+        """Nobody waits any more, but for the greenlets to ``keep``."""
+        self.pending[:] = [each for each in self.pending if each[1] in keep]
         self.ended.clear()
 
     def wait(self, handle: Awaited) -> None:

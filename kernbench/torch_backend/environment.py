@@ -28,7 +28,8 @@ from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
-from kernbench.torch_backend.rank_state import module_hooks, signals
+from kernbench.torch_backend.rank_state import ends_of_all, late_calls, module_hooks, signals
+from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
@@ -54,6 +55,10 @@ RELIES_ON = (
 def _one_thread(nthreads: int) -> None:
     """``torch.set_num_threads`` of a rank that is a process: OpenMP's threads are its parent's, and a child that asks for more
     than one would wait for them for ever."""
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""
 
 
 @functools.cache
@@ -83,7 +88,9 @@ class Environment:
         self._threads = torch.get_num_threads()
         self._product_threads: int | None = None
         self._isolated = False
+        self._told_no_more: Callable[[], None] = _nothing
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
+        self._daemon_processes = DaemonProcesses(simulation)
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
         self.state.of_children = inventory.variables_of_children
@@ -112,7 +119,10 @@ class Environment:
             self._replaced.symmetric_memory.open()
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
+            self._daemon_processes.install(self._patches)
             signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
+            if not self._alone:
+                self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             checkpoint_plans.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
@@ -132,8 +142,11 @@ class Environment:
     def close(self) -> None:
         """Put everything back. Idempotent."""
         self._imports.close()
+        self._told_no_more()
+        self._told_no_more = _nothing
         self.state.close()
         self._patches.undo()
+        late_calls.expect()
         pinning.forget()
         compiling.forget_names()
         self._replaced.close()
@@ -199,6 +212,7 @@ class Environment:
                 self._side_threads.finish(rank)
                 self._replaced.futures.finish()
         finally:
+            self._daemon_processes.close(rank)
             self._side_threads.close(rank)
             # the C++ registry of group names belongs to this thread, which is about to end
             world = c10d._world
@@ -211,7 +225,7 @@ class Environment:
 
     def _replace_distributed(self) -> None:
         patch = self._patches.set
-        patch(sys, "excepthook", sys.excepthook)  # init_process_group of each rank wraps it once more
+        patch(sys, "excepthook", sys.excepthook)  # init_process_group wraps it, also that of a rank which has no thread
         patch(c10d, "_world", RankWorld())
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])

@@ -368,3 +368,37 @@ def test_memory_without_a_name_is_shared():
     region = one.take((3,), torch.float32, 3)
     one.tensor(region).fill_(2.5)
     assert other.tensor(region).tolist() == [2.5] * 3
+
+
+LOOKS_FIRST = """
+import importlib.util
+assert importlib.util.find_spec("torch") and importlib.util.find_spec("numpy.random")  # as transformers does
+import ctypes, torch, torch.distributed as dist
+
+library, count, name = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), ctypes.create_string_buffer(96)
+
+def listed():
+    handle = ctypes.c_void_p()
+    assert library.nvmlInit_v2() == 0
+    assert library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    assert library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(1), ctypes.byref(handle)) == 0
+    assert library.nvmlDeviceGetName(handle, name, ctypes.c_uint(96)) == 0
+    return count.value, name.value.decode()
+
+before = listed()
+assert before == (torch.cuda.device_count(), torch.cuda.get_device_name(0)), before
+dist.init_process_group("nccl", "tcp://localhost:29511", rank=0, world_size=1)
+x = torch.full((4,), 3.0, device="cuda")
+dist.all_reduce(x)
+assert listed() == before
+print(before, x.tolist(), flush=True)
+"""
+
+
+def test_a_process_that_only_looks_for_torch_at_first_and_lists_gpus_before_it_joins(tmp_path: Path) -> None:
+    program = tmp_path / "looks_first.py"
+    program.write_text(LOOKS_FIRST)
+    command = [*RUN, "--", sys.executable, str(program)]
+    ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "(8, 'NVIDIA H100 80GB HBM3') [3.0, 3.0, 3.0, 3.0]" in ended.stdout

@@ -26,19 +26,18 @@ class _AtImport:
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See :class:`importlib.abc.MetaPathFinder`."""
-        then = _THEN.pop(name, None)
-        if then is None:
+        if name not in _THEN:
             return None
         spec: Any = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _LoaderThen(spec.loader, then)
+            spec.loader = _LoaderThen(spec.loader, name)
         return spec
 
 
 class _LoaderThen:
-    def __init__(self, loader: Any, then: Callable[[Any], None]) -> None:
+    def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
-        self._then = then
+        self._name = name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -47,7 +46,11 @@ class _LoaderThen:
         """Execute it, and then do what is to be done."""
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._then(module)
+        then = _THEN.pop(
+            self._name, None
+        )  # here: many libraries only look whether there is a torch, and import it later
+        if then is not None:
+            then(module)
 
 
 _generators: dict[str, tuple[Callable[[], Any], Any]] = {}

@@ -15,7 +15,7 @@ import torch
 from kernbench.cost.work import stated_cost
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu import cuda_graphs, cuda_runtime, memory_pools, several, streams
-from kernbench.torch_backend.gpu.devices import RankDevice, bound_devices, current_device
+from kernbench.torch_backend.gpu.devices import RankDevice, are_there, bound_devices, current_device
 from kernbench.torch_backend.gpu.generators import DefaultGenerators
 from kernbench.torch_backend.gpu.inventory import bus_of, capability_of
 from kernbench.torch_backend.gpu.versions import nccl_version
@@ -104,7 +104,8 @@ class DeviceGuard:
 
 
 def synchronize(device: Any = None) -> None:
-    _mine().synchronize()
+    if are_there():  # an exit handler has kept this function; nothing is under way any more
+        _mine().synchronize()
 
 
 class GpuProperties(SimpleNamespace):

@@ -116,6 +116,8 @@ def _listeners(simulation: Simulation) -> Iterator[Listener]:
         yield Filling(simulation.fill_uninitialized)
 
 
+ENDED = "simulated GPUs exist while ranks run, and they have ended"
+
 _allocating: list[Devices] = []
 """Whose the tensors are that torch makes on ``cuda`` now. A kernel that torch has once been given is kept for ever, so it must
 not be a method."""
@@ -124,7 +126,7 @@ not be a method."""
 def bound_devices() -> Devices:
     """The simulated GPUs of the spawn whose ranks run. Raises :class:`KernbenchError` when none do."""
     if not _allocating:
-        raise KernbenchError("simulated GPUs exist while ranks run, and they have ended")
+        raise KernbenchError(ENDED)
     return _allocating[-1]
 
 
@@ -162,6 +164,11 @@ def _empty_strided(
     return _allocating[-1].mine().on_device(tensor, device)
 
 
+def are_there() -> bool:
+    """Whether ranks run, and with them simulated GPUs."""
+    return bool(_allocating)
+
+
 def allocate(size: Any, stride: Any, dtype: Any) -> torch.Tensor:
     """Memory of the GPU that the rank which runs drives, for what a compiled graph computes."""
     tensor = _empty_strided(size, stride, dtype=dtype)
@@ -187,7 +194,7 @@ class Devices:
     def simulation(self) -> Simulation:
         """Raises :class:`KernbenchError` when no ranks run."""
         if self._hosts is None:
-            raise KernbenchError("simulated GPUs exist while ranks run, and they have ended")
+            raise KernbenchError(ENDED)
         return self._hosts.simulation
 
     @property

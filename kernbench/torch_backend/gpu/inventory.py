@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -104,6 +105,19 @@ def variables_of(gpus: list[Gpu]) -> dict[str, str]:
     return nvidia_smi.variables(
         ({**gpu._asdict(), "index": gpu.number, "bus_id": gpu.bus_id} for gpu in gpus), DRIVER, CUDA
     )
+
+
+def told_gpus() -> list[Gpu]:
+    """Those that environment variables tell this process of, as they do ``nvidia-smi``; none if they do not."""
+    told = os.environ.get(nvidia_smi.VARIABLE)
+    if told is None:
+        return []
+    return [
+        Gpu(**{name: each[name] for name in Gpu._fields})._replace(
+            capability=tuple(each["capability"]), used={int(pid): nbytes for pid, nbytes in each["used"].items()}
+        )
+        for each in json.loads(told)["gpus"]
+    ]
 
 
 def variables_of_children(environ: Mapping[str, str]) -> dict[str, str]:

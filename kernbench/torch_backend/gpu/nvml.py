@@ -2,8 +2,8 @@
 
 Packages that ask it (``nvidia-ml-py`` and copies of it, torch itself) stay as they are: they load the library by name and call
 its C functions, and in a rank those are the ones here, of the GPUs of its node. What is not modelled (utilization, temperature,
-power draw, errors) is answered as by a driver that does not support the question. Outside ranks the machine's own library
-answers. Facts: NVIDIA, NVML API Reference Guide.
+power draw, errors) is answered as by a driver that does not support the question. A process of a command that has not joined
+yet has the GPUs that it is told of; elsewhere the machine's own library answers. Facts: NVIDIA, NVML API Reference Guide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.torch_backend.gpu.devices import current_device
-from kernbench.torch_backend.gpu.inventory import CUDA, DRIVER, Gpu, gpus_of_node, has_smi
+from kernbench.torch_backend.gpu.inventory import CUDA, DRIVER, Gpu, gpus_of_node, has_smi, told_gpus
 from kernbench.torch_backend.patches import Patches
 
 LIBRARIES = frozenset({"libnvidia-ml.so.1", "libnvidia-ml.so"})
@@ -47,10 +47,15 @@ def install(patches: Patches) -> None:
         known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)) in LIBRARIES
         if not known or device is None or not has_smi(device.simulation.topology):
             _stock(self, name, *args, **kwargs)
-            return
-        self._name, self._handle, self._FuncPtr = name, 0, _function
+        else:
+            loaded(self, name)
 
     patches.set(ctypes.CDLL, "__init__", load)
+
+
+def loaded(library: Any, name: Any) -> None:
+    """``library``, a :class:`ctypes.CDLL`, is this one: in a rank, or in a process that is told of GPUs."""
+    library._name, library._handle, library._FuncPtr = name, 0, _function
 
 
 class _Failed(Exception):
@@ -65,7 +70,7 @@ def _function(name_and_library: tuple[str, Any]) -> Callable[..., Any]:
     base = name[:-3] if name[-3:-1] == "_v" else name
 
     def call(*args: Any) -> Any:
-        if current_device() is None:
+        if current_device() is None and not told_gpus():
             return _of_the_machine(library._name, name, args)
         if base == "nvmlErrorString":
             return _ERRORS.get(_number(args[0]), b"Unknown Error")
@@ -142,8 +147,7 @@ def _numbered(index: int) -> Gpu:
 
 def _gpus() -> list[Gpu]:
     device = current_device()
-    assert device is not None
-    return gpus_of_node(device)
+    return told_gpus() if device is None else gpus_of_node(device)
 
 
 def _give_handle(reference: Any, gpu: Gpu) -> None:

@@ -5,6 +5,7 @@ Until then torch is torch's own, but for questions about GPUs that programs ask 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -17,6 +18,7 @@ import torch
 import torch.distributed.distributed_c10d
 
 from kernbench.errors import KernbenchError
+from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.gpu import versions
 from kernbench.torch_backend.gpu.visible import NodeGpus
 from kernbench.torch_backend.relies_on import Reliance
@@ -66,12 +68,30 @@ def install(
     for owner in (torch.distributed, torch.distributed.distributed_c10d):
         vars(owner).update(is_nccl_available=lambda: True, is_mpi_available=lambda: True)
     vars(torch.accelerator).update(set_device_index=waiting.set_device, set_device_idx=waiting.set_device)
+    _let_load_nvml()
     stock: Any = torch.distributed.init_process_group
     init_process_group = waiting.before(stock)
     for owner_name in _OWNERS:
         module = sys.modules.get(owner_name)
         if module is not None and vars(module).get("init_process_group") is stock:
             vars(module)["init_process_group"] = init_process_group
+
+
+def _let_load_nvml() -> None:
+    """Packages list GPUs by the driver's library before they start the processes that use one."""
+    stock: Any = ctypes.CDLL.__init__
+
+    @functools.wraps(stock)
+    def load(self: Any, name: Any, *args: Any, **kwargs: Any) -> None:
+        known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)).startswith("libnvidia-ml.so")
+        if not known or nvidia_smi.VARIABLE not in os.environ:
+            stock(self, name, *args, **kwargs)
+            return
+        from kernbench.torch_backend.gpu import nvml  # here: it has much of the simulation's code with it
+
+        nvml.loaded(self, name)
+
+    ctypes.CDLL.__init__ = load  # type: ignore[method-assign]
 
 
 def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:

@@ -78,12 +78,13 @@ _GENERATOR = torch.default_generator
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("argv", "environ", "flags", "folder", "generator", "given", "main", "path")
+    __slots__ = ("argv", "environ", "excepthook", "flags", "folder", "generator", "given", "main", "path")
 
     generator: torch.Tensor | None  # None: a rank's that has not run yet
     flags: tuple[Any, ...]
     environ: dict[Any, Any]
     main: Any
+    excepthook: Any  # init_process_group puts the rank's number before what is printed
     argv: list[str]
     path: list[str]
     folder: str | None  # the working directory, once a rank has changed its own
@@ -166,7 +167,7 @@ class ProcessState:
         saved.flags = flags
         saved.environ = self._environ._data
         saved.main = sys.modules.get("__main__")
-        saved.argv, saved.path = sys.argv, sys.path
+        saved.argv, saved.path, saved.excepthook = sys.argv, sys.path, sys.excepthook
         saved.folder = os.getcwd() if self._folders_differ else None
         state = self._saved.get(rank)
         if state is None:
@@ -182,7 +183,7 @@ class ProcessState:
                 if value != present:
                     write(value)
         self._environ._data = state.environ
-        sys.argv, sys.path = state.argv, state.path
+        sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
             _chdir(folder)
         if state.main is not None:
@@ -243,6 +244,7 @@ class ProcessState:
         fresh.given = fresh.environ.copy()
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
+        fresh.excepthook = main.excepthook
         return fresh
 
     def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:

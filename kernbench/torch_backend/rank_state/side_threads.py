@@ -1,10 +1,7 @@
-"""Threads that a rank's program starts, and calls that it gives to pools of threads: they take turns with the rank's own.
+"""Threads that a rank's program starts, and calls that it gives to pools of threads: they take turns as ranks do.
 
-Who acts when is :mod:`kernbench.scheduler.crew`'s business. Here are the places where a thread waits for another one
-(``Condition.wait``, on which events, queues, futures and semaphores stand, ``Thread.join``) or for the world outside (an event
-loop's ``select``, and that of a queue or pipe of :mod:`multiprocessing`, or the reading of one), where it begins and ends, and
-what it needs of torch: the rank's process groups, in Python and in C++, and a recorder. Locks are not among those places: a
-thread that acts for its rank must not wait for a lock that another one holds meanwhile.
+Whose turn comes when is :mod:`kernbench.simulation.rank_threads`' business, where a thread waits :mod:`.thread_waits`'. Here is
+where it begins and ends, and what it needs of torch: the rank's process groups, in Python and in C++, and a recorder.
 
 A pool may be used by several ranks: a call is the business of the rank that made it, whoever has started the thread.
 """
@@ -12,46 +9,49 @@ A pool may be used by several ranks: a call is the business of the rank that mad
 from __future__ import annotations
 
 import functools
-import multiprocessing.connection
-import selectors
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch.distributed.distributed_c10d
 
-from kernbench.scheduler.carrier import current_carrier
-from kernbench.scheduler.crew import LOOK_AGAIN, Crew, Member, acting_crew, current_member, going_on
+from kernbench.scheduler.carrier import current_carrier, has_own_thread
+from kernbench.scheduler.crew import Crew, Member, TakesTurns, acting_crew, current_member, found, going_on, is_forked
 from kernbench.sim_engine.operation import COMPUTE_STREAM
+from kernbench.simulation.rank_threads import Notice, RankThreads
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state import thread_waits
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
 _registry: Any = torch._C._distributed_c10d
-_Condition: Any = threading.Condition
 _Thread: Any = threading.Thread
-_stock_wait, _stock_init, _stock_start, _stock_join = _Condition.wait, _Thread.__init__, _Thread.start, _Thread.join
-_Connection: Any = multiprocessing.connection.Connection
-_SELECTORS: tuple[Any, ...] = (selectors.DefaultSelector, selectors.PollSelector)
+_WorkItem: Any = futures.thread._WorkItem
+_Executor: Any = futures.ThreadPoolExecutor
+_stock_init, _stock_start, _stock_join = _Thread.__init__, _Thread.start, _Thread.join
+_stock_submit, _stock_make, _stock_run = _Executor.submit, _WorkItem.__init__, _WorkItem.run
 
 RELIES_ON = (
-    Reliance("threading.Condition", "a wait is composed of these", has=("_release_save", "_acquire_restore", "_is_owned"),
-             holds=lambda condition: hasattr(condition(), "_waiters")),
-    Reliance("threading.Thread", "its body is an attribute, `run`", has=("__init__", "start", "join", "run")),
+    Reliance("threading.Thread", "its body is an attribute, `run`, and what it is given one, `_args`", has=(
+        "__init__", "start", "join", "run",
+    ), holds=lambda thread: "_args" in vars(thread())),
     Reliance("concurrent.futures.thread._worker", "it is what the threads of a pool do"),
-    Reliance("selectors.DefaultSelector.select", "an event loop waits there"),
-    Reliance("multiprocessing.connection._WaitSelector", "a queue's get with a timeout waits there",
-             holds=lambda selector: selector in _SELECTORS),
-    Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=("_recv_bytes",)),
+    Reliance("concurrent.futures.thread._WorkItem", "a call of a pool, which `submit` makes and a thread runs", has=(
+        "__init__", "run",
+    )),
     Reliance("torch.distributed.distributed_c10d._world", "groups by name are noted there"),
     Reliance("torch._C._distributed_c10d", "C++ finds a group by its name, each thread its own", has=(
         "_register_process_group", "_unregister_process_group",
     )),
 )  # fmt: skip
+
+_OWN = ("stream", "sip", "unrecorded", "each", "untimed", "watcher")
+"""What of a host is the running thread's, not the rank's."""
 
 
 class SideThreads:
@@ -63,19 +63,22 @@ class SideThreads:
 
     def __init__(self, simulation: Simulation, recorder: Callable[[int], AbstractContextManager[None]]) -> None:
         self._simulation = simulation
+        self._threads = simulation.threads
         self._recorder = recorder
         self._promised: dict[int, weakref.WeakSet[Any]] = {}
+        self._pools: weakref.WeakKeyDictionary[Any, _Pool] = weakref.WeakKeyDictionary()
+        self._ends: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
+        self._submitted = _Submitted()
 
     def install(self, patches: Patches) -> None:
         """Replace where threads begin and wait."""
         patches.set(threading.Thread, "__init__", _init)
         patches.set(threading.Thread, "start", self._starts())
-        patches.set(threading.Thread, "join", _join)
-        patches.set(threading.Condition, "wait", _wait)
-        patches.set(futures.ThreadPoolExecutor, "submit", self._submits(futures.ThreadPoolExecutor.submit))
-        for selector in _SELECTORS:
-            patches.set(selector, "select", _waits(selector.select, over=_at_once))
-        patches.set(_Connection, "_recv_bytes", _waits(_Connection._recv_bytes, over=lambda *_: False))
+        patches.set(threading.Thread, "join", self._joins())
+        patches.set(futures.ThreadPoolExecutor, "submit", self._submits())
+        patches.set(_WorkItem, "__init__", self._makes())
+        patches.set(_WorkItem, "run", _runs())
+        thread_waits.install(patches, self._threads)
 
     def finish(self, rank: int) -> None:
         """At the end of a rank's program, as Python does at its end: wait for threads that are no daemons, and for what pools
@@ -88,11 +91,12 @@ class SideThreads:
             crew.threads.pop().join()
 
     def close(self, rank: int) -> None:
-        """A rank has ended: its threads cannot act for it any more."""
+        """A rank has ended: so do its threads."""
         self._promised.pop(rank, None)
-        carrier = current_carrier()
-        if carrier is not None and carrier.crew is not None:
-            carrier.crew.closed = True
+        crew = acting_crew()
+        if crew is not None:
+            self._threads.close(crew)
+            found(None)
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
@@ -100,45 +104,90 @@ class SideThreads:
         @functools.wraps(_stock_start)
         def start(thread: threading.Thread) -> None:
             crew = self._crew()
-            if crew is None or getattr(thread, "_target", None) is futures.thread._worker:  # calls say whose they are
-                with going_on():
-                    _stock_start(thread)
+            if crew is None:
+                _stock_start(thread)
                 return
-            world = dict(vars(c10d._world))
-            body = _in_turn(crew, thread.run, world, at_once=not thread.daemon)
-            thread.run = _quietly(crew, body)  # type: ignore[method-assign]
-            if not thread.daemon:
-                crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
+            if getattr(thread, "_target", None) is futures.thread._worker:  # calls say whose they are
+                pool = self._pool(vars(thread)["_args"][0]())
+                if pool is not None:
+                    self._ends[thread] = pool.end
+            else:
+                self._start_side(crew, thread)
             with going_on():  # it waits for the thread to be there, and who starts one may hold a lock (pools do)
                 _stock_start(thread)
 
         return start
 
+    def _start_side(self, crew: Crew, thread: threading.Thread) -> None:
+        begin = functools.partial(self._threads.begin, crew, thread.name, thread.daemon, thread)
+        end = self._ends[thread] = _End(self._threads, running=1)
+        if thread.daemon:
+            member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
+            self._threads.watch(crew, thread)
+        else:
+            turns = begin(ready=True)
+            member = self._member(crew, lambda: _Ending(turns, end))
+            crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
+        body = thread.run
+
+        def run() -> None:
+            with suppress(_Ended):
+                member(body, at_once=not thread.daemon)
+            if end.running:  # it has taken no turns
+                end.over()
+
+        thread.run = run  # type: ignore[method-assign]
+
+    def _member(self, crew: Crew, turns: Callable[[], TakesTurns]) -> Callable[..., Any]:
+        """Runs a side thread's body; whose program starts it now."""
+        world, member = dict(vars(c10d._world)), Member(crew, turns, functools.partial(self._join_torch, crew.rank))
+
+        def run(body: Callable[[], Any], *, at_once: bool) -> Any:
+            vars(c10d._world).update(world)  # what its rank knows of torch.distributed
+            member.begin()
+            try:
+                if at_once:
+                    member.act()
+                return body()
+            except SystemExit as error:
+                if crew.closed:
+                    raise _Ended from error
+                raise
+            finally:
+                member.end()
+
+        return run
+
     def _crew(self) -> Crew | None:
         """The crew to which a thread that is started now belongs."""
         member = current_member()
+        if is_forked():
+            return None
         if member is not None:
             return member.crew
+        if not has_own_thread() or (crew := acting_crew()) is not None:
+            return acting_crew()
+        simulation = self._simulation
         carrier = current_carrier()
-        if carrier is None:
-            return None
-        if carrier.crew is None:
-            rank = carrier.index
-            host = self._simulation.hosts.of_rank[rank]
+        rank = simulation.hosts.current_rank()
+        host = simulation.hosts.of_rank[rank]
+        watcher = host.watcher
 
-            def set_own(own: tuple[str, int] | None) -> None:
-                host.stream, host.sip = own or (COMPUTE_STREAM, host.sip)
+        def read() -> Any:
+            return tuple(getattr(host, name) for name in _OWN)
 
-            carrier.crew = Crew(
-                carrier, rank, self._simulation.scheduler.rank_by_greenlet,
-                join=functools.partial(self._join_torch, rank), own=(lambda: (host.stream, host.sip), set_own),
-            )  # fmt: skip
-        crew: Crew = carrier.crew
+        def write(own: Any) -> None:
+            for name, value in zip(_OWN, own or (COMPUTE_STREAM, host.sip, False, None, False, watcher), strict=True):
+                setattr(host, name, value)
+
+        crew = self._threads.crew(rank, read, write)
+        if crew is not None and not (carrier is not None and crew.closed):
+            found(crew)
         return crew
 
     def _join_torch(self, rank: int) -> Callable[[], None]:
         """Give the thread the rank's groups and a recorder; what takes them away again."""
-        names = list(c10d._world.pg_names.items())
+        names = list(c10d._world.pg_names.items()) if current_carrier() is not None else []
         for group, name in names:
             _registry._register_process_group(name, group)
         recorder = self._recorder(rank)
@@ -151,17 +200,160 @@ class SideThreads:
 
         return leave
 
-    def _submits(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _joins(self) -> Callable[..., None]:
+        @functools.wraps(_stock_join)
+        def join(thread: threading.Thread, timeout: float | None = None) -> None:
+            if acting_crew() is None or not thread.is_alive():
+                _stock_join(thread, timeout)
+                return
+            end = self._ends.get(thread)
+            if end is None:
+                self._threads.outside(f"the end of thread {thread.name!r}", lambda: _stock_join(thread, timeout))
+            elif end.wait(thread.name, timeout):
+                with going_on():  # it has nothing to do any more that takes a turn
+                    _stock_join(thread)
+
+        return join
+
+    # -- pools -------------------------------------------------------------------------------------------------------
+
+    def _pool(self, pool: Any) -> _Pool | None:
+        if pool is None:
+            return None
+        known = self._pools.get(pool)
+        if known is None:
+            known = self._pools[pool] = _Pool(self._threads, pool._max_workers)
+        return known
+
+    def _makes(self) -> Callable[..., None]:
+        @functools.wraps(_stock_make)
+        def make(item: Any, future: Any, *args: Any, **kwargs: Any) -> None:
+            _stock_make(item, future, *args, **kwargs)
+            if self._submitted.begin is not None:
+                item.kernbench_call = self._submitted.begin()
+
+        return make
+
+    def _submits(self) -> Callable[..., Any]:
+        @functools.wraps(_stock_submit)
         def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             crew = self._crew()
             if crew is None:
-                return stock(pool, fn, *args, **kwargs)
-            promised = stock(pool, _in_turn(crew, fn, dict(vars(c10d._world))), *args, **kwargs)
-            self._promised.setdefault(crew.carrier.index, weakref.WeakSet()).add(promised)
+                return _stock_submit(pool, fn, *args, **kwargs)
+            known = self._pool(pool)
+            assert known is not None
+            self._submitted.begin = functools.partial(self._call, crew, known, getattr(fn, "__name__", "a call"))
+            try:
+                promised = _stock_submit(pool, fn, *args, **kwargs)
+            finally:
+                self._submitted.begin = None
+            self._promised.setdefault(crew.rank, weakref.WeakSet()).add(promised)
             return promised
 
         return submit
+
+    def _call(self, crew: Crew, pool: _Pool, name: str) -> Callable[..., Any]:
+        """What runs a call of a pool, in one of its threads."""
+        turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
+        pool.add(turns)
+        return self._member(crew, lambda: _Ending(turns, pool))
+
+
+class _Submitted(threading.local):
+    begin: Callable[[], Any] | None = None
+
+
+class _Ended(Exception):
+    """A side thread has ended because its rank has."""
+
+
+def _asking(threads: RankThreads, begin: Callable[..., TakesTurns]) -> TakesTurns:
+    """The turns of a thread that asks for its first one by itself."""
+    turns = begin(ready=False)
+    threads.ask(turns)
+    return turns
+
+
+class _End:
+    """The end of a thread, or of all that a pool does.
+
+    Attributes:
+        running: what has not ended.
+    """
+
+    def __init__(self, threads: RankThreads, running: int = 0) -> None:
+        self.running = running
+        self._threads = threads
+        self._waiting: list[Notice] = []
+
+    def wait(self, name: str, timeout: float | None) -> bool:
+        """Wait for it; whether it has come within ``timeout`` s."""
+        while self.running:
+            if timeout is not None and timeout <= 0:
+                return False
+            notice = self._threads.notice(f"the end of thread {name!r}")
+            self._waiting.append(notice)
+            if not self._threads.wait(notice, timeout):
+                return False
+        return True
+
+    def over(self) -> None:
+        """One thing has ended."""
+        self.running -= 1
+        if not self.running:
+            waiting, self._waiting = self._waiting, []
+            for notice in waiting:
+                notice.release()
+
+
+class _Ending:
+    """Turns after which something is over."""
+
+    def __init__(self, turns: TakesTurns, end: _End | _Pool) -> None:
+        self._turns = turns
+        self._end = end
+
+    def enter(self) -> None:
+        """See :class:`TakesTurns`."""
+        self._turns.enter()
+
+    def leave(self) -> None:
+        """See :class:`TakesTurns`."""
+        self._end.over()
+        self._turns.leave()
+
+
+class _Pool:
+    """A pool's calls, as many of which take turns at a time as it has threads; they begin in the order in which they were made.
+
+    Attributes:
+        end: of all of them.
+    """
+
+    def __init__(self, threads: RankThreads, size: int) -> None:
+        self.end = _End(threads)
+        self._threads = threads
+        self._room = size
+        self._waiting: deque[TakesTurns] = deque()
+
+    def add(self, turns: TakesTurns) -> None:
+        """A call has been made."""
+        self.end.running += 1
+        self._waiting.append(turns)
+        self._admit()
+
+    def over(self) -> None:
+        """A call has ended."""
+        self._room += 1
+        self._admit()
+        self.end.over()
+
+    def _admit(self) -> None:
+        if self._room and self._waiting:
+            self._room -= 1
+            self._threads.admit(self._waiting.popleft())
 
 
 @functools.wraps(_stock_init)
@@ -172,95 +364,16 @@ def _init(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
         thread.daemon = False
 
 
-def _in_turn(crew: Crew, body: Callable[..., Any], world: dict[str, Any], at_once: bool = True) -> Callable[..., Any]:
-    """``body`` by a side thread of a rank, which takes turns at once, or when it first asks something of the simulation."""
-
-    @functools.wraps(body)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        member = Member(crew)
-        vars(c10d._world).update(world)  # what its rank knows of torch.distributed
-        member.begin()
+def _runs() -> Callable[..., None]:
+    @functools.wraps(_stock_run)
+    def run(item: Any, *args: Any) -> None:
+        call = vars(item).pop("kernbench_call", None)
+        if call is None:
+            _stock_run(item, *args)
+            return
         try:
-            if at_once:
-                member.act()
-            return body(*args, **kwargs)
-        finally:
-            member.end()
+            call(functools.partial(_stock_run, item, *args), at_once=True)
+        except _Ended:
+            item.future.cancel()
 
     return run
-
-
-def _quietly(crew: Crew, body: Callable[[], None]) -> Callable[[], None]:
-    """A thread's ``body``, that ends without a word if its rank is being unwound."""
-
-    def run() -> None:
-        try:
-            body()
-        except SystemExit:
-            if not crew.closed:
-                raise
-
-    return run
-
-
-# -- waiting -------------------------------------------------------------------------------------------------------------
-
-
-@functools.wraps(_stock_wait)
-def _wait(condition: Any, timeout: float | None = None) -> bool:
-    crew = acting_crew()
-    if crew is None:
-        return bool(_stock_wait(condition, timeout))
-    if not condition._is_owned():
-        raise RuntimeError("cannot wait on un-acquired lock")
-    waiter = threading.Lock()
-    waiter.acquire()
-    condition._waiters.append(waiter)
-    saved = condition._release_save()
-    told = False
-    try:
-        with crew.waiting():
-            told = _acquired(crew, waiter, timeout)
-        return told
-    finally:
-        condition._acquire_restore(saved)
-        if not told and waiter in condition._waiters:
-            condition._waiters.remove(waiter)
-
-
-def _acquired(crew: Crew, lock: Any, timeout: float | None) -> bool:
-    """Wait for a lock that another thread releases. Raises SystemExit if the rank is unwound meanwhile."""
-    if timeout is not None:
-        return bool(lock.acquire(timeout=max(timeout, 0)))
-    while not lock.acquire(timeout=LOOK_AGAIN):
-        if crew.closed:
-            raise SystemExit
-    return True
-
-
-@functools.wraps(_stock_join)
-def _join(thread: threading.Thread, timeout: float | None = None) -> None:
-    crew = acting_crew()
-    if crew is None or not thread.is_alive():
-        _stock_join(thread, timeout)
-        return
-    with crew.waiting():
-        _stock_join(thread, timeout)
-
-
-def _at_once(timeout: float | None = None) -> bool:
-    return timeout is not None and timeout <= 0
-
-
-def _waits(stock: Callable[..., Any], over: Callable[..., bool]) -> Callable[..., Any]:
-    """A method that waits for what is outside of the program's threads, unless it is ``over`` at once."""
-
-    @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        crew = acting_crew()
-        if crew is None or over(*args, **kwargs):
-            return stock(self, *args, **kwargs)
-        with crew.waiting():
-            return stock(self, *args, **kwargs)
-
-    return method

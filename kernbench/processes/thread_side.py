@@ -1,0 +1,147 @@
+"""The threads of a rank that has a process: each of them has a number, and takes turns where the simulation is.
+
+One of them runs at a time. One that waits has said for what; which goes on next, the simulation says, by the number in its
+reply. Replies are read by the thread that has waited last, which wakes up whose they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from _thread import allocate_lock
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from kernbench.processes.uplink import Uplink
+from kernbench.scheduler.crew import Crew, TakesTurns
+from kernbench.sim_engine import Condition
+from kernbench.simulation.rank_threads import LOOK, Notice
+
+REPLACED = ("crew", "begin", "admit", "ask", "watch", "close", "notice", "wait", "time", "tell", "outside")
+"""Methods of a simulation's threads that a rank's process has of its own."""
+
+
+class ThreadSide:
+    """What is done here of :class:`~kernbench.simulation.rank_threads.RankThreads`; ``side``: the way to the simulation."""
+
+    def __init__(self, side: Uplink) -> None:
+        self._side = side
+        self._threads = side.simulation.threads
+        self._watch = self._threads.watch
+        self._numbers, self._keys = count(1), count()
+        self._awaited: dict[Notice, int] = {}
+        self._arrivals: list[tuple[Any, ...]] = []
+        self._mutex = allocate_lock()
+
+    def install(self) -> None:
+        """From here on this process's threads are the rank's; the running one is its own."""
+        for name in REPLACED:
+            setattr(self._threads, name, getattr(self, name))
+        self._side.turn.number = 0
+        self._side.settle = self.settle
+
+    def crew(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None]) -> Crew | None:
+        """See :meth:`RankThreads.crew`."""
+        side = self._side
+        if side.apart or side.turn.number is None:
+            return None
+        if side.crew is None:
+            side.crew = Crew(rank, read, write)
+        return side.crew
+
+    def begin(self, crew: Crew, name: str, daemon: bool, thread: threading.Thread | None, *, ready: bool) -> TakesTurns:
+        """See :meth:`RankThreads.begin`."""
+        turns = ProcessTurns(self._side, crew, next(self._numbers), name, daemon)
+        if ready:
+            self.admit(turns)
+        return turns
+
+    def admit(self, turns: ProcessTurns) -> None:
+        """See :meth:`RankThreads.admit`."""
+        self._side.cast("thread", turns.number, turns.name, turns.daemon)
+
+    def ask(self, turns: ProcessTurns) -> None:
+        """See :meth:`RankThreads.ask`."""
+        self._arrive("thread", turns.number, turns.name, turns.daemon)
+        self._threads.unwatch()
+
+    def watch(self, crew: Crew, thread: threading.Thread) -> None:
+        """See :meth:`RankThreads.watch`."""
+        self._watch(crew, thread)
+        self._side.cast("watch")
+
+    def close(self, crew: Crew) -> None:
+        """See :meth:`RankThreads.close`: those that are left end with the process."""
+        crew.closed = True
+
+    def notice(self, awaits: str) -> Notice:
+        """See :meth:`RankThreads.notice`."""
+        return Notice(self, Condition(awaits, self._side.rank))
+
+    def wait(self, notice: Notice, seconds: float | None = None) -> bool:
+        """See :meth:`RankThreads.wait`."""
+        key = self._awaited[notice] = next(self._keys)
+        try:
+            self._side.call("await_thread", key, notice.condition.name, seconds)
+        finally:
+            del self._awaited[notice]
+        return notice.told
+
+    def time(self) -> float:
+        """See :meth:`RankThreads.time`."""
+        return self._side.host.clock
+
+    def tell(self, notice: Notice) -> None:
+        """See :meth:`RankThreads.tell`."""
+        key = self._awaited.get(notice)
+        if key is None:
+            return
+        if self._side.has_turn:
+            self._side.cast("tell", key)
+        else:
+            self._arrive("tell", key)
+
+    def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
+        """See :meth:`RankThreads.outside`."""
+        with self._side.away(awaits):
+            return work()
+
+    def _arrive(self, *item: Any) -> None:
+        with self._mutex:
+            self._arrivals.append(item)
+
+    def settle(self) -> list[tuple[Any, ...]]:
+        """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
+        pause = allocate_lock()
+        pause.acquire()
+        while self._threads.is_busy([self._side.rank] if self._awaited else ()):
+            pause.acquire(timeout=LOOK)
+        with self._mutex:
+            come, self._arrivals = self._arrivals, []
+        return come
+
+
+class ProcessTurns:
+    """A side thread's way into the scheduler's order, from a rank's process."""
+
+    def __init__(self, side: Uplink, crew: Crew, number: int, name: str, daemon: bool) -> None:
+        self.number = number
+        self.name = name
+        self.daemon = daemon
+        self._side = side
+        self._crew = crew
+
+    def enter(self) -> None:
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
+        self._side.turn.number = self.number
+        self._side.begin_turns()
+        if self._crew.closed:
+            self.leave()
+            raise SystemExit
+
+    def leave(self) -> None:
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
+        self._side.cast("thread_over", self._side.host.clock)
+        self._side.send()
+        self._side.turn.number = None
+        self._side.hand_over()

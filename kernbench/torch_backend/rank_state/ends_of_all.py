@@ -1,0 +1,86 @@
+"""What ends the whole process, called by one rank of several that share it: all of them end, so which one it was is said.
+
+Python's own ways are replaced: ``os._exit``, ``os.abort``, ``os.kill`` and ``signal.raise_signal`` with a signal that ends the
+process, ``os.exec*``. A crash in C code ends it where no Python runs; then :mod:`faulthandler` writes the stack, in which the
+rank's own function bears its number (:func:`kernbench.scheduler.named_after`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kernbench.simulation.locations import user_location
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.patches import Patches
+
+_HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN,
+             signal.SIGTTOU}  # fmt: skip
+"""Signals that end no process, by default."""
+
+
+def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
+    """Say who ends the process; gives what is to be called when ranks run no more."""
+    process, rank_of = os.getpid(), simulation.scheduler.current_rank
+
+    def tell(how: str) -> None:
+        rank = rank_of()
+        if rank is None or os.getpid() != process:  # a process that a rank has forked ends by itself
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        print(
+            f"kernbench: rank {rank} ends the process that all ranks share: {how} at {user_location()}. With --isolation "
+            "process (isolation='process') it would end alone, and the others would be told",
+            file=sys.__stderr__, flush=True,
+        )  # fmt: skip
+
+    def telling(stock: Callable[..., Any], how: Callable[..., str | None]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def ends(*args: Any, **kwargs: Any) -> Any:
+            if (words := how(*args, **kwargs)) is not None:
+                tell(words)
+            return stock(*args, **kwargs)
+
+        return ends
+
+    def telling_of_signal(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def ends(*args: Any) -> Any:
+            *whom, number = args
+            ends_it = whom in ([], [process]) and number and number not in _HARMLESS
+            if ends_it and signal.getsignal(number) is signal.SIG_DFL:
+                tell(f"{stock.__name__} with {signal.Signals(number).name}")
+            return stock(*args)
+
+        return ends
+
+    patches.set(os, "_exit", telling(os._exit, lambda status: f"os._exit({status})"))
+    patches.set(os, "abort", telling(os.abort, lambda: "os.abort()"))
+    for name in ("execv", "execve"):  # on which the others stand
+        patches.set(os, name, telling(getattr(os, name), _becomes))
+    for owner, name in ((os, "kill"), (signal, "raise_signal")):
+        patches.set(owner, name, telling_of_signal(getattr(owner, name)))
+    return _tell_crashes()
+
+
+def _becomes(path: Any, *_: Any, **__: Any) -> str | None:
+    """A search of the path tries one file after the other."""
+    return f"os.exec of {os.fsdecode(path)!r}" if os.access(path, os.X_OK) else None
+
+
+def _tell_crashes() -> Callable[[], None]:
+    if faulthandler.is_enabled():
+        return lambda: None
+    with suppress(AttributeError, io.UnsupportedOperation, RuntimeError, ValueError):  # no file is there
+        faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=False)
+        return faulthandler.disable
+    return lambda: None

@@ -1,0 +1,51 @@
+"""Finalizers and exit handlers of a rank's libraries that ask for its GPU when the simulation is over.
+
+What a program leaves behind is collected when Python gets to it, often after its rank; a ``__del__`` that synchronizes then
+finds torch without a GPU. That is no error of the program's, and Python would print a traceback for each: they are dropped,
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernbench.errors import KernbenchError
+from kernbench.torch_backend.gpu.devices import ENDED
+from kernbench.torch_backend.relies_on import Reliance
+
+NO_GPU = ("Torch not compiled with CUDA enabled", "Cannot access accelerator device when none is available")
+"""How torch says that there is no GPU: ``torch.cuda``, ``torch.accelerator``."""
+
+
+def _says_so(call: Any) -> bool:
+    try:
+        call()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).startswith(NO_GPU)
+    return True
+
+
+RELIES_ON = (
+    Reliance("torch.cuda.synchronize", "without a GPU it raises what is dropped of finalizers", holds=_says_so),
+    Reliance("torch.accelerator.synchronize", "the same", holds=_says_so),
+)
+
+
+@cache
+def expect() -> None:
+    """From now on, until this process ends, drop them."""
+    if torch.version.cuda is not None:
+        return
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        late = isinstance(error, AssertionError | RuntimeError | KernbenchError)
+        if not (late and str(error).startswith((*NO_GPU, ENDED))):
+            before(unraisable)
+
+    sys.unraisablehook = hook

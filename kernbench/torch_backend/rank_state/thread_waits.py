@@ -1,0 +1,197 @@
+"""Where a rank's thread waits for another one, or for the world outside: the others go on meanwhile.
+
+``Condition.wait``, on which events, queues, futures, semaphores and barriers stand, ``Thread.join``, locks that a rank's
+program makes, an event loop's ``select``, and the reading of a queue or pipe of :mod:`multiprocessing`. A rank that has one
+thread waits as Python does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import multiprocessing.connection
+import queue
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kernbench.scheduler.carrier import has_own_thread
+from kernbench.scheduler.crew import acting_crew, current_member, is_forked
+from kernbench.simulation.rank_threads import Notice, RankThreads
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_Condition: Any = threading.Condition
+_Connection: Any = multiprocessing.connection.Connection
+_SELECTORS: tuple[Any, ...] = (selectors.DefaultSelector, selectors.PollSelector)
+_stock_wait, _stock_lock, _stock_rlock = _Condition.wait, threading.Lock, threading.RLock
+_PythonRLock: Any = threading._PyRLock  # type: ignore[attr-defined]
+_PythonQueue: Any = queue._PySimpleQueue  # type: ignore[attr-defined]
+_Queue: Any = queue.SimpleQueue
+
+RELIES_ON = (
+    Reliance("threading.Condition", "a wait is composed of these", has=("_release_save", "_acquire_restore", "_is_owned"),
+             holds=lambda condition: hasattr(condition(), "_waiters")),
+    Reliance("threading._PyRLock", "a reentrant lock is one that it calls `_block`",
+             holds=lambda lock: hasattr(lock(), "_block")),
+    Reliance("threading._time", "limits of waits are counted by it"),
+    Reliance("queue.time", "the same for queues"),
+    Reliance("queue._PySimpleQueue", "a SimpleQueue of semaphores", has=("get", "put")),
+    Reliance("selectors.DefaultSelector.select", "an event loop waits there"),
+    Reliance("multiprocessing.connection._WaitSelector", "a queue's get with a timeout waits there",
+             holds=lambda selector: selector in _SELECTORS),
+    Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=(
+        "_poll", "_recv_bytes",
+    )),
+)  # fmt: skip
+
+
+def install(patches: Patches, threads: RankThreads) -> None:
+    """Replace where threads wait."""
+    patches.set(threading, "Lock", _makes(_stock_lock, Lock, threads))
+    patches.set(threading, "RLock", _makes(_stock_rlock, ReentrantLock, threads))
+    patches.set(queue, "SimpleQueue", _makes(_Queue, _PythonQueue))
+    patches.set(threading.Condition, "wait", _waits_for_notice(threads))
+    for module, name in ((threading, "_time"), (queue, "time")):  # by which limits of waits are computed
+        patches.set(module, name, _shows_time(threads, getattr(module, name)))
+    for selector in _SELECTORS:
+        patches.set(selector, "select", _waits_outside(threads, "events", selector.select, over=_at_once))
+    for name, over in (("_poll", _at_once), ("_recv_bytes", lambda *_: False)):
+        patches.set(_Connection, name, _waits_outside(threads, "a message", getattr(_Connection, name), over))
+
+
+def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
+    @functools.wraps(_stock_wait)
+    def wait(condition: Any, timeout: float | None = None) -> bool:
+        crew, member = acting_crew(), current_member()
+        if crew is None and (member is None or is_forked()):
+            return bool(_stock_wait(condition, timeout))
+        if not condition._is_owned():
+            raise RuntimeError("cannot wait on un-acquired lock")
+        if crew is None:
+            lock, rest = threads.rest(lambda lock: _acquired(lock, timeout))
+        elif timeout is not None and timeout <= 0:
+            return False
+        else:
+            lock = threads.notice("another thread")
+            rest = functools.partial(threads.wait, lock, timeout)
+        condition._waiters.append(lock)
+        saved = condition._release_save()
+        told = False
+        try:
+            told = rest()
+            return told
+        finally:
+            condition._acquire_restore(saved)
+            if not told and lock in condition._waiters:
+                condition._waiters.remove(lock)
+
+    return wait
+
+
+def _shows_time(threads: RankThreads, stock: Callable[[], float]) -> Callable[[], float]:
+    @functools.wraps(stock)
+    def time() -> float:
+        return stock() if acting_crew() is None else threads.time()
+
+    return time
+
+
+def _acquired(lock: Any, timeout: float | None) -> bool:
+    return bool(lock.acquire() if timeout is None else lock.acquire(timeout=max(timeout, 0)))
+
+
+def _at_once(timeout: float | None = None) -> bool:
+    return timeout is not None and timeout <= 0
+
+
+def _waits_outside(
+    threads: RankThreads, awaits: str, stock: Callable[..., Any], over: Callable[..., bool]
+) -> Callable[..., Any]:
+    """A method that waits for what is outside of the program's threads, unless it is ``over`` at once."""
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if acting_crew() is None or over(*args, **kwargs):
+            return stock(self, *args, **kwargs)
+        return threads.outside(awaits, functools.partial(stock, self, *args, **kwargs))
+
+    return method
+
+
+# -- locks ---------------------------------------------------------------------------------------------------------------
+
+
+def _makes(stock: Callable[[], Any], kind: type, *needs: Any) -> type:
+    """What stands for a kind of lock or queue: a rank's program gets one by which its threads can wait for each other."""
+
+    class Made:
+        def __new__(cls) -> Any:
+            return kind(*needs) if has_own_thread() and not is_forked() else stock()
+
+    Made.__name__ = Made.__qualname__ = getattr(stock, "__name__", "")
+    return Made
+
+
+class Lock:
+    """A lock, which a thread of a rank waits for as it does for all else."""
+
+    def __init__(self, threads: RankThreads) -> None:
+        self._lock = _thread.allocate_lock()
+        self._threads = threads
+        self._waiting: deque[Notice] = deque()
+        self.locked = self._lock.locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """See :meth:`threading.Lock.acquire`."""
+        if self._lock.acquire(False):
+            return True
+        if not blocking or acting_crew() is None:
+            return self._lock.acquire(blocking, timeout)
+        told = True
+        while told:
+            notice = self._threads.notice("a lock")
+            self._waiting.append(notice)
+            try:
+                told = self._threads.wait(notice, None if timeout < 0 else timeout)
+            finally:
+                if notice in self._waiting:
+                    self._waiting.remove(notice)
+            if self._lock.acquire(False):
+                return True
+        return False
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """See :meth:`threading.Lock.release`."""
+        self._lock.release()
+        if self._waiting:
+            self._waiting.popleft().release()
+
+    def _at_fork_reinit(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self.locked = self._lock.locked
+        self._waiting.clear()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+    def __repr__(self) -> str:
+        return repr(self._lock)
+
+
+class ReentrantLock(_PythonRLock):
+    """The same for one that its owner may take again."""
+
+    def __init__(self, threads: RankThreads) -> None:
+        super().__init__()
+        self._block = Lock(threads)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle '_thread.RLock' object")
