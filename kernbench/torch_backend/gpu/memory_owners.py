@@ -286,7 +286,7 @@ def _given(frame: FrameType | None) -> ModelInput | None:
     first = None if frame is None else next((each for each in _arguments(frame) if each.dim()), None)
     if frame is None or first is None:
         return None
-    return ModelInput(type(frame.f_locals["self"]).__name__, tuple(map(int, first.shape)))
+    return None if first.is_nested else ModelInput(type(frame.f_locals["self"]).__name__, tuple(map(int, first.shape)))
 
 
 def _stored_size(parameter: torch.Tensor) -> int:
