@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -198,3 +199,32 @@ def test_nothing_is_left(fails: bool) -> None:
     assert not dist.is_initialized()
     with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
         torch.zeros(1, device="cuda")
+
+
+def test_what_ranks_replace_with_mock_is_their_own(ranks: Ranks) -> None:
+    """Attributes of classes and of modules that all ranks share, while the others run, and while they replace the same."""
+    stock = torch.Tensor.backward, torch.nn.functional.relu, torch.nn.Module.extra_repr
+
+    def body() -> Any:
+        rank = dist.get_rank()
+        with (
+            mock.patch.object(torch.Tensor, "backward", autospec=True, side_effect=stock[0]) as backward,
+            mock.patch("torch.nn.functional.relu", wraps=stock[1]) as relu,
+        ):
+            for _ in range(rank + 1):
+                torch.nn.functional.relu(torch.ones(4, requires_grad=True)).sum().backward()
+            dist.barrier()
+            if rank == 1:
+                with mock.patch.object(torch.nn.Module, "extra_repr", lambda self: "another"):
+                    dist.barrier()
+                    mine = repr(torch.nn.Identity())
+            else:
+                dist.barrier()
+                mine = repr(torch.nn.Identity())
+            dist.barrier()
+        dist.barrier()
+        assert (torch.Tensor.backward, torch.nn.functional.relu) == stock[:2]
+        return [backward.call_count, relu.call_count, mine]
+
+    assert ranks(body, 3) == [[1, 1, "Identity()"], [2, 2, "Identity(another)"], [3, 3, "Identity()"]]
+    assert (torch.Tensor.backward, torch.nn.functional.relu, torch.nn.Module.extra_repr) == stock

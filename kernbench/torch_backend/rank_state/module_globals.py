@@ -109,20 +109,25 @@ class _Switched:
 
 
 class _SwitchedClass:
-    """A class whose attributes are switched: those that a rank has set, read off what they were before."""
+    """A class whose attributes are switched: those that a rank has set, read off what they were before.
 
-    __slots__ = ("before", "changes", "cls")
+    Args:
+        names: those that a rank may set; None: all.
+    """
 
-    def __init__(self, cls: type) -> None:
+    __slots__ = ("before", "changes", "cls", "names")
+
+    def __init__(self, cls: type, names: set[str] | None = None) -> None:
         self.cls = cls
+        self.names = names
         self.before = dict(vars(cls))
         self.changes: dict[int | None, dict[str, Any]] = {}
 
     def switch(self, leaving: int | None, entering: int | None) -> None:
         now, before = vars(self.cls), self.before
         mine: dict[str, Any] = {}
-        if now != before:
-            for name in now.keys() | before.keys():
+        if self.names is not None or now != before:
+            for name in now.keys() | before.keys() if self.names is None else self.names:
                 value = now.get(name, MISSING)
                 if value is not before.get(name, MISSING):
                     mine[name] = value
@@ -202,6 +207,31 @@ class ModuleGlobals:
         switched.values[None] = [_fresh(value) for value in switched.initial.values()]
         self._switched.append(switched)
 
+    def part(self, owner: type | ModuleType, name: str) -> None:
+        """A rank is about to replace an attribute, for itself: from now on it is each rank's."""
+        if isinstance(owner, type):
+            known = next((each for each in self._switched_classes if each.cls is owner), None)
+            if known is None:
+                self._switched_classes.append(_SwitchedClass(owner, {name}))
+            elif known.names is not None and name not in known.names:
+                known.names.add(name)
+                known.before[name] = vars(owner).get(name, MISSING)
+        elif type(owner) is ModuleType and owner.__name__ not in self._known:
+            self._known.add(owner.__name__)
+            self._switched.append(_Switched(owner, (name,)))
+        else:
+            for switched in self._switched:
+                if switched.module is owner and type(owner) is not _Watched and name not in switched.names:
+                    self._add(switched, name)
+
+    @staticmethod
+    def _add(switched: _Switched, name: str) -> None:
+        before = vars(switched.module).get(name, MISSING)
+        switched.names.append(name)
+        switched.initial[name] = before
+        for values in switched.values.values():
+            values.append(before)
+
     def _note(self, module: ModuleType, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and sys.modules.get(f"{module.__name__}.{name}") is value:
             self._bound(module, name, value)
@@ -210,11 +240,7 @@ class ModuleGlobals:
             return
         for switched in self._switched:
             if switched.module is module and name not in switched.names:
-                before = vars(module).get(name, MISSING)
-                switched.names.append(name)
-                switched.initial[name] = before
-                for values in switched.values.values():
-                    values.append(before)
+                self._add(switched, name)
 
     def _bound(self, module: ModuleType, name: str, value: ModuleType) -> None:
         """An import binds a submodule once, for whoever imports it: also where somebody has set that name before."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import child_environment, loggers
+from kernbench.torch_backend.rank_state import child_environment, loggers, mocks
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.rank_modules import RankModules
@@ -136,6 +136,7 @@ class ProcessState:
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)
         loggers.install(patches, self._generators, self.modules)
+        mocks.install(patches, self.modules, self._simulation.scheduler.current_rank)
         if self.rank_modules is not None:
             self.rank_modules.open()
         self.modules.open()  # from here on, what is set in a module that it watches is main's
