@@ -20,6 +20,9 @@ from typing import Any
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (Reliance("os._exit", "programs and libraries end the process by it"),)
 
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN,
              signal.SIGTTOU}  # fmt: skip

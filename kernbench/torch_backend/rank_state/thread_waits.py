@@ -32,6 +32,7 @@ _PythonQueue: Any = queue._PySimpleQueue  # type: ignore[attr-defined]
 _Queue: Any = queue.SimpleQueue
 
 RELIES_ON = (
+    Reliance("_thread.allocate_lock", "the interpreter's own lock, whatever `threading.Lock` is"),
     Reliance("threading.Condition", "a wait is composed of these", has=("_release_save", "_acquire_restore", "_is_owned"),
              holds=lambda condition: hasattr(condition(), "_waiters")),
     Reliance("threading._PyRLock", "a reentrant lock is one that it calls `_block`",
