@@ -36,6 +36,10 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 """Number of the system call by which a thread waits for a lock, by machine."""
 
 
+_start, _join = threading.Thread.start, threading.Thread.join
+"""Of Python itself: where ranks run, others stand in for them, by which a program's threads are its ranks'."""
+
+
 class Watchdog:
     """Looks at the carrier that holds the baton now and then.
 
@@ -57,12 +61,12 @@ class Watchdog:
     def watching(self) -> Iterator[None]:
         """Look for the length of a block."""
         thread = threading.Thread(target=self._run, name=WATCHDOG_THREAD, daemon=True)
-        thread.start()
+        _start(thread)
         try:
             yield
         finally:
             self._stop.set()
-            thread.join()
+            _join(thread)
 
     def _run(self) -> None:
         seen: Any = None
