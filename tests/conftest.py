@@ -11,7 +11,14 @@ from typing import Any
 # One thread per test process, of torch and of what tests start: xdist already keeps every core busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
+
+# no test depends on how busy the machine is
+hypothesis.settings.register_profile(
+    "kernbench", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kernbench")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
