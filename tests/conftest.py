@@ -14,12 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-# no test depends on how busy the machine is
-hypothesis.settings.register_profile(
-    "kernbench", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("kernbench")
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -27,6 +21,12 @@ import kernbench
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.topology import TopologyHandle, resolve_topology
 from tests.warm_python import WARM
+
+# no test depends on how busy the machine is
+hypothesis.settings.register_profile(
+    "kernbench", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kernbench")
 
 
 @pytest.fixture
