@@ -253,7 +253,7 @@ def test_several_nodes_need_a_fabric(system_file: Callable[..., Path]) -> None:
 def test_a_world_that_does_not_fit_is_told_what_would(system_file: Callable[..., Path]) -> None:
     graph = resolve_topology("dgx_h100", nodes=2).topology_obj
     graph.require_world(16)
-    with pytest.raises(ConfigError, match=r"world_size 17 .* 2 nodes x 8 SIPs = 16 .* use nodes=3 \(`--nodes 3`\)"):
+    with pytest.raises(ConfigError, match=r"world_size 17 .* 2 nodes x 8 SIPs = 16 .* use nodes=3, which holds 24"):
         graph.require_world(17)
     with pytest.raises(ConfigError, match="give the system `nics` and a `fabric`"):
         resolve_topology(system_file()).topology_obj.require_world(9)
