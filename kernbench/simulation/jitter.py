@@ -117,8 +117,8 @@ class Jitter(Listener):
         return slowest_of(self._folding.stands_for(rank), self._spread)
 
     def sentences(self, size: int) -> Iterator[str]:
-        """What is to be said of a run of ``size`` ranks."""
-        if self._spread:
+        """What is to be said of a run of ``size`` ranks; 0: none was started."""
+        if self._spread and size:
             slowest = slowest_of(size, self._spread) - 1
             text = (
                 f"jitter: the kernels of each rank take {self._spread:.3%} more or less (standard deviation), drawn anew each "

@@ -19,7 +19,7 @@ from kernbench.errors import MemoryAccessError, RaceError
 
 from .access import Access, Piece
 from .batch import Batch
-from .binding import Binding
+from .binding import Binding, program_of
 from .memory import Checks, HostAllocation, registry
 
 
@@ -79,10 +79,15 @@ class AllChecks:
 
 
 class MemoryChecks:
-    """Who wrote which byte during one launch (0: nobody, else the program's number plus one)."""
+    """The writer of each byte during one launch: 0 for none, else the program's number plus one.
+
+    It does not hold the binding, which holds it: in a cycle, a kernel's operands would live on until Python collects it.
+    """
 
     def __init__(self, binding: Binding) -> None:
-        self.binding = binding
+        self._programs = binding.programs
+        self._grid = binding.grid
+        self._ranks = [launch.rank for launch in binding.launches]
         self.writers: dict[int, Tensor] = {}
 
     def _writers(self, allocation: HostAllocation) -> Tensor:
@@ -197,13 +202,12 @@ class MemoryChecks:
     def _ids(self, batch: Batch) -> Tensor:
         linear = np.broadcast_to(batch.ids, batch.lanes).astype(np.int64)
         if batch.rank_index is not None:
-            linear = linear + batch.rank_index * self.binding.programs
+            linear = linear + batch.rank_index * self._programs
         return torch.from_numpy(np.asarray(linear + 1, dtype=np.int32))
 
     def _program(self, writer: int) -> str:
-        rank, linear = divmod(writer - 1, self.binding.programs)
-        name = f"program {self.binding.program_of(linear)}"
-        owner = self.binding.launches[rank].rank
+        launch, linear = divmod(writer - 1, self._programs)
+        name, owner = f"program {program_of(linear, self._grid)}", self._ranks[launch]
         return name if owner is None else f"rank {owner} {name}"
 
     def _race(self, access: Access, allocation: HostAllocation, element: int, one: int, two: int) -> None:

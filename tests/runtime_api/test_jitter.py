@@ -62,6 +62,11 @@ def test_the_slowest_is_the_mean_of_the_largest_draws() -> None:
     assert statistics.fmean(largest) == pytest.approx(slowest_of(16, 0.2), rel=0.01)
 
 
+def test_nothing_is_said_of_the_slowest_where_no_rank_ran() -> None:
+    assert not list(Jitter(0.05, {}, 0).sentences(0))
+    assert "slowest of 2" in next(Jitter(0.05, {}, 0).sentences(2))
+
+
 def test_kernels_take_their_ranks_pace_and_nothing_else_does() -> None:
     even, uneven = operations(), operations(jitter=0.1, stragglers={2: 1.5}, seed=3)
     seen: dict[int, int] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import triton
@@ -44,6 +47,18 @@ def test_disjoint_stores_pass():
     a, b, c = torch.randn(32, 32).half(), torch.randn(32, 32).half(), torch.empty(32, 32)
     swizzled_matmul_kernel[(4,)](a, b, c, 32, 32, 32, BM=16, BN=16, BK=16, GROUP=2)
     torch.testing.assert_close(c, a.float() @ b.float(), atol=1e-3, rtol=1e-3)
+
+
+def test_operands_are_not_held_in_a_cycle():
+    out = torch.zeros(4, dtype=torch.int32)
+    same_word_kernel[(1,)](out)
+    held = weakref.ref(out)
+    gc.disable()
+    try:
+        del out
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_one_program_that_stores_one_word_passes():

@@ -18,6 +18,7 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.groups import Communicator
+from kernbench.simulation.known import keep
 from kernbench.simulation.shadows import allocated, forget
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.placement import block_of, place_shared
@@ -315,6 +316,7 @@ class SymmetricMemory:
 
     def _pad(self, where: torch.device) -> torch.Tensor:
         pad = torch.zeros(self.signal_pad_size // 4, dtype=torch.int32).view(torch.uint32)
+        keep(self.simulation.storages, pad)  # signals steer the program, also where no data is computed
         place_shared(pad, self.devices.memory_at(where))
         self._note(pad, "signal pad")
         return pad
