@@ -27,6 +27,7 @@ from kernbench.torch_backend.features import (
     device_meshes,
     dtensor_random,
     fake_tensors,
+    fsdp_chunks,
     fsdp_profiler,
     loss_parallel,
     remote_calls,
@@ -41,7 +42,7 @@ from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
     attention_sharding, checkpoint_streams, compiled_optimizers, compiling, context_parallel, device_meshes, dtensor_random,
-    fake_tensors, fsdp_profiler, loss_parallel, remote_calls, sharding_of_lists,
+    fake_tensors, fsdp_chunks, fsdp_profiler, loss_parallel, remote_calls, sharding_of_lists,
 )  # fmt: skip
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
