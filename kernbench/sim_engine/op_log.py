@@ -45,6 +45,44 @@ class MemoryRange(NamedTuple):
     name: str = ""
 
 
+class MemoryRanges(Sequence[MemoryRange]):
+    """Ranges of which many lie behind one another, as the cells of a collective do.
+
+    Args:
+        runs: in order, the first range of each run, and how many there are, each behind the one before it.
+    """
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, runs: Sequence[tuple[MemoryRange, int]]) -> None:
+        self._runs = runs
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self._runs)
+
+    @overload
+    def __getitem__(self, at: int) -> MemoryRange: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[MemoryRange, ...]: ...
+    def __getitem__(self, at: int | slice) -> MemoryRange | tuple[MemoryRange, ...]:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        number = at + len(self) if at < 0 else at
+        for first, count in self._runs:
+            if 0 <= number < count:
+                return first._replace(address=first.address + number * first.nbytes)
+            number -= count
+        raise IndexError(at)
+
+    def __iter__(self) -> Iterator[MemoryRange]:
+        for first, count in self._runs:
+            for number in range(count):
+                yield first._replace(address=first.address + number * first.nbytes)
+
+    def __reduce__(self) -> Any:
+        return MemoryRanges, (self._runs,)
+
+
 @dataclass(frozen=True, slots=True)
 class OpRecord:
     """One line of the log. Times are virtual seconds.
