@@ -281,7 +281,7 @@ class LoggedOperations(Sequence[Operation]):
             end[at] = np.nan if op.end is None else op.end
         return Columns([*names], [*kinds], of_title[:, 0], of_title[:, 1], rank, start, end, of_title[:, 2])
 
-    def entries(self) -> Iterator[Row | Operation]:
+    def entries(self) -> Iterator[Any]:
         """All of them as they are kept, rows as rows."""
         self.fold()
         heads, times, by_number, objects = self._heads, self._times, self._by_number, self._objects

@@ -23,12 +23,11 @@ class Cells(Sequence[torch.Tensor]):
         split: makes the parts of a tensor that have so many elements.
     """
 
-    __slots__ = ("_parts", "_split", "count", "size", "whole")
+    __slots__ = ("_parts", "_split", "size", "whole")
 
     def __init__(self, whole: torch.Tensor, size: int, split: Callable[[torch.Tensor, int], Tensors]) -> None:
         self.whole = whole
         self.size = size
-        self.count = whole.numel() // size
         self._split = split
         self._parts: Tensors | None = None
 
@@ -45,7 +44,7 @@ class Cells(Sequence[torch.Tensor]):
         return self._parts
 
     def __len__(self) -> int:
-        return self.count
+        return self.whole.numel() // self.size
 
     @overload
     def __getitem__(self, at: int) -> torch.Tensor: ...

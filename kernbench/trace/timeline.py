@@ -226,15 +226,15 @@ def _host_spans(engine: GraphEngine) -> Iterator[Span]:
     by_rank: dict[int | None, list[Span]] = {}
     for op in engine.op_log.operations.entries():
         if type(op) is tuple:
-            what, who, returned, host = op[0], op[1], op[2], op[6]
+            title, who, returned, host = op[0], op[1], op[2], op[6]
         else:
-            what = who = op
+            title = who = op
             returned, host = op.enqueue, op.host
-        if what.kind in COMPUTE_KINDS or what.kind == "dma":
+        if title.kind in COMPUTE_KINDS or title.kind == "dma":
             returned -= launch.latency  # the device sees it a latency after the call has returned
-        elif what.kind != "collective":
+        elif title.kind != "collective":
             continue
-        span = Span(who.rank, who.sip, HOST, f"launch {what.name}", "launch", returned - host, returned)
+        span = Span(who.rank, who.sip, HOST, f"launch {title.name}", "launch", returned - host, returned)
         by_rank.setdefault(who.rank, []).append(span)
     for rank, begin, end, awaited, sip in engine.op_log.waits:
         what = awaited.name if awaited.kind == "condition" else f"wait for {awaited.name}"
