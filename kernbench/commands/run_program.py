@@ -25,6 +25,7 @@ from kernbench.plugins.manager import default_manager
 from kernbench.runtime_api import launcher
 from kernbench.runtime_api.context import simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
+from kernbench.scheduler.host_effects import settled_heap
 from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
 from kernbench.stand_ins import standing_in
@@ -180,6 +181,7 @@ def run(
             errors = {0: error}
         finally:
             ctx.simulation.scheduler.on_first_failure = None
+        stack.enter_context(settled_heap())  # what has run is not looked through again while it is summed up
         progress.summing_up()
         if live is not None:
             live.summing_up()
@@ -315,7 +317,7 @@ def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
     from kernbench.trace.memory_report import memory_lines
     from kernbench.trace.notes import notes_of
     from kernbench.trace.rank_times import rank_times, traffic
-    from kernbench.trace.report import report_of
+    from kernbench.trace.report import length_of
     from kernbench.trace.timeline import Timeline
 
     times = rank_times(ctx.simulation)
@@ -335,10 +337,10 @@ def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
         cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
         click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
     timeline = Timeline.of(ctx, max_steps=0)
-    report = report_of(timeline.spans)
-    path = ", ".join(f"{name} {took / report.length:.1%}" for name, took in report.path_shares.items() if took)
+    length = length_of(timeline.spans)
+    path = ", ".join(f"{name} {took / length.seconds:.1%}" for name, took in length.shares.items() if took)
     click.echo(
-        f"{report.length * 1e3:.4f} ms in all, 80 % between {report.low * 1e3:.4f} and {report.high * 1e3:.4f}; "
+        f"{length.seconds * 1e3:.4f} ms in all, 80 % between {length.low * 1e3:.4f} and {length.high * 1e3:.4f}; "
         f"critical path: {path or 'empty'}"
     )
     for text in memory_lines(ctx):

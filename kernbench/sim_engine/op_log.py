@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kernbench.errors import ConfigError
 from kernbench.memory.ledger import Ledger
 from kernbench.sim_engine.condition import Condition
@@ -43,6 +46,44 @@ class MemoryRange(NamedTuple):
     nbytes: int
     access: str
     name: str = ""
+
+
+class MemoryRanges(Sequence[MemoryRange]):
+    """Ranges of which many lie behind one another, as the cells of a collective do.
+
+    Args:
+        runs: in order, the first range of each run, and how many there are, each behind the one before it.
+    """
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, runs: Sequence[tuple[MemoryRange, int]]) -> None:
+        self._runs = runs
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self._runs)
+
+    @overload
+    def __getitem__(self, at: int) -> MemoryRange: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[MemoryRange, ...]: ...
+    def __getitem__(self, at: int | slice) -> MemoryRange | tuple[MemoryRange, ...]:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        number = at + len(self) if at < 0 else at
+        for first, count in self._runs:
+            if 0 <= number < count:
+                return first._replace(address=first.address + number * first.nbytes)
+            number -= count
+        raise IndexError(at)
+
+    def __iter__(self) -> Iterator[MemoryRange]:
+        for first, count in self._runs:
+            for number in range(count):
+                yield first._replace(address=first.address + number * first.nbytes)
+
+    def __reduce__(self) -> Any:
+        return MemoryRanges, (self._runs,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +166,36 @@ def as_operation(entry: Any) -> Any:
     return op
 
 
+class Columns(NamedTuple):
+    """What a log's operations have, each a value of an array: for sums over all of them, which need no objects.
+
+    Attributes:
+        names, kinds: in the order in which they are first met.
+        name, kind: of each operation, its place among them.
+        rank: -1 of main's.
+        start, end: virtual seconds, NaN while unknown.
+        nbytes: payload, bytes.
+    """
+
+    names: Sequence[str]
+    kinds: Sequence[str]
+    name: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    nbytes: NDArray[np.int64]
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Whether each has ended."""
+        return ~(np.isnan(self.start) | np.isnan(self.end))
+
+    def is_kind(self, kind: str) -> NDArray[np.bool_]:
+        """Whether each is of a kind."""
+        return self.kind == (self.kinds.index(kind) if kind in self.kinds else -1)
+
+
 FOLD_AT = 4096
 """Entries that a log keeps as they come before it puts them into columns."""
 
@@ -179,6 +250,47 @@ class LoggedOperations(Sequence[Operation]):
             self._objects.pop(number, None)
         self._dropped += count
         return gone
+
+    def columns(self) -> Columns:
+        """All of them as they are now."""
+        self.fold()
+        heads = np.array(self._heads, np.int64).reshape(-1, 2)
+        times = np.array(self._times, np.float64).reshape(-1, 5)
+        names: dict[str, int] = {}
+        kinds: dict[str, int] = {}
+
+        def place(known: dict[str, int], word: str) -> int:
+            return known.setdefault(word, len(known))
+
+        titles = np.zeros((len(self._by_number), 4), np.int64)  # name, kind, bytes of titles; rank of lanes
+        for number, head in enumerate(self._by_number):
+            if type(head) is Title:
+                titles[number, :3] = place(names, head.name), place(kinds, head.kind), head.nbytes
+            else:
+                titles[number, 3] = -1 if head.rank is None else head.rank
+        rows = heads[:, 0] != _OBJECT
+        of_title = np.zeros((len(heads), 3), np.int64)
+        of_title[rows] = titles[heads[rows, 0], :3]
+        rank, start, end = np.full(len(heads), -1), times[:, 1], times[:, 2]
+        rank[rows] = titles[heads[rows, 1], 3]
+        for number, op in self._objects.items():
+            at = number - self._dropped
+            of_title[at] = place(names, op.name), place(kinds, op.kind), op.nbytes
+            rank[at] = -1 if op.rank is None else op.rank
+            start[at] = np.nan if op.start is None else op.start
+            end[at] = np.nan if op.end is None else op.end
+        return Columns([*names], [*kinds], of_title[:, 0], of_title[:, 1], rank, start, end, of_title[:, 2])
+
+    def entries(self) -> Iterator[Any]:
+        """All of them as they are kept, rows as rows."""
+        self.fold()
+        heads, times, by_number, objects = self._heads, self._times, self._by_number, self._objects
+        for at in range(len(heads) // 2):
+            title = heads[2 * at]
+            if title == _OBJECT:
+                yield objects[self._dropped + at]
+            else:
+                yield by_number[title], by_number[heads[2 * at + 1]], *times[5 * at : 5 * at + 5]
 
     def __len__(self) -> int:
         return len(self._heads) // 2 + len(self.recent)

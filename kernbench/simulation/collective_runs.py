@@ -21,6 +21,7 @@ from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.simulation.cells import wholes
 from kernbench.simulation.collective_values import (
     Brought,
     Effect,
@@ -298,14 +299,14 @@ def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]
 
     Raises :class:`KernbenchError` if the program has taken the memory of one away since (``UntypedStorage.resize_``).
     """
-    outputs = [plain(tensor).data for tensor in arrival.outputs]
-    for tensor in (*arrival.inputs, *outputs):
+    for tensor in (*wholes(arrival.inputs), *(plain(tensor).data for tensor in wholes(arrival.outputs))):
         if not tensor.data_ptr() and tensor.numel():
             raise KernbenchError(
                 f"{arrival.signature.op}, which rank {arrival.rank} called at {arrival.location}: the program has taken the "
                 "memory of its tensor away (UntypedStorage.resize_) before it had run, and without waiting for it; on hardware "
                 "it would read or write what is somebody else's by then. Wait for its work first"
             )
+    outputs = [plain(tensor).data for tensor in arrival.outputs]
     if len(outputs) == 1 and len(arrival.inputs) == 1 and arrival.inputs[0] is arrival.outputs[0]:
         return outputs, outputs
     written = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}

@@ -18,6 +18,7 @@ import torch
 
 from kernbench.collective_kinds import KINDS
 from kernbench.simulation.assumptions import fill
+from kernbench.simulation.cells import Cells, wholes
 from kernbench.simulation.known import can_hold, is_unknown, write
 from kernbench.simulation.storages import SMALL_BYTES, StorageTable
 from kernbench.simulation.tensors import plain
@@ -61,6 +62,7 @@ def that_matter(op: str, root: int | None, rank: int, inputs: Sequence[torch.Ten
 
 def brought_by(storages: StorageTable, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Brought:
     """What a member brings: ``inputs`` that matter, and room for ``outputs``."""
+    inputs, outputs = wholes(inputs), wholes(outputs)
     noted = [(stored, tensor) for tensor in inputs if (stored := storages.of(tensor)) is not None]
     return Brought(
         has_bytes=not any(stored.hollow for stored, _ in noted) and can_hold(storages, outputs),
@@ -84,7 +86,7 @@ def note(
 ) -> None:
     """Note with a member's tensors what the collective has done to them."""
     if effect.moved:
-        write(storages, outputs, unknown=effect.unknown)
+        write(storages, wholes(outputs), unknown=effect.unknown)
     else:
         _note_assumed(storages, inputs, outputs, effect.stand_in)
 
@@ -92,11 +94,12 @@ def note(
 def _note_assumed(
     storages: StorageTable, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], value: float | None
 ) -> None:
-    given = {id(tensor) for tensor in inputs}
-    for tensor in outputs:
+    given = {id(tensor) for tensor in wholes(inputs)}
+    nbytes = outputs.nbytes if type(outputs) is Cells else 0  # what is large is large in each cell
+    for tensor in wholes(outputs):
         stored = storages.note(tensor)
         stored.stated, stored.missing = False, None
-        stored.hollow |= tensor.nbytes > SMALL_BYTES
+        stored.hollow |= (nbytes or tensor.nbytes) > SMALL_BYTES
         if stored.hollow:
             stored.stand_in = value
             continue

@@ -20,6 +20,7 @@ from kernbench.collective_kinds import KINDS
 from kernbench.errors import CollectiveMismatchError, KernbenchError
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.interference import NO_LOAD, Load, load
+from kernbench.simulation.cells import elements_of_first, wholes
 from kernbench.simulation.collective_runs import CollectiveRuns
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.history import History
@@ -168,7 +169,7 @@ class Matcher:
         key = (group.ranks, group.environ, signature.op, signature.algorithm, signature.root, signature.dtype, count)
         found = self._loads.get(key)
         if found is None:
-            touched = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
+            touched = sum(tensor.numel() * tensor.element_size() for tensor in (*wholes(inputs), *wholes(outputs)))
             found = self._loads[key] = self._find_load(group, signature, count, touched)
         return found
 
@@ -192,8 +193,9 @@ class Matcher:
     def _count(signature: Signature, tensors: Sequence[torch.Tensor], members: int) -> int:
         """Elements of the work buffer; a barrier passes a token."""
         kind = KINDS[signature.op]
-        each = tensors if kind.coalesced else tensors[:1]
-        return (sum([tensor.numel() for tensor in each]) if each else 1) * kind.chunks(members)
+        if kind.coalesced and tensors:
+            return sum([tensor.numel() for tensor in wholes(tensors)]) * kind.chunks(members)
+        return (elements_of_first(tensors) if tensors else 1) * kind.chunks(members)
 
     def _forget(self, collective: Collective) -> None:
         for kept in (self.pending, self._matched):
@@ -263,7 +265,7 @@ class Matcher:
         if not len(executor):
             return True
         executor.flush(self.engine.now)
-        tensors = (tensor for arrival in arrivals for tensor in (*arrival.inputs, *arrival.outputs))
+        tensors = (tensor for arrival in arrivals for tensor in (*wholes(arrival.inputs), *wholes(arrival.outputs)))
         return not executor.touches_any(id(storage_of(tensor)) for tensor in tensors)
 
     def _start(self, collective: Collective) -> None:

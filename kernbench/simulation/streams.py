@@ -10,6 +10,8 @@ from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.sim_engine.op_log import MemoryRanges
+from kernbench.simulation.cells import Cells, wholes
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.listening import Stages
 from kernbench.simulation.storages import StorageTable, Stored
@@ -108,6 +110,13 @@ class Streams:
         stored.last = op
         return stored.operand(tensor, access)
 
+    def _touch_all(self, op: Operation, tensors: Sequence[torch.Tensor], host: Host, access: str) -> Any:
+        """The ranges of tensors, each with how often it is repeated behind itself."""
+        if type(tensors) is not Cells:
+            return [(self._touch(op, tensor, host, access), 1) for tensor in tensors]
+        whole = self._touch(op, tensors.whole, host, access)
+        return [(whole._replace(nbytes=tensors.nbytes), len(tensors))]
+
     def post(self, host: Host, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
         """An operation of this rank on ``stream`` that passes ``payload`` to others. It starts when they have come, and its
         values are to come; the host pays the launch."""
@@ -123,7 +132,7 @@ class Streams:
         op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
         op.host = spent
         nbytes = 0
-        for tensor in payload:
+        for tensor in wholes(payload):
             nbytes += tensor.numel() * tensor.element_size()
         op.nbytes = nbytes
         op.executed = False
@@ -143,6 +152,10 @@ class Streams:
             stored = self._storages.adopt(inputs[0], host)
             stored.last = op
             op.operands = stored.operands_in_place(inputs[0])
+        elif type(inputs) is Cells or type(outputs) is Cells:
+            op.operands = MemoryRanges(
+                [*self._touch_all(op, inputs, host, "r"), *self._touch_all(op, outputs, host, "w")]
+            )
         else:
             written = {id(tensor) for tensor in outputs}
             read = {id(tensor) for tensor in inputs}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
+
 from kernbench.simulation.simulation import Simulation
-from kernbench.trace.summary import Interval, uncovered
+from kernbench.trace.summary import uncovered
+from kernbench.trace.unions import union
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,17 @@ class Traffic:
 
 def rank_times(simulation: Simulation) -> list[RankTime]:
     """One line per rank of the last spawn."""
-    compute: dict[int, list[Interval]] = defaultdict(list)
-    communication: dict[int, list[Interval]] = defaultdict(list)
-    latest: dict[int, float] = defaultdict(float)
-    for op in simulation.engine.op_log.operations:
-        if op.rank is None or op.start is None or op.end is None:
-            continue
-        (communication if op.kind == "collective" else compute)[op.rank].append((op.start, op.end))
-        if op.end > op.start:
-            latest[op.rank] = max(latest[op.rank], op.end)
+    log = simulation.engine.op_log.operations.columns()
+    communicates, ended = log.is_kind("collective"), log.ended
     lines = []
     for rank, state in sorted(simulation.hosts.of_rank.items()):
-        total = max(state.clock, latest[rank])
-        computing, communicating = uncovered((compute[rank], communication[rank]))
+        mine = ended & (log.rank == rank)
+        took = mine & (log.end > log.start)
+        total = max(state.clock, float(log.end[took].max(initial=0.0)))
+        compute, communication = (
+            union(log.start[which], log.end[which]) for which in (mine & ~communicates, mine & communicates)
+        )
+        computing, communicating = uncovered((compute, communication))
         rest = max(total - computing - communicating, 0.0)
         host = min(rest, state.busy)
         lines.append(RankTime(rank, total, computing, communicating, host, rest - host))
@@ -60,10 +60,10 @@ def rank_times(simulation: Simulation) -> list[RankTime]:
 
 def traffic(simulation: Simulation) -> list[Traffic]:
     """Calls and bytes by collective, largest first."""
-    calls: dict[str, int] = defaultdict(int)
-    nbytes: dict[str, int] = defaultdict(int)
-    for op in simulation.engine.op_log.operations:
-        if op.kind == "collective":
-            calls[op.name] += 1
-            nbytes[op.name] += op.nbytes
-    return sorted((Traffic(name, calls[name], nbytes[name]) for name in calls), key=lambda t: (-t.nbytes, t.name))
+    log = simulation.engine.op_log.operations.columns()
+    which = log.is_kind("collective")
+    found = []
+    for name in np.unique(log.name[which]).tolist():
+        passed = log.nbytes[which & (log.name == name)]
+        found.append(Traffic(log.names[name], len(passed), int(passed.sum())))
+    return sorted(found, key=lambda t: (-t.nbytes, t.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernbench.cost.estimate import total
 from kernbench.trace.critical import PathStep, collective_of, critical_path, kind_of, path_total
@@ -37,6 +37,37 @@ class NameTime:
     waited: float = 0.0
 
 
+class Length(NamedTuple):
+    """How long it all took. Seconds.
+
+    Attributes:
+        seconds: from the beginning to the end of it all.
+        low, high: its interval, by the operations of the critical path.
+        path: the critical path.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    path: tuple[PathStep, ...]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Seconds of the critical path by what they were spent on."""
+        shares: dict[str, float] = dict.fromkeys(("compute", "communication", "copy", "host", "gap"), 0.0)
+        for step in self.path:
+            shares[step.kind] += step.seconds
+        return shares
+
+
+def length_of(spans: Sequence[Span]) -> Length:
+    """How long spans took."""
+    end = max((span.end for span in spans), default=0.0)
+    path = tuple(critical_path(spans))
+    seconds, low, high = path_total(path)
+    return Length(end, end - (seconds - low), end + (high - seconds), path)
+
+
 @dataclass(frozen=True)
 class TraceReport:
     """The figures of one trace. Seconds.
@@ -61,10 +92,7 @@ class TraceReport:
     @property
     def path_shares(self) -> dict[str, float]:
         """Seconds of the critical path by what they were spent on."""
-        shares: dict[str, float] = dict.fromkeys(("compute", "communication", "copy", "host", "gap"), 0.0)
-        for step in self.path:
-            shares[step.kind] += step.seconds
-        return shares
+        return Length(self.length, self.low, self.high, self.path).shares
 
     def as_data(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -92,19 +120,17 @@ class TraceReport:
 
 def report_of(spans: Sequence[Span]) -> TraceReport:
     """Sum up spans."""
-    end = max((span.end for span in spans), default=0.0)
-    path = tuple(critical_path(spans))
-    seconds, low, high = path_total(path)
+    length = length_of(spans)
     ran = [span for span in spans if span.track != HOST and kind_of(span) != "communication"]
     calls: Mapping[Any, list[Span]] = _grouped(spans, "collective")
     return TraceReport(
-        length=end,
-        low=end - (seconds - low),
-        high=end + (high - seconds),
-        ranks=tuple(rank_summaries(spans, (0.0, end))),
+        length=length.seconds,
+        low=length.low,
+        high=length.high,
+        ranks=tuple(rank_summaries(spans, (0.0, length.seconds))),
         kernels=_by_name((span.name, kind_of(span), span.seconds, span.interval, span.nbytes, 0.0) for span in ran),
         collectives=_by_name(_call(members) for members in calls.values()),
-        path=path,
+        path=length.path,
     )
 
 

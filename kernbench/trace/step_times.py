@@ -7,7 +7,7 @@ up to the run, a step includes what the program does between it and the step bef
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -15,10 +15,12 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from kernbench.sim_engine.op_log import Columns
 from kernbench.simulation.accounts import Account, Flops
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StepEnd
 from kernbench.topology.device import DeviceSpec
+from kernbench.trace.unions import merged
 
 TOLERANCE = 1e-3
 """Steps are called equal if the longest of them is at most this share longer than the shortest."""
@@ -191,7 +193,7 @@ def _on_ranks(simulation: Simulation, ends: Mapping[int, Sequence[StepEnd]], cou
 def _not_counted(simulation: Simulation) -> list[str]:
     """What multiplies matrices, maybe, and is in no count of FLOPs."""
     notes = []
-    kernels = sum(op.kind == "kernel" for op in simulation.engine.op_log.operations)
+    kernels = int(simulation.engine.op_log.operations.columns().is_kind("kernel").sum())
     if kernels:
         notes.append(
             f"{kernels} launches of Triton kernels are not in the FLOPs, unless an operator with a formula made them"
@@ -212,17 +214,15 @@ Shares = tuple[float | None, float | None, float | None]
 def _shares(simulation: Simulation, weights: Mapping[int, int], boundaries: Sequence[float]) -> list[Shares]:
     """Compute, communication and idle of each step, averaged over ranks."""
     log = simulation.engine.op_log
-    computing: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    communicating: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for op in log.operations:
-        if op.rank is not None and op.start is not None and op.end is not None and op.end > op.start:
-            (communicating if op.kind == "collective" else computing)[op.rank].append((op.start, op.end))
+    known = log.operations.columns()
+    ran, communicates = known.end > known.start, known.is_kind("collective")
     moments = np.asarray(boundaries)
     length = np.diff(moments)
     compute, covered = np.zeros(len(length)), np.zeros(len(length))
     for rank, often in weights.items():
-        compute += often * np.diff(_covered_before(computing[rank], moments))
-        covered += often * np.diff(_covered_before([*computing[rank], *communicating[rank]], moments))
+        mine = ran & (known.rank == rank)
+        compute += often * np.diff(_covered_before(known, mine & ~communicates, moments))
+        covered += often * np.diff(_covered_before(known, mine, moments))
     shares: list[Shares] = []
     for index, seconds in enumerate(length.tolist()):
         if boundaries[index] < log.begin or seconds <= 0:
@@ -233,14 +233,11 @@ def _shares(simulation: Simulation, weights: Mapping[int, int], boundaries: Sequ
     return shares
 
 
-def _covered_before(intervals: Sequence[tuple[float, float]], moments: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds before each of some moments in which at least one interval is under way."""
-    if not intervals:
+def _covered_before(log: Columns, which: NDArray[np.bool_], moments: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds before each of some moments in which at least one of some operations is under way."""
+    if not which.any():
         return np.zeros(len(moments))
-    begins, ends = np.asarray(sorted(intervals)).T
-    reach = np.maximum.accumulate(ends)
-    first = np.concatenate([[True], begins[1:] > reach[:-1]])  # of those that overlap
-    starts, stops = begins[first], reach[np.concatenate([first[1:], [True]])]
+    starts, stops = merged(log.start[which], log.end[which])
     before = np.concatenate([[0.0], np.cumsum(stops - starts)])
     at = np.searchsorted(starts, moments, side="right")
     inside = np.where(at > 0, np.minimum(moments, stops[np.maximum(at - 1, 0)]) - starts[np.maximum(at - 1, 0)], 0.0)

@@ -11,8 +11,7 @@ import numpy as np
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.memory.ledger import Ledger, category_of
 from kernbench.sim_engine.engine import GraphEngine
-from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.op_log import CollectiveTrace, LoggedOperations
 from kernbench.topology import Topology
 
 COMPUTE_KINDS = frozenset({"kernel", "gemm", "attention", "math"})
@@ -148,7 +147,7 @@ class Timeline:
             messages=tuple(messages),
             steps_left_out=left_out,
             collectives_left_out=collectives_left_out,
-            unfinished=sum(op.end is None for op in log.operations),
+            unfinished=int(np.isnan(log.operations.columns().end).sum()),
             dropped=log.note,
             ledgers=tuple(log.ledgers),
             unmodelled=() if isinstance(source, GraphEngine) else source.op_costs.unmodelled.sentences,
@@ -205,9 +204,16 @@ def engine_of(source: HasEngine | GraphEngine) -> GraphEngine:
     return source if isinstance(source, GraphEngine) else source.engine
 
 
-def _stream_spans(operations: Sequence[Operation]) -> Iterator[Span]:
-    for op in operations:
-        if op.start is not None and op.end is not None:
+def _stream_spans(operations: LoggedOperations) -> Iterator[Span]:
+    for op in operations.entries():
+        if type(op) is tuple:
+            title, lane, _, start, end, modelled, _ = op
+            took, (below, above) = end - start, title.spread
+            yield Span(
+                lane.rank, lane.sip, lane.stream, title.name, title.kind, start, end, title.nbytes, {},
+                (took - below * modelled, took + above * modelled),
+            )  # fmt: skip
+        elif op.start is not None and op.end is not None:
             yield Span(
                 op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}),
                 op.interval,
@@ -218,15 +224,18 @@ def _host_spans(engine: GraphEngine) -> Iterator[Span]:
     """What each host did: launches, which the cost of a launch tells from the time of enqueueing, and waits."""
     launch = engine.topology.device.launch
     by_rank: dict[int | None, list[Span]] = {}
-    for op in engine.op_log.operations:
-        if op.kind in COMPUTE_KINDS or op.kind == "dma":
-            returned = op.enqueue - launch.latency  # the device sees it a latency after the call has returned
-        elif op.kind == "collective":
-            returned = op.enqueue
+    for op in engine.op_log.operations.entries():
+        if type(op) is tuple:
+            title, who, returned, host = op[0], op[1], op[2], op[6]
         else:
+            title = who = op
+            returned, host = op.enqueue, op.host
+        if title.kind in COMPUTE_KINDS or title.kind == "dma":
+            returned -= launch.latency  # the device sees it a latency after the call has returned
+        elif title.kind != "collective":
             continue
-        span = Span(op.rank, op.sip, HOST, f"launch {op.name}", "launch", returned - op.host, returned)
-        by_rank.setdefault(op.rank, []).append(span)
+        span = Span(who.rank, who.sip, HOST, f"launch {title.name}", "launch", returned - host, returned)
+        by_rank.setdefault(who.rank, []).append(span)
     for rank, begin, end, awaited, sip in engine.op_log.waits:
         what = awaited.name if awaited.kind == "condition" else f"wait for {awaited.name}"
         by_rank.setdefault(rank, []).append(Span(rank, sip, HOST, what, "wait", begin, end))

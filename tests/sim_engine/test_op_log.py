@@ -62,3 +62,17 @@ def test_waits_alone_are_bounded_too():
 def test_a_limit_is_a_positive_number():
     with pytest.raises(ConfigError, match="log_limit 0"), kernbench.simulate(log_limit=0):
         pass
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_columns_say_what_the_operations_do(limit):
+    operations = run(100, log_limit=limit).engine.op_log.operations
+    log = operations.columns()
+    assert [
+        (log.names[name], log.kinds[kind], rank, start, end, nbytes)
+        for name, kind, rank, start, end, nbytes in zip(
+            *(column.tolist() for column in (log.name, log.kind, log.rank, log.start, log.end, log.nbytes)), strict=True
+        )
+    ] == [(op.name, op.kind, -1 if op.rank is None else op.rank, op.start, op.end, op.nbytes) for op in operations]
+    assert log.is_kind("collective").sum() == sum(op.kind == "collective" for op in operations)
+    assert log.ended.all()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import KernbenchError
+from kernbench.simulation.cells import Cells, wholes
 from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
@@ -60,7 +61,7 @@ def parts_of(inputs: Tensors, outputs: Tensors) -> list[tuple[Tensors, Tensors]]
 
     None for other tensors. Raises :class:`KernbenchError` if only some are of such a class, or hold others than the first.
     """
-    tensors: tuple[Any, ...] = (*inputs, *outputs)
+    tensors: tuple[Any, ...] = (*wholes(inputs), *wholes(outputs))
     if not any(type(tensor) not in PLAIN and _holds_others(type(tensor)) for tensor in tensors):
         return None
     held = [tensor.__tensor_flatten__()[0] if _holds_others(type(tensor)) else [] for tensor in tensors]
@@ -79,6 +80,20 @@ def _holds_others(cls: type) -> bool:
         and not cls.__module__.startswith("torch.distributed.")
         and not is_described(cls)
     )
+
+
+def cells_of(tensor: torch.Tensor, size: int) -> Tensors:
+    """The parts of a flat tensor that have ``size`` elements each."""
+    if type(tensor) not in PLAIN:
+        return tensor.split(size)
+    # the host is charged for cutting it as if the parts were made here, which is one view
+    return Cells(tensor.split(tensor.numel())[0], size, _parts)
+
+
+def _parts(tensor: torch.Tensor, size: int) -> Tensors:
+    """Parts of a tensor, which are no operations of the program."""
+    with plain_torch(), torch.no_grad():
+        return tensor.split(size)
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

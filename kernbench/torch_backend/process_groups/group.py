@@ -19,7 +19,14 @@ from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.tensors import plain
 from kernbench.torch_backend.process_groups import monitored_barrier
-from kernbench.torch_backend.process_groups.arguments import Tensors, one_tensor, reduction_of, root_of, tensor_list
+from kernbench.torch_backend.process_groups.arguments import (
+    Tensors,
+    cells_of,
+    one_tensor,
+    reduction_of,
+    root_of,
+    tensor_list,
+)
 from kernbench.torch_backend.process_groups.dispatched import any_reduction, as_lists, as_sizes, as_tensors, dispatched
 from kernbench.torch_backend.process_groups.group_class import GroupClass
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
@@ -114,7 +121,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
                 f"{input.numel()}"
             )
-        cells = output.view(-1).split(input.numel()) if input.numel() else [output] * self.size()
+        cells = cells_of(output.view(-1), input.numel()) if input.numel() else [output] * self.size()
         work = self._post("all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype)
         work.tensors = (output,)
         return work
@@ -187,7 +194,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
                 f"{output.numel()}"
             )
-        cells = input.reshape(-1).split(output.numel()) if output.numel() else [input] * self.size()
+        cells = cells_of(input.reshape(-1), output.numel()) if output.numel() else [input] * self.size()
         return self._post(
             "reduce_scatter", cells, (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
             reduction=reduction_of(opts, output.dtype), given=(input,),

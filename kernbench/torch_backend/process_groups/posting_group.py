@@ -18,6 +18,7 @@ from kernbench.errors import KernbenchError
 from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.capture_effects import keep
+from kernbench.simulation.cells import wholes
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
@@ -256,11 +257,12 @@ class PostingGroup(STOCK):
         if parts is not None:
             apart = partial(self._post, shape=shape, reduction=reduction, root=root, splits=splits, algorithm=algorithm)
             return self._joined([apart(op, given, got, opts, dtype=(*given, *got)[0].dtype) for given, got in parts])
-        for tensor in outputs:
+        held = (*wholes(inputs), *wholes(outputs))
+        for tensor in wholes(outputs):
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
         if self.backend_name != "gloo":
-            require_contiguous(op, (*inputs, *outputs))
+            require_contiguous(op, held)
         signature = Signature(
             op,
             shape,
@@ -282,10 +284,10 @@ class PostingGroup(STOCK):
         if not self._seen:
             self._look_at_device(op, opts, summands, outputs)
         if host.uses_gpu and self.backend_name == "nccl" and host.phase % PHASES != BACKWARD:
-            _require_gpu(op, (*inputs, *outputs))
+            _require_gpu(op, held)
         graph = host.capture
         if graph is not None:
-            keep(host, outputs)
+            keep(host, wholes(outputs))
         operation = self.matcher.post(self.communicator, signature, summands, outputs, splits=splits, given=given)
         self._limit(operation, None if opts is None else timeout_of(opts))
         work = self._work(operation, outputs)
@@ -302,9 +304,10 @@ class PostingGroup(STOCK):
 
     def _count_memory(self, inputs: Tensors, outputs: Tensors) -> None:
         """Note what takes part, and (once) the buffers that the library makes when a group first communicates on GPUs."""
-        claim_communication((*inputs, *outputs))
+        tensors = (*wholes(inputs), *wholes(outputs))
+        claim_communication(tensors)
         if not self._connected and self.communicator.size > 1:
-            block = next(filter(None, map(block_of, (*inputs, *outputs))), None)
+            block = next(filter(None, map(block_of, tensors)), None)
             if block is not None:
                 self._connected = True
                 block.owner.connect()
@@ -314,7 +317,7 @@ class PostingGroup(STOCK):
 
         Raises :class:`KernbenchError` if another member uses the same GPU.
         """
-        tensors = (*inputs, *outputs)
+        tensors = (*wholes(inputs), *wholes(outputs))
         block = next(filter(None, map(block_of, tensors)), None)
         if block is not None:
             sip = block.memory.sip
@@ -349,10 +352,10 @@ class PostingGroup(STOCK):
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> Work:
         memory = self._device.collective_memory
         if memory is not None:
-            for tensor in tensors:
+            for tensor in wholes(tensors):
                 place(tensor, memory)
         on_stream = False
-        for tensor in tensors:
+        for tensor in wholes(tensors):
             if block_of(tensor) is not None:
                 on_stream = True
                 break

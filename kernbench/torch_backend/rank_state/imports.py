@@ -27,10 +27,12 @@ from kernbench.torch_backend.features import (
     device_meshes,
     dtensor_random,
     fake_tensors,
+    fsdp_chunks,
     fsdp_profiler,
     loss_parallel,
     remote_calls,
     sharding_of_lists,
+    shared_shardings,
 )
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.marked_source import with_marks
@@ -41,10 +43,17 @@ from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 _PLAIN = (
     attention_sharding, checkpoint_streams, compiled_optimizers, compiling, context_parallel, device_meshes, dtensor_random,
-    fake_tensors, fsdp_profiler, loss_parallel, remote_calls, sharding_of_lists,
+    fake_tensors, fsdp_chunks, fsdp_profiler, loss_parallel, remote_calls,
 )  # fmt: skip
 
+
+def _install_propagation(patches: Patches, module: ModuleType) -> None:
+    sharding_of_lists.install(patches, module)
+    shared_shardings.install(patches, module)
+
+
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
+    sharding_of_lists.MODULE: _install_propagation,
     symmetric_memory.MODULE: symmetric_memory.install_module,
     described_gpu.INTERFACE: described_gpu.install_interface,
     described_gpu.CODE_CACHE: described_gpu.install_keys,
