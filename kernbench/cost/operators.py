@@ -387,7 +387,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     # what FSDP copies in and out: a copy of where everything is, and one kernel; the host looks after the unit's parameters
     (
-        "_chunk_cat fsdp::chunk_cat split_with_sizes_copy fsdp::split_with_sizes_copy",
+        "_chunk_cat fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype split_with_sizes_copy fsdp::split_with_sizes_copy",
         _moves("copy", _read_as_written, launches=2, bookkeeping=1.0),
     ),
     ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),

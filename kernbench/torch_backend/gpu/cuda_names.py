@@ -21,7 +21,7 @@ from kernbench.torch_backend.gpu.inventory import bus_of, capability_of
 from kernbench.torch_backend.gpu.versions import nccl_version
 from kernbench.torch_backend.gpu.visible import uuid_of
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.relies_on import Reliance
+from kernbench.torch_backend.relies_on import Reliance, fit
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
@@ -344,10 +344,14 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch._C", torch._C, ACCELERATOR_IN_C),
 )
 
-RELIES_ON = tuple(
-    Reliance(name, "programs for GPUs call these names, which are answered here", has=tuple(table))
-    for name, _, table in _TABLES
-)
+_IN_C = {**ACCELERATOR_IN_C, **OF_A_BUILD}
+
+RELIES_ON = (
+    *(Reliance(name, "programs for GPUs call these names, which are answered here", has=tuple(table))
+      for name, _, table in _TABLES),
+    *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit(_IN_C))
+      for name in ("torch.cuda", "torch.cuda.streams", "torch.cuda.random", "torch.cuda.tunable", "torch.accelerator")),
+)  # fmt: skip
 
 
 def install(patches: Patches) -> None:
