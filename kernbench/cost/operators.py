@@ -363,6 +363,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _has_same_storage_numel is_set_to is_coalesced _coalesced_ sparse_dim dense_dim _nnz squeeze_ unsqueeze_
         transpose_ t_ as_strided_ _fused_sdp_choice _assert_tensor_metadata _assert_async _functional_assert_async
         sym_constrain_range sym_constrain_range_for_size _make_dep_token fsdp::set_ inductor::resize_storage_bytes_
+        fsdp::record_grad_output_stream
         inductor::_reinterpret_tensor inductor::_alloc_from_pool _nested_tensor_size _nested_tensor_strides
         _nested_tensor_storage_offsets""",
         _METADATA,

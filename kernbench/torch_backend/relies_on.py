@@ -12,9 +12,11 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
@@ -85,6 +87,17 @@ class Reliance:
 
 
 _PY_TPFLAGS_BASETYPE = 1 << 10  # Include/object.h
+
+
+@contextmanager
+def _imports_log_nothing() -> Iterator[None]:
+    """Parts of torch that a run does not import say at their import, without a GPU, that a build for CUDA finds no CUDA."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def find(name: str) -> Any:
@@ -176,8 +189,9 @@ def reliances() -> dict[str, tuple[Reliance, ...]]:
 
 def broken_names() -> tuple[list[str], int]:
     """What of the list is not so in the torch that is installed, by name, and the length of the list."""
-    every = [each for of_module in reliances().values() for each in of_module]
-    return [each.name for each in every if each.broken()], len(every)
+    with _imports_log_nothing():
+        every = [each for of_module in reliances().values() for each in of_module]
+        return [each.name for each in every if each.broken()], len(every)
 
 
 def warning() -> str:
@@ -199,10 +213,13 @@ def main() -> int:
     """Print the list; 1 if something is broken, else 0."""
     broken = total = 0
     print(f"torch {installed('torch')}, Python {sys.version.partition(' ')[0]}")
-    for module, of_module in reliances().items():
+    with _imports_log_nothing():
+        looked_up = [
+            (module, [(each, each.broken()) for each in of_module]) for module, of_module in reliances().items()
+        ]
+    for module, of_module in looked_up:
         print(f"\n{module}")
-        for reliance in of_module:
-            wrong = reliance.broken()
+        for reliance, wrong in of_module:
             broken, total = broken + bool(wrong), total + 1
             unasked = reliance.unasked()
             print(f"  {'BROKEN' if wrong else '-     ' if unasked else 'ok    '} {reliance.name}: {reliance.why}")

@@ -56,6 +56,12 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
     return torch.device("cuda") if not check_available or is_available() else None
 
 
+def is_acceptable(tensor: torch.Tensor) -> bool:
+    """``torch.backends.cudnn.is_acceptable``, of a torch with cuDNN: one without warns of every recurrent layer."""
+    cudnn = torch.backends.cudnn
+    return bool(cudnn.enabled and tensor.device.type == "cuda" and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES)
+
+
 # -- which GPU, and what it is -----------------------------------------------------------------------------------------
 
 
@@ -340,6 +346,7 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         each_its_own({"start": nothing, "stop": nothing}, CUDA, ACCELERATOR_IN_C),
     ),
     ("torch.cuda.nvtx", torch.cuda.nvtx, NVTX),
+    ("torch.backends.cudnn", torch.backends.cudnn, {"is_acceptable": is_acceptable}),
     ("torch.accelerator", torch.accelerator, ACCELERATOR),
     ("torch._C", torch._C, ACCELERATOR_IN_C),
 )
