@@ -94,8 +94,9 @@ $(TRITON_VERSIONS:%=.venv-triton-%/.tested): .venv-triton-%/.tested: .venv-trito
 	.venv-triton-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/triton_engine tests/kernels \
 	  tests/commands/test_command_line.py $(ARGS)
 
-# Two versions of torch are supported; each brings its own Triton. PyPI's builds are for CUDA: 5.5 GB each, installed.
-TORCH_VERSIONS ?= 2.13.0 2.14.1
+# Each release of torch brings its own Triton. PyPI's builds are for CUDA: 5.5 GB each, installed. Which are tested is said in
+# kernbench/version.py, and tests/house holds these lists to it.
+TORCH_VERSIONS ?= 2.13.0 2.14.1 2.15.0
 
 test-torch-matrix: $(TORCH_VERSIONS:%=.venv-torch-%/.tested)  ## what touches torch, on every supported torch
 
@@ -108,7 +109,8 @@ test-torch-matrix: $(TORCH_VERSIONS:%=.venv-torch-%/.tested)  ## what touches to
 .PHONY: $(TORCH_VERSIONS:%=.venv-torch-%/.tested)
 $(TORCH_VERSIONS:%=.venv-torch-%/.tested): .venv-torch-%/.tested: .venv-torch-%/.installed
 	.venv-torch-$*/bin/python -W ignore -m kernbench.torch_backend.relies_on
-	.venv-torch-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/torch_backend tests/testing tests/parity $(ARGS)
+	.venv-torch-$*/bin/python -m pytest -n $(JOBS) --dist worksteal tests/torch_backend tests/testing tests/parity \
+	  tests/commands/test_command_line.py $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache build dist

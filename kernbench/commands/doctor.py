@@ -23,6 +23,7 @@ from kernbench.plugins.command import PluginCommand
 from kernbench.plugins.manager import default_manager
 from kernbench.plugins.problems import reason
 from kernbench.scheduler import host_effects
+from kernbench.version import TESTED, installed, is_beyond_tested, numbers
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
@@ -32,7 +33,6 @@ VARIABLES = (
 )  # fmt: skip
 """Environment variables that mean something."""
 
-_OLDEST_PYTHON = (3, 10)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|<|>|~=)\s*([0-9][^,\s]*)\s*")
 
@@ -96,8 +96,13 @@ def examine() -> Iterator[Finding]:
 
 def _python() -> Iterator[Finding]:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < _OLDEST_PYTHON:
-        yield Finding(FAIL, "Python", text, f"install Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer")
+    oldest, newest = TESTED["Python"][0], TESTED["Python"][-1]
+    if sys.version_info < numbers(oldest):
+        yield Finding(FAIL, "Python", text, f"install Python {oldest} or newer")
+    elif is_beyond_tested("Python", platform.python_version()):
+        yield Finding(
+            NOTE, "Python", text, f"newer than the newest that is tested ({newest}): if something fails, use that one"
+        )
     elif platform.system() != "Linux":
         yield Finding(NOTE, "Python", text, "Triton exists for Linux only: everything but its kernels works here")
     else:
@@ -146,16 +151,17 @@ def _requirements() -> Iterator[Finding]:
         extra = re.search(r"extra\s*==\s*['\"](\w+)['\"]", marker)
         if "Linux" in marker and platform.system() != "Linux":
             continue
-        try:
-            have = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            have = ""
+        have = installed(name)
         if extra is None:
             install = f"pip install '{name}{wanted}'"
             if not have:
                 yield Finding(FAIL, name, f"is not installed, needed: {wanted or 'any version'}", install)
             elif not satisfies(have, wanted):
                 yield Finding(FAIL, name, f"{have}, needed: {wanted}", install)
+            elif name in TESTED and is_beyond_tested(name, have):
+                yield Finding(
+                    NOTE, name, f"{have}, newer than the newest that is tested: {TESTED[name][-1]}", _beyond(name)
+                )
             else:
                 yield Finding(OK, name, have)
         elif extra[1] != "dev" and (not have or not satisfies(have, wanted)):
@@ -166,6 +172,18 @@ def _requirements() -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _beyond(name: str) -> str:
+    """What to do with a release that is newer than the tested ones."""
+    if name != "torch":
+        return f"if something fails: pip install '{name}=={TESTED[name][-1]}'"
+    from kernbench.torch_backend import relies_on
+
+    return (
+        relies_on.warning()
+        or "all that is relied on in it is as it must be (python -m kernbench.torch_backend.relies_on)"
+    )
+
+
 def parse_requirement(line: str) -> tuple[str, str, str]:
     """``"torch<2.14,>=2.13; marker"`` as name, versions and marker."""
     match = _REQUIREMENT.fullmatch(line.strip())
@@ -174,14 +192,14 @@ def parse_requirement(line: str) -> tuple[str, str, str]:
 
 def satisfies(version: str, wanted: str) -> bool:
     """Whether a version meets conditions such as ``>=2.13,<2.14``, by its numbers alone."""
-    have = _numbers(version)
+    have = numbers(version)
     for condition in wanted.split(","):
         match = _CONDITION.fullmatch(condition)
         if match is None:
             continue
-        sign, limit = match[1], _numbers(match[2])
+        sign, limit = match[1], numbers(match[2])
         length = max(len(have), len(limit))
-        mine, other = (numbers + (0,) * (length - len(numbers)) for numbers in (have, limit))
+        mine, other = (each + (0,) * (length - len(each)) for each in (have, limit))
         good = {
             ">=": mine >= other, "<=": mine <= other, "==": mine == other, "!=": mine != other, "<": mine < other,
             ">": mine > other, "~=": mine >= other and have[: len(limit) - 1] == limit[:-1],
@@ -189,11 +207,6 @@ def satisfies(version: str, wanted: str) -> bool:
         if not good:
             return False
     return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _imports() -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from kernbench.errors import ConfigError, OutputError
 from kernbench.order import check_findings_path, write_findings
 from kernbench.output_files import require_place
 from kernbench.plugins.manager import default_manager
+from kernbench.processes.gate import INHERITED
 from kernbench.runtime_api import launcher
 from kernbench.runtime_api.context import simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
@@ -30,6 +31,7 @@ from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
 from kernbench.stand_ins import standing_in
 from kernbench.topology import resolve_topology
+from kernbench.torch_backend import relies_on
 from kernbench.trace import check_trace_path, write_trace
 
 if TYPE_CHECKING:
@@ -79,6 +81,10 @@ def run(
     A signal ends the program; what was asked for is written, up to there, and the exit code is a shell's for that signal.
     """
     os.environ[TRACEBACK] = traceback
+    if INHERITED not in os.environ and (
+        differs := relies_on.warning()
+    ):  # a run beside another one does not say it again
+        click.echo(f"kernbench: {differs}", err=True)
     if trace is not None:
         check_trace_path(trace)
     if races_output is not None:

@@ -363,6 +363,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _has_same_storage_numel is_set_to is_coalesced _coalesced_ sparse_dim dense_dim _nnz squeeze_ unsqueeze_
         transpose_ t_ as_strided_ _fused_sdp_choice _assert_tensor_metadata _assert_async _functional_assert_async
         sym_constrain_range sym_constrain_range_for_size _make_dep_token fsdp::set_ inductor::resize_storage_bytes_
+        fsdp::record_grad_output_stream
         inductor::_reinterpret_tensor inductor::_alloc_from_pool _nested_tensor_size _nested_tensor_strides
         _nested_tensor_storage_offsets""",
         _METADATA,
@@ -387,7 +388,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     # what FSDP copies in and out: a copy of where everything is, and one kernel; the host looks after the unit's parameters
     (
-        "_chunk_cat fsdp::chunk_cat split_with_sizes_copy fsdp::split_with_sizes_copy",
+        "_chunk_cat fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype split_with_sizes_copy fsdp::split_with_sizes_copy",
         _moves("copy", _read_as_written, launches=2, bookkeeping=1.0),
     ),
     ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),

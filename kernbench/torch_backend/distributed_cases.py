@@ -44,34 +44,37 @@ _TERMINATED = -15
 
 _CASES = "torch.testing._internal.common_distributed"
 
+_relies = functools.partial(Reliance, needs="expecttest")
+"""On torch's own test cases, whose module is imported with that package."""
+
 RELIES_ON = (
-    Reliance(f"{_CASES}.MultiProcessTestCase", "a test's processes are started, run and judged here", has=(
+    _relies(f"{_CASES}.MultiProcessTestCase", "a test's processes are started, run and judged here", has=(
         "_start_processes", "_join_processes", "_event_listener", "_check_return_codes", "_current_test_name",
         "TEST_ERROR_EXIT_CODE", "world_size",
     )),
-    Reliance(
+    _relies(
         f"{_CASES}.MultiProcessTestCase._run", "it is what one of the processes does",
         parameters=("rank", "test_name", "file_name", "parent_pipe"),
     ),
-    Reliance(f"{_CASES}.MultiProcContinuousTest", "the workers of a class of tests are", has=(
+    _relies(f"{_CASES}.MultiProcContinuousTest", "the workers of a class of tests are", has=(
         "_spawn_processes", "_worker_run_main_wait", "MAIN_PROCESS_RANK",
     )),
-    Reliance(
+    _relies(
         f"{_CASES}.MultiProcContinuousTest._worker_loop", "it is what one of the workers does",
         parameters=("rank", "world_size", "rdvz_file", "task_queue", "completion_queue"),
     ),
-    Reliance(f"{_CASES}.MultiThreadedTestCase", "a test's threads are", has=(
+    _relies(f"{_CASES}.MultiThreadedTestCase", "a test's threads are", has=(
         "_spawn_threads", "join_or_run", "MAIN_THREAD_RANK", "exception_queue", "_current_test_name",
     )),
-    Reliance(f"{_CASES}.MultiThreadedTestCase._run", "it is what one of the threads does", parameters=("test_name", "rank")),
-    Reliance(
+    _relies(f"{_CASES}.MultiThreadedTestCase._run", "it is what one of the threads does", parameters=("test_name", "rank")),
+    _relies(
         f"{_CASES}.MultiThreadedTestCase._check_return_codes", "it judges what threads raised",
         parameters=("failed_ranks", "timeout", "fn"),
     ),
-    Reliance(_CASES, "functions with threads of their own, and tests of one process, run on ranks", has=(
+    _relies(_CASES, "functions with threads of their own, and tests of one process, run on ranks", has=(
         "spawn_threads_and_init_comms", "DEFAULT_WORLD_SIZE", "TestCase",
     )),
-    Reliance("torch.testing._internal.common_device_type.CUDATestBase", "its class is set up without a CUDA runtime", has=(
+    _relies("torch.testing._internal.common_device_type.CUDATestBase", "its class is set up without a CUDA runtime", has=(
         "setUpClass", "_do_cuda_non_default_stream", "_do_cuda_memory_leak_check",
     )),
 )  # fmt: skip

@@ -129,8 +129,7 @@ class Environment:
             nvml.install(self._patches)
             if not self._host_devices.simulation.engine.enable_data:
                 sinks.install(self._patches)
-            if torch.version.cuda is None:
-                self._patches.set(torch.version, "cuda", inventory.cuda_version(self._host_devices.simulation.topology))
+            self._patches.set(torch.version, "cuda", inventory.cuda_version(self._host_devices.simulation.topology))
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
             self.state.open(self._patches)

@@ -8,14 +8,20 @@ prints the list. Supporting another version of torch begins with what it says is
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import importlib.util
 import inspect
+import logging
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
+
+from kernbench.version import TESTED, installed, is_beyond_tested, numbers
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Reliance:
             that what replaces it is found.
         subclassed: Python classes derive from it.
         holds: says of what ``name`` is whether it behaves as expected.
+        since: the release of torch that brought it: an earlier one is not asked.
+        needs: a package that kernbench does not require and ``name`` is imported with: without it, it is not asked.
     """
 
     name: str
@@ -40,14 +48,26 @@ class Reliance:
     looked_up_by: tuple[str, ...] = ()
     subclassed: bool = False
     holds: Callable[[Any], bool] | None = None
+    since: str = ""
+    needs: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         """All dotted names that it speaks of."""
         return (self.name, *(f"{self.name}.{attribute}" for attribute in self.has))
 
+    def unasked(self) -> str:
+        """Why it is not looked up in what is installed; empty if it is."""
+        if self.needs and importlib.util.find_spec(self.needs) is None:
+            return f"{self.needs} is not installed"
+        if self.since and numbers(installed("torch")) < numbers(self.since):
+            return f"torch has it since {self.since}"
+        return ""
+
     def broken(self) -> list[str]:
         """What is not so in what is installed; empty if all is well."""
+        if self.unasked():
+            return []
         try:
             target = find(self.name)
         except (ImportError, AttributeError) as error:
@@ -67,6 +87,17 @@ class Reliance:
 
 
 _PY_TPFLAGS_BASETYPE = 1 << 10  # Include/object.h
+
+
+@contextmanager
+def _imports_log_nothing() -> Iterator[None]:
+    """Parts of torch that a run does not import say at their import, without a GPU, that a build for CUDA finds no CUDA."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def find(name: str) -> Any:
@@ -118,6 +149,28 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
+def fit(replaced: Mapping[str, Any]) -> Callable[[ModuleType], bool]:
+    """Says of a module of Python whether what it calls by these names, of functions of C++, takes what it gives them.
+
+    It raises TypeError with the line that does not fit. Calls with ``*`` or ``**`` are left out.
+    """
+
+    def calls_fit(module: ModuleType) -> bool:
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name)) if name in replaced:
+                    named = [keyword.arg for keyword in node.keywords]
+                    if None in named or any(isinstance(given, ast.Starred) for given in node.args):
+                        continue
+                    try:
+                        inspect.signature(replaced[name]).bind(*node.args, **dict.fromkeys(map(str, named)))
+                    except TypeError as error:
+                        raise TypeError(f"line {node.lineno} calls {name}: {error}") from None
+        return True
+
+    return calls_fit
+
+
 def modules() -> list[ModuleType]:
     """Every module of this room."""
     import kernbench.torch_backend as room
@@ -134,18 +187,44 @@ def reliances() -> dict[str, tuple[Reliance, ...]]:
     }
 
 
+def broken_names() -> tuple[list[str], int]:
+    """What of the list is not so in the torch that is installed, by name, and the length of the list."""
+    with _imports_log_nothing():
+        every = [each for of_module in reliances().values() for each in of_module]
+        return [each.name for each in every if each.broken()], len(every)
+
+
+def warning() -> str:
+    """A line about a torch that is newer than the tested ones, if something of the list is broken there; else empty."""
+    version, newest = installed("torch"), TESTED["torch"][-1]
+    if not is_beyond_tested("torch", version):
+        return ""
+    broken, total = broken_names()
+    if not broken:
+        return ""
+    return (
+        f"torch {version} is newer than the newest that is tested ({newest}), and differs in {len(broken)} of {total} things "
+        f"that are relied on: results may be wrong (python -m kernbench.torch_backend.relies_on lists them; "
+        f"pip install 'torch=={newest}' has none of them)"
+    )
+
+
 def main() -> int:
     """Print the list; 1 if something is broken, else 0."""
-    import torch
-
     broken = total = 0
-    print(f"torch {torch.__version__}, Python {sys.version.partition(' ')[0]}")
-    for module, of_module in reliances().items():
+    print(f"torch {installed('torch')}, Python {sys.version.partition(' ')[0]}")
+    with _imports_log_nothing():
+        looked_up = [
+            (module, [(each, each.broken()) for each in of_module]) for module, of_module in reliances().items()
+        ]
+    for module, of_module in looked_up:
         print(f"\n{module}")
-        for reliance in of_module:
-            wrong = reliance.broken()
+        for reliance, wrong in of_module:
             broken, total = broken + bool(wrong), total + 1
-            print(f"  {'BROKEN' if wrong else 'ok    '} {reliance.name}: {reliance.why}")
+            unasked = reliance.unasked()
+            print(f"  {'BROKEN' if wrong else '-     ' if unasked else 'ok    '} {reliance.name}: {reliance.why}")
+            if unasked:
+                print(f"         not looked up: {unasked}")
             for what in wrong:
                 print(f"         {what}")
     print(f"\n{broken} of {total} are broken")

@@ -47,7 +47,11 @@ from kernbench.torch_backend.symmetric_memory import buffers as symmetric_memory
 
 c10d: Any = torch.distributed.distributed_c10d
 
+_RECORDS = "_maybe_attach_flight_recorder"
+
 RELIES_ON = (
+    Reliance(f"torch.distributed.distributed_c10d.{_RECORDS}", "a group that is split off is given to a recorder of C++",
+             looked_up_by=("torch.distributed.distributed_c10d.split_group",), since="2.15"),
     Reliance("torch.distributed.distributed_c10d._new_process_group_helper", "groups are made in its place", looked_up_by=(
         "torch.distributed.distributed_c10d.init_process_group", "torch.distributed.distributed_c10d._new_group_with_tag",
     )),
@@ -186,6 +190,8 @@ class ReplacedNames:
 
     def _replace_distributed(self, names: Patches) -> None:
         names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))
+        if hasattr(c10d, _RECORDS):
+            names.set(c10d, _RECORDS, _records_nothing)
         stores.install(names)
         names.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
         ddp: Any = torch.nn.parallel.DistributedDataParallel
@@ -221,6 +227,10 @@ _idle: list[ReplacedNames] = []
 
 def _always() -> bool:
     return True
+
+
+def _records_nothing(*args: Any) -> None:
+    """For torch's flight recorder, whose hook asks C++ for the group's backend; the simulation keeps a record of its own."""
 
 
 def _hash_of(tensors: Sequence[torch.Tensor]) -> int:

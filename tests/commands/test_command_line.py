@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,28 @@ SMALL = (
     "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
     "torch.cuda.set_device(dist.get_rank())\nx = torch.ones(4, device='cuda')\ndist.all_reduce(x)\nprint(x.sum().item())\n"
 )
+TRAINS = """
+import torch, torch.distributed as dist, triton, triton.language as tl
+
+@triton.jit
+def double(x, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at) * 2)
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+layers = torch.nn.ModuleList([torch.nn.LSTM(8, 8), torch.nn.Linear(8, 8)]).cuda()
+model = torch.nn.parallel.DistributedDataParallel(layers[1])
+optimizer = torch.optim.AdamW(layers.parameters())
+hidden, _ = layers[0](torch.ones(2, 4, 8, device="cuda"))
+model(hidden).square().mean().backward()
+optimizer.step()
+x = torch.ones(64, device="cuda")
+kernel = double[(4,)](x, BLOCK=16)
+torch.cuda.synchronize()
+print(x.sum().item(), torch.cuda.max_memory_allocated() > 0)
+dist.destroy_process_group()
+"""
 ENDLESS = SMALL + "open({mark!r}, 'w').close()\nwhile True:\n    dist.all_reduce(x)\n    torch.cuda.synchronize()\n"
 
 
@@ -78,11 +101,35 @@ def test_a_signal_ends_a_run_with_what_it_has_come_to(tmp_path: Path, signum: si
     assert f"interrupted by {signum.name}" in json.loads(trace.read_text())["otherData"]["note"]
 
 
-def test_a_run_that_ends_well_says_nothing_on_stderr(tmp_path: Path) -> None:
-    """Newer releases of Triton list what their bindings find alive at the end: `make test-triton-matrix` runs this, too."""
+@pytest.mark.parametrize("text", [SMALL, TRAINS], ids=["a collective", "training with kernels of its own"])
+def test_a_run_that_ends_well_says_nothing_on_stderr(tmp_path: Path, text: str) -> None:
+    """Newer Triton lists what its bindings find alive at the end, and unloads kernels then: both matrices run this."""
     program = tmp_path / "program.py"
-    program.write_text(SMALL)
-    assert kernbench("run", "--nproc-per-node", "2", str(program)).stderr == ""
+    program.write_text(text)
+    ended = kernbench("run", "--nproc-per-node", "2", str(program))
+    assert (ended.stderr, ended.returncode) == ("", 0)
+    assert ended.stdout.startswith("[rank0] ")
+
+
+def test_a_run_says_once_where_a_later_torch_differs(tmp_path: Path) -> None:
+    """One that is not tested, and in which something of what is relied on is not so; else nothing is said."""
+    program = tmp_path / "program.py"
+    program.write_text("import torch, subprocess, sys\nprint(torch.ones(2, device='cuda').sum().item())\n")
+    lies = (
+        "import kernbench.version as v; v.TESTED['torch'] = ('1.0',); import kernbench.torch_backend.relies_on as r\n"
+    )
+    broken = (
+        "r.reliances = lambda: {'room': (r.Reliance('torch.gone', 'no sentence'), r.Reliance('torch.ones', 'none'))}\n"
+    )
+    ended = kernbench("run", str(program), code=lies + broken + MAIN)
+    assert ended.returncode == 0
+    version = metadata.version("torch")
+    assert ended.stderr == (
+        f"kernbench: torch {version} is newer than the newest that is tested (1.0), and differs in 1 of 2 things that are "
+        "relied on: results may be wrong (python -m kernbench.torch_backend.relies_on lists them; pip install 'torch==1.0' "
+        "has none of them)\n"
+    )
+    assert kernbench("run", str(program), code=lies + MAIN).stderr == ""
 
 
 def test_output_that_is_lost_is_no_traceback(tmp_path: Path) -> None:

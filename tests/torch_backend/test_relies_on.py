@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from inspect import Parameter
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,9 @@ from kernbench.torch_backend.relies_on import Reliance, find
 from tests.torch_backend.private_names import private_names
 
 MODULES = relies_on.modules()
-OF_MODULES = [(name, each) for name, of_module in relies_on.reliances().items() for each in of_module]
+OF_MODULES = [
+    (name, each) for name, of_module in relies_on.reliances().items() for each in of_module if not each.unasked()
+]
 
 
 @pytest.mark.parametrize(("module", "reliance"), OF_MODULES, ids=[f"{name}-{each.name}" for name, each in OF_MODULES])
@@ -28,7 +31,8 @@ def test_it_is_so(module: str, reliance: Reliance) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_private_names_that_are_used_are_relied_on(module: ModuleType) -> None:
-    said = {name for reliance in getattr(module, "RELIES_ON", ()) for name in reliance.names}
+    asked = [reliance for reliance in getattr(module, "RELIES_ON", ()) if not reliance.unasked()]
+    said = {name for reliance in asked for name in reliance.names}
     whole = tuple(f"{name}." for name in said if not isinstance(find(name), ModuleType))  # its attributes come with it
     used = {name for name in private_names(module) if name not in said and not name.startswith(whole)}
     assert {
@@ -107,13 +111,70 @@ def test_what_is_not_so_is_said(reliance: Reliance, wrong: list[str]) -> None:
     assert reliance.broken() == wrong
 
 
+def test_calls_of_c_that_ours_does_not_take_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here and there a release of torch gives its functions of C++ an argument more, which no signature of theirs says."""
+    (tmp_path / "calls_of_c.py").write_text(
+        "def f(_C, x):\n    _C._one(x, mode=1)\n    _C._two(*x)\n    _C._two(x, x, x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def one(x: Any, mode: int = 0) -> None: ...
+
+    def two(x: Any, y: Any) -> None: ...
+
+    assert Reliance("calls_of_c", "", holds=relies_on.fit({"_one": one})).broken() == []
+    assert Reliance("calls_of_c", "", holds=relies_on.fit({"_one": one, "_two": two})).broken() == [
+        "does not behave as expected: TypeError: line 4 calls _two: too many positional arguments"
+    ]
+    assert Reliance("calls_of_c", "", holds=relies_on.fit({"_one": lambda x: None})).broken() == [
+        "does not behave as expected: TypeError: line 2 calls _one: got an unexpected keyword argument 'mode'"
+    ]
+
+
+def test_what_is_not_to_be_there_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relies_on, "installed", lambda name: "2.14.1+cpu")
+    later, now = (Reliance("json.gone", "", since=since) for since in ("2.15", "2.14"))
+    assert (later.unasked(), later.broken()) == ("torch has it since 2.15", [])
+    assert (now.unasked(), len(now.broken())) == ("", 1)
+    alone, beside = (Reliance("json.gone", "", needs=needs) for needs in ("no_such_package", "pytest"))
+    assert (alone.unasked(), alone.broken()) == ("no_such_package is not installed", [])
+    assert (beside.unasked(), len(beside.broken())) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "broken", "said"),
+    [
+        (
+            "2.16.0",
+            True,
+            "torch 2.16.0 is newer than the newest that is tested (2.15.0), and differs in 1 of 2 things ",
+        ),
+        ("2.15.3+cu132", True, ""),
+        ("2.16.0", False, ""),
+    ],
+)
+def test_a_later_torch_is_warned_of_where_something_is_broken(
+    monkeypatch: pytest.MonkeyPatch, version: str, broken: bool, said: str
+) -> None:
+    monkeypatch.setattr(relies_on, "installed", lambda name: version)
+    monkeypatch.setitem(relies_on.TESTED, "torch", ("2.13.0", "2.15.0"))
+    names = (Reliance("json.dumps", ""), Reliance("json.gone" if broken else "json.loads", ""))
+    monkeypatch.setattr(relies_on, "reliances", lambda: {"room": names})
+    found = relies_on.warning()
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
+    assert "\n" not in found
+
+
 def test_the_list_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = Reliance("json.dumps", "values become text"), Reliance("json.gone", "text becomes values")
-    monkeypatch.setattr(relies_on, "reliances", lambda: {"room": (good, bad)})
+    later = Reliance("json.later", "both", since="1000.0")
+    monkeypatch.setattr(relies_on, "reliances", lambda: {"room": (good, bad, later)})
     assert relies_on.main() == 1
     printed = capsys.readouterr().out
     assert "ok     json.dumps: values become text" in printed
     assert "BROKEN json.gone: text becomes values\n         does not exist" in printed
-    assert printed.endswith("1 of 2 are broken\n")
+    assert "-      json.later: both\n         not looked up: torch has it since 1000.0" in printed
+    assert printed.endswith("1 of 3 are broken\n")
     monkeypatch.setattr(relies_on, "reliances", lambda: {"room": (good,)})
     assert relies_on.main() == 0

@@ -55,11 +55,11 @@ def install_heuristics(patches: Patches, module: Any) -> None:
     tuner = module.CachingAutotuner
     stock: Callable[..., Any] = tuner._precompile_config
 
-    def precompile(self: Any, cfg: Any) -> Any:
+    def precompile(self: Any, cfg: Any, **later: Any) -> Any:
         from kernbench.triton_engine.driver.pipeline import compile_for
 
         with compile_for("values"):
-            return stock(self, cfg)
+            return stock(self, cfg, **later)
 
     def bench(self: Any, launcher: Any, *args: Any, with_profiler: bool = False, **kwargs: Any) -> float:
         return modelled_ms(lambda: launcher(*args, **kwargs, stream=0))

@@ -21,7 +21,7 @@ from kernbench.torch_backend.gpu.inventory import bus_of, capability_of
 from kernbench.torch_backend.gpu.versions import nccl_version
 from kernbench.torch_backend.gpu.visible import uuid_of
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.relies_on import Reliance
+from kernbench.torch_backend.relies_on import Reliance, fit
 
 
 def always(*args: Any, **kwargs: Any) -> bool:
@@ -54,6 +54,12 @@ def start() -> None:
 def current_accelerator(check_available: bool = False) -> torch.device | None:
     """``torch.accelerator.current_accelerator``."""
     return torch.device("cuda") if not check_available or is_available() else None
+
+
+def is_acceptable(tensor: torch.Tensor) -> bool:
+    """``torch.backends.cudnn.is_acceptable``, of a torch with cuDNN: one without warns of every recurrent layer."""
+    cudnn = torch.backends.cudnn
+    return bool(cudnn.enabled and tensor.device.type == "cuda" and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES)
 
 
 # -- which GPU, and what it is -----------------------------------------------------------------------------------------
@@ -340,14 +346,19 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         each_its_own({"start": nothing, "stop": nothing}, CUDA, ACCELERATOR_IN_C),
     ),
     ("torch.cuda.nvtx", torch.cuda.nvtx, NVTX),
+    ("torch.backends.cudnn", torch.backends.cudnn, {"is_acceptable": is_acceptable}),
     ("torch.accelerator", torch.accelerator, ACCELERATOR),
     ("torch._C", torch._C, ACCELERATOR_IN_C),
 )
 
-RELIES_ON = tuple(
-    Reliance(name, "programs for GPUs call these names, which are answered here", has=tuple(table))
-    for name, _, table in _TABLES
-)
+_IN_C = {**ACCELERATOR_IN_C, **OF_A_BUILD}
+
+RELIES_ON = (
+    *(Reliance(name, "programs for GPUs call these names, which are answered here", has=tuple(table))
+      for name, _, table in _TABLES),
+    *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit(_IN_C))
+      for name in ("torch.cuda", "torch.cuda.streams", "torch.cuda.random", "torch.cuda.tunable", "torch.accelerator")),
+)  # fmt: skip
 
 
 def install(patches: Patches) -> None:

@@ -17,7 +17,7 @@ from kernbench.simulation.locations import is_simulators
 from kernbench.simulation.process_memory import ProcessMemory
 from kernbench.torch_backend.gpu.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.relies_on import Reliance
+from kernbench.torch_backend.relies_on import Reliance, fit
 
 
 def _mine(device: Any = None) -> ProcessMemory:
@@ -118,12 +118,21 @@ def _frames() -> Frames:
 def record_memory_history(
     enabled: str | None = "all", context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize,
     clear_history: bool = False, compile_context: bool = False, global_record_annotations: bool = False,
-    skip_actions: list[str] | None = None,
+    skip_actions: list[str] | None = None, record_pinned_host_memory: bool = False, record_cuda: bool = True,
 ) -> None:  # fmt: skip
-    """``torch.cuda.memory._record_memory_history``, of the process's allocators on all GPUs."""
+    """``torch.cuda.memory._record_memory_history``, of the process's allocators on all GPUs.
+
+    The last two: since torch 2.15.
+    """
     if enabled not in (None, "state", "all"):
         raise RuntimeError("expected state to be 'state', 'all', or None")
     host = bound_devices().mine().host
+    if record_pinned_host_memory and enabled is not None:
+        host.simulation.remarks.setdefault(
+            "not recorded: the history of pinned host memory, of which there is no model"
+        )
+    if not record_cuda:
+        return
     _mine()  # the current GPU's, also before it is used
     for memory in _all():
         before = memory.history
@@ -231,8 +240,9 @@ OF_ACCELERATOR: dict[str, Callable[..., Any]] = {
 """What ``torch.accelerator`` calls in C++."""
 
 RELIES_ON = (
-    Reliance("torch.cuda.memory", "its functions call these names in C++, which are answered here", has=("_C",),
-             holds=lambda memory: memory._C is torch._C),
+    Reliance("torch.cuda.memory._C", "its functions call names in C++, which are answered here", holds=lambda c: c is torch._C),
+    *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit({**IN_C, **OF_ACCELERATOR}))
+      for name in ("torch.cuda.memory", "torch.accelerator.memory", "torch.cuda.graphs")),
     Reliance("sys._getframe", "the stack of whoever asks for memory"),
     Reliance("torch._C", "and those of torch.accelerator these", has=tuple(OF_ACCELERATOR)),
     *(Reliance(f"torch.cuda.memory.{user}", "it calls one of them", looked_up_by=()) for user in (

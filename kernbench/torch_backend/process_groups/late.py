@@ -51,7 +51,7 @@ def install(
         named: rank and size of the world that the environment names, if it does.
         gpus: of a node.
         properties: of each, as ``torch.cuda.get_device_properties`` gives them.
-        cuda: what ``torch.version.cuda`` is to say, if torch's own says nothing.
+        cuda: what ``torch.version.cuda`` is to say, whatever torch was built for.
     """
     waiting = _Waiting(join, named, gpus)
     if properties:
@@ -62,8 +62,7 @@ def install(
     vars(torch.cuda).update(
         set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
     )
-    if torch.version.cuda is None:
-        torch.version.cuda = cuda
+    torch.version.cuda = cuda
     vars(torch.cuda.nccl).update(version=versions.nccl_version)
     for owner in (torch.distributed, torch.distributed.distributed_c10d):
         vars(owner).update(is_nccl_available=lambda: True, is_mpi_available=lambda: True)

@@ -80,13 +80,11 @@ class profile(profiler_legacy.profile):  # torch's name
         finally:
             self.profile_memory = memory
 
-    def key_averages(
-        self, group_by_input_shape: bool = False, group_by_stack_n: int = 0, group_by_overload_name: bool = False
-    ) -> Any:
-        """Rows of what was recorded."""
+    def key_averages(self, *how: Any, **named: Any) -> Any:
+        """Rows of what was recorded, by what torch's own list of events can group by."""
         self._check_finish()
         assert self.function_events is not None
-        return self.function_events.key_averages(group_by_input_shape, group_by_stack_n, group_by_overload_name)
+        return self.function_events.key_averages(*how, **named)
 
     def export_chrome_trace(self, path: str, metadata: dict[str, str] | None = None, **others: Any) -> None:
         """Write what was recorded last as torch's profiler does (:mod:`~kernbench.torch_backend.profiling.kineto`)."""

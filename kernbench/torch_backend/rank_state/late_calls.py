@@ -11,21 +11,26 @@ import sys
 from functools import cache
 from typing import Any
 
-import torch
-
 from kernbench.errors import KernbenchError
 from kernbench.torch_backend.gpu.devices import ENDED
 from kernbench.torch_backend.relies_on import Reliance
 
-NO_GPU = ("Torch not compiled with CUDA enabled", "Cannot access accelerator device when none is available")
-"""How torch says that there is no GPU: ``torch.cuda``, ``torch.accelerator``."""
+NO_GPU = (
+    "Torch not compiled with CUDA enabled",  # torch.cuda, in a build for CPUs
+    "Cannot access accelerator device when none is available",  # torch.accelerator, there
+    "Found no NVIDIA driver on your system",  # both, in a build for CUDA
+    "No CUDA GPUs are available",  # there, where the environment hides the GPUs, or a driver has none
+    "Backend doesn't support synchronizing all streams on device",  # there, once a tensor has said that it is on a GPU
+)
+"""How torch says that there is no GPU."""
 
 
 def _says_so(call: Any) -> bool:
     try:
         call()
     except (AssertionError, RuntimeError) as error:
-        return str(error).startswith(NO_GPU)
+        if not str(error).startswith(NO_GPU):
+            raise
     return True
 
 
@@ -38,8 +43,6 @@ RELIES_ON = (
 @cache
 def expect() -> None:
     """From now on, until this process ends, drop them."""
-    if torch.version.cuda is not None:
-        return
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

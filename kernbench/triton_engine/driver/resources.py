@@ -26,9 +26,12 @@ class Utils:
 
     @staticmethod
     def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
-        """(module, function, registers, spills, max threads per block)."""
+        """(module, function, registers, spills, max threads per block).
+
+        There is no module: a kernel whose finalizer has one to unload (Triton 3.9) asks for the driver, which may be gone.
+        """
         registers, spills = binary_usage(binary) if binary else (0, 0)
-        return _Handle(name), _Handle(name), registers, spills, 1024
+        return None, _Handle(name), registers, spills, 1024
 
     @staticmethod
     def unload_module(module: Any) -> None:
@@ -53,7 +56,7 @@ class Utils:
 
 
 class _Handle:
-    """Stands for a loaded module or function."""
+    """Stands for a loaded function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
