@@ -45,7 +45,8 @@ highlight_language = "none"  # of blocks that name no language
 CONTENTS = {
     "Programs": [
         "docs/versions", "docs/distributed", "docs/processes", "docs/programs", "docs/runtime", "docs/triton",
-        "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/memory", "docs/order", "docs/bugs",
+        "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/memory", "docs/order",
+        "docs/bugs",
     ],
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
     "Times": ["docs/trace", "docs/profiler", "docs/report", "docs/cost_models", "docs/accuracy", "docs/limits"],
