@@ -166,7 +166,7 @@ def as_operation(entry: Any) -> Any:
     return op
 
 
-class Columns(NamedTuple):
+class LogColumns(NamedTuple):
     """What a log's operations have, each a value of an array: for sums over all of them, which need no objects.
 
     Attributes:
@@ -251,7 +251,7 @@ class LoggedOperations(Sequence[Operation]):
         self._dropped += count
         return gone
 
-    def columns(self) -> Columns:
+    def columns(self) -> LogColumns:
         """All of them as they are now."""
         self.fold()
         heads = np.array(self._heads, np.int64).reshape(-1, 2)
@@ -279,7 +279,7 @@ class LoggedOperations(Sequence[Operation]):
             rank[at] = -1 if op.rank is None else op.rank
             start[at] = np.nan if op.start is None else op.start
             end[at] = np.nan if op.end is None else op.end
-        return Columns([*names], [*kinds], of_title[:, 0], of_title[:, 1], rank, start, end, of_title[:, 2])
+        return LogColumns([*names], [*kinds], of_title[:, 0], of_title[:, 1], rank, start, end, of_title[:, 2])
 
     def entries(self) -> Iterator[Any]:
         """All of them as they are kept, rows as rows."""

@@ -15,7 +15,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from kernbench.sim_engine.op_log import Columns
+from kernbench.sim_engine.op_log import LogColumns
 from kernbench.simulation.accounts import Account, Flops
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StepEnd
@@ -233,7 +233,7 @@ def _shares(simulation: Simulation, weights: Mapping[int, int], boundaries: Sequ
     return shares
 
 
-def _covered_before(log: Columns, which: NDArray[np.bool_], moments: NDArray[np.float64]) -> NDArray[np.float64]:
+def _covered_before(log: LogColumns, which: NDArray[np.bool_], moments: NDArray[np.float64]) -> NDArray[np.float64]:
     """Seconds before each of some moments in which at least one of some operations is under way."""
     if not which.any():
         return np.zeros(len(moments))

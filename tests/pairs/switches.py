@@ -63,7 +63,7 @@ REFUSED: tuple[tuple[Row, str], ...] = (
         r"symmetric memory: ranks that are processes have no memory",
     ),
     ({"isolation": "process", "memory": "weak"}, r"isolation='process': what nothing orders .* with memory='weak'"),
-    ({"program": "data_parallel", "isolation": "process", "data": "folded"}, r"ranks='auto' needs isolation='carrier'"),
+    ({"isolation": "process", "data": "folded"}, r"ranks='auto' needs isolation='carrier'"),
     ({"isolation": "process", "schedule": "random"}, r"isolation='process': ranks that are processes have no schedule"),
     ({"isolation": "process", "plugin": "hooks"}, r"isolation='process': a plugin .*: use isolation='carrier'"),
     ({"isolation": "process", "races": "error"}, r"isolation='process': what nothing orders is .* with races"),

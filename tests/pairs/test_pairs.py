@@ -24,7 +24,7 @@ from tests.pairs.switches import DEFAULTS, REFUSED, SWITCHES, TIMES, Row, is_ref
 pytestmark = pytest.mark.usefixtures("started_warm")
 
 WORLD = 4
-SLOW = ("compiled", "checkpoint", "data_loader")
+SLOW = ("compiled", "checkpoint", "data_loader", "pipeline", "sharded")
 """Programs that take many seconds a run."""
 
 FOLDED_TIMES = 0.01
@@ -128,7 +128,7 @@ def test_a_row_of_switches_changes_neither_values_nor_times(row, plain, tmp_path
 )
 def test_a_pair_that_does_not_go_together_is_refused_in_words(pair, words, tmp_path):
     row = DEFAULTS | pair
-    ended = _run(row.pop("program", "one_gpu"), row, tmp_path)
+    ended = _run(row.pop("program", "objects"), row, tmp_path)
     assert ended.returncode != 0
     assert re.search(words, ended.stderr), ended.stderr
     assert not _outcome(tmp_path)

@@ -143,6 +143,8 @@ class _CallLayout:
         number = self._numbers.get(id(mesh))
         if number is not None:
             return number
+        if type(mesh) is not self._kinds.mesh:  # a compiler's stand-in for one, which says nothing of itself
+            raise _NotSharedError
         self._numbers[id(mesh)] = len(self.meshes)
         self.meshes.append(mesh)
         return mesh._hash_key()[:-1]
@@ -159,7 +161,7 @@ class _Kinds:
     """The classes of what a call consists of."""
 
     def __init__(self, module: Any) -> None:
-        self.spec, self.schema = module.DTensorSpec, module.OpSchema
+        self.spec, self.schema, self.mesh = module.DTensorSpec, module.OpSchema, module.DeviceMesh
 
     def with_meshes(self, value: Any, meshes: Callable[[Any], Any], done: dict[int, Any]) -> Any:
         """A copy of what a call comes to, with other meshes. What is one object stays one."""
