@@ -23,6 +23,8 @@ import kernbench
 from kernbench.errors import ConfigError
 from kernbench.memory.limits import format_size
 from kernbench.memory.report import OutOfMemoryReport
+from kernbench.torch_backend.gpu.devices import bound_devices
+from kernbench.torch_backend.gpu.memory_names import record_memory_history
 from kernbench.trace import Timeline
 from kernbench.trace.memory_report import RankMemory, memory_lines, memory_of_ranks
 
@@ -564,6 +566,14 @@ def test_blocks_of_other_libraries() -> None:
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_history_of_pinned_memory_is_remarked_to_be_missing() -> None:
+    def body() -> list[str]:
+        record_memory_history(record_pinned_host_memory=True, record_cuda=False)  # as torch 2.15 hands it on
+        return [*bound_devices().simulation.remarks]
+
+    assert "history of pinned host memory" in run(body)[0][0][0]
 
 
 def test_a_snapshot_opens_in_torchs_viewer(tmp_path: Path) -> None:

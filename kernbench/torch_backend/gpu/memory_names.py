@@ -126,9 +126,10 @@ def record_memory_history(
     """
     if enabled not in (None, "state", "all"):
         raise RuntimeError("expected state to be 'state', 'all', or None")
-    host = bound_devices().mine().host
+    devices = bound_devices()
+    host = devices.mine().host
     if record_pinned_host_memory and enabled is not None:
-        host.simulation.remarks.setdefault(
+        devices.simulation.remarks.setdefault(
             "not recorded: the history of pinned host memory, of which there is no model"
         )
     if not record_cuda:
