@@ -550,6 +550,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("linalg_matrix_exp", _works(_cubic(20), _FACTORIZATION)),
     ("linalg_eigh", _works(_cubic(9), _DECOMPOSITION)),
     ("linalg_svd", _works(_cubic(22), _DECOMPOSITION)),
+    ("linalg_matrix_sqrth", _works(_cubic(9 + 2), _DECOMPOSITION)),  # of linalg_eigh, and a product
+    ("linalg_polar", _works(_cubic(22 + 4), _DECOMPOSITION)),  # of linalg_svd, and two products: torch without nvmath-python
     ("linalg_eig linalg_eigvals", _works(_cubic(25), _DECOMPOSITION)),
     ("linalg_solve_ex spsolve", _works(_solved(0, 1, 2 / 3), _FACTORIZATION)),
     ("linalg_lstsq", _works(_solved(0, 1, 2), _FACTORIZATION)),

@@ -85,7 +85,7 @@ def _serves_programs_that_make_or_derive_one(rank: int) -> None:
 
 
 def _size_of(group: Any) -> int | str:
-    """What torch's own says: since 2.15 a group without a backend has none."""
+    """What torch's own says: since 2.14 a group without a backend has none."""
     try:
         size: int = group.size()
     except RuntimeError as error:

@@ -29,6 +29,7 @@ MODULE = "torch.distributed.tensor._sharding_prop"
 _RULES = "torch.distributed.tensor._ops."
 _MESH = "torch.distributed.device_mesh.DeviceMesh"
 _SCHEMAS = "torch.distributed.tensor._op_schema"
+_RANKS_OWN = "_thread_id"
 
 RELIES_ON = (
     Reliance(
@@ -47,13 +48,15 @@ RELIES_ON = (
             "op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster",
         } <= vars(kind()).keys(),
     ),
-    Reliance(f"{_MESH}._hash_key", "what makes meshes equal, the rank's own number last",
-             holds=lambda function: function.__code__.co_names[-1] == "_thread_id"),
+    Reliance(f"{_MESH}._hash_key", "what makes meshes equal: attributes, of which one is the rank's own number",
+             holds=lambda function: _RANKS_OWN in function.__code__.co_names and all(
+                 name.startswith("_") for name in function.__code__.co_names)),
     Reliance(
         f"{MODULE}.DTensorSpec", "it is all of these, and a hash that is kept", parameters=(
             "mesh", "placements", "tensor_meta", "shard_order", "use_strided_shard_as_shard_order",
         ),
     ),
+    Reliance(f"{MODULE}.DeviceMesh", "what a mesh is, where no program is compiled"),
     Reliance(f"{MODULE}.OpSchema", "a call; specs in its arguments", has=("_recompute_comparison_key",),
              parameters=("op", "args_schema", "kwargs_schema")),
     Reliance(
@@ -147,7 +150,8 @@ class _CallLayout:
             raise _NotSharedError
         self._numbers[id(mesh)] = len(self.meshes)
         self.meshes.append(mesh)
-        return mesh._hash_key()[:-1]
+        equal, own = mesh._hash_key(), self._kinds.ranks_own
+        return equal[:own] + equal[own + 1 :]
 
     def number(self, mesh: Any) -> int:
         """The place of a mesh among those that it names. Raises :class:`_NotSharedError` of another one."""
@@ -162,6 +166,8 @@ class _Kinds:
 
     def __init__(self, module: Any) -> None:
         self.spec, self.schema, self.mesh = module.DTensorSpec, module.OpSchema, module.DeviceMesh
+        self.ranks_own = self.mesh._hash_key.__code__.co_names.index(_RANKS_OWN)
+        """Which part of what makes meshes equal is the rank's own number."""
 
     def with_meshes(self, value: Any, meshes: Callable[[Any], Any], done: dict[int, Any]) -> Any:
         """A copy of what a call comes to, with other meshes. What is one object stays one."""

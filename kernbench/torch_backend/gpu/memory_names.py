@@ -122,7 +122,7 @@ def record_memory_history(
 ) -> None:  # fmt: skip
     """``torch.cuda.memory._record_memory_history``, of the process's allocators on all GPUs.
 
-    The last two: since torch 2.15.
+    The last two: since torch 2.14.
     """
     if enabled not in (None, "state", "all"):
         raise RuntimeError("expected state to be 'state', 'all', or None")
