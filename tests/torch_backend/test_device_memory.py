@@ -570,7 +570,7 @@ def test_blocks_of_other_libraries() -> None:
 
 def test_a_history_of_pinned_memory_is_remarked_to_be_missing() -> None:
     def body() -> list[str]:
-        record_memory_history(record_pinned_host_memory=True, record_cuda=False)  # as torch 2.15 hands it on
+        record_memory_history(record_pinned_host_memory=True, record_cuda=False)  # as torch 2.14 hands it on
         return [*bound_devices().simulation.remarks]
 
     assert "history of pinned host memory" in run(body)[0][0][0]
