@@ -81,9 +81,8 @@ def run(
     A signal ends the program; what was asked for is written, up to there, and the exit code is a shell's for that signal.
     """
     os.environ[TRACEBACK] = traceback
-    if INHERITED not in os.environ and (
-        differs := relies_on.warning()
-    ):  # a run beside another one does not say it again
+    differs = "" if INHERITED in os.environ else relies_on.warning()  # a run beside another one does not say it again
+    if differs:
         click.echo(f"kernbench: {differs}", err=True)
     if trace is not None:
         check_trace_path(trace)

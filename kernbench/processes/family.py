@@ -67,7 +67,7 @@ class Child(RankProcess):
             _, self.status = os.waitpid(self.pid, 0)
 
     def kill(self) -> None:
-        """End it at once, and what it has started: nobody is left to whom that could matter."""
+        """End it at once, and the processes that it has started."""
         if self.pid and self.status is None:
             for pid in (self.pid, *_descendants(self.pid)):
                 with contextlib.suppress(ProcessLookupError):

@@ -110,7 +110,7 @@ class RankProcesses(ABC):
         """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
 
     def await_absent(self, seconds: float | None = None) -> bool:
-        """Nobody can go on before one comes back who is away: wait for that; False if nobody is, or ``seconds`` have passed.
+        """Wait until a thread that is away comes back, without which none can go on; False if none is, or after ``seconds``.
 
         They come back one after the other, in the order in which they went, unless one is slow.
         """

@@ -232,7 +232,7 @@ class Relay:
                 self._stay_away(lane)
             elif not family.await_input(self._child):
                 self._let_the_dead_go_first()
-        except SystemExit as error:  # ranks are being unwound: this one is told when it asks next
+        except SystemExit as error:  # ranks are being unwound: this one hears of it in its next reply
             if not family.unwound:
                 raise
             lane.late = error
@@ -319,7 +319,7 @@ class Relay:
             if isinstance(error, SystemExit) and not self._family.unwound and self._simulation.scheduler.aborting:
                 raise
             if lane.promised is not None:
-                lane.late = error  # the rank has gone on: it is told when it asks next
+                lane.late = error  # the rank has gone on: it hears of it in its next reply
             raised = portable(error)
         self._now, lane.asked = lane, None
         if lane.promised is None:

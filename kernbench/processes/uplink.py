@@ -153,7 +153,7 @@ class Uplink:
         self._hear("thread", *self._reply())
 
     def hand_over(self) -> None:
-        """The running thread does not wait for a reply, and somebody is to read those of the others."""
+        """The running thread waits for no reply: another one reads those of the threads that do."""
         with self._turns:
             if self._reads is None and self._waiting:
                 _wake(next(iter(self._waiting.values())))

@@ -152,7 +152,7 @@ class Drain:
         return make
 
     def deadlock(self) -> None:
-        """Nobody can make progress: tell everybody who is blocked, so that their own ``except`` and ``finally`` work.
+        """None can make progress: raise that in all that are blocked, so that their own ``except`` and ``finally`` work.
 
         Of a rank's threads, those that wait for another one hear of it from that one.
         """

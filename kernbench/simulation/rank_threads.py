@@ -1,7 +1,7 @@
 """The threads of ranks: their turns, and what they wait for of each other and of the world outside.
 
-A side thread takes turns as ranks do. What it waits for of another thread is a condition, as a collective is an operation: who
-is resumed, and when, is the scheduler's and virtual time's business, and nobody's who can go on is forgotten.
+A side thread takes turns as ranks do. What it waits for of another thread is a condition, as a collective is an operation:
+which thread is resumed, and when, follows from the scheduler and virtual time, and none that can go on is forgotten.
 
 What the simulation does not see (a pipe, a thread that takes no turns yet) is looked at when nothing else can happen, one thing
 at a time: how quick it is changes nothing.

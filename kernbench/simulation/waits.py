@@ -43,7 +43,7 @@ class Waits:
         self.resuming: Callable[[Any, BaseException | None], None] | None = None
 
     def clear(self, keep: Collection[Any] = ()) -> None:
-        """Nobody waits any more, but for the greenlets to ``keep``."""
+        """Forget all that wait, but the greenlets to ``keep``."""
         self.pending[:] = [each for each in self.pending if each[1] in keep]
         self.ended.clear()
 

@@ -116,7 +116,7 @@ def _libraries(*names: str) -> tuple[str, ...]:
 
 class NoDebugRecordsOfTorch(logging.Filter):
     """Of what torch's loggers say for its own developers nothing is in the report of a test that simulates: some of them have
-    the level DEBUG whatever the program's is. Who asks pytest for the level DEBUG has it all."""
+    the level DEBUG whatever the program's is. With pytest's own level at DEBUG they are all there."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See :class:`logging.Filter`."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernbench.simulation.simulation import Simulation
-from kernbench.trace.summary import uncovered
-from kernbench.trace.unions import union
+from kernbench.trace.unions import uncovered
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,9 @@ def rank_times(simulation: Simulation) -> list[RankTime]:
         mine = ended & (log.rank == rank)
         took = mine & (log.end > log.start)
         total = max(state.clock, float(log.end[took].max(initial=0.0)))
-        compute, communication = (
-            union(log.start[which], log.end[which]) for which in (mine & ~communicates, mine & communicates)
+        computing, communicating = uncovered(
+            (log.start[which], log.end[which]) for which in (mine & ~communicates, mine & communicates)
         )
-        computing, communicating = uncovered((compute, communication))
         rest = max(total - computing - communicating, 0.0)
         host = min(rest, state.busy)
         lines.append(RankTime(rank, total, computing, communicating, host, rest - host))

@@ -54,10 +54,14 @@ class Length(NamedTuple):
     @property
     def shares(self) -> dict[str, float]:
         """Seconds of the critical path by what they were spent on."""
-        shares: dict[str, float] = dict.fromkeys(("compute", "communication", "copy", "host", "gap"), 0.0)
-        for step in self.path:
-            shares[step.kind] += step.seconds
-        return shares
+        return _shares_of(self.path)
+
+
+def _shares_of(path: Iterable[PathStep]) -> dict[str, float]:
+    shares: dict[str, float] = dict.fromkeys(("compute", "communication", "copy", "host", "gap"), 0.0)
+    for step in path:
+        shares[step.kind] += step.seconds
+    return shares
 
 
 def length_of(spans: Sequence[Span]) -> Length:
@@ -92,7 +96,7 @@ class TraceReport:
     @property
     def path_shares(self) -> dict[str, float]:
         """Seconds of the critical path by what they were spent on."""
-        return Length(self.length, self.low, self.high, self.path).shares
+        return _shares_of(self.path)
 
     def as_data(self) -> dict[str, Any]:
         """The same for JSON."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, engine_of
+from kernbench.trace.unions import Intervals, uncovered
 
 Interval = tuple[float, float]
 
@@ -111,8 +114,8 @@ def _share_of(kind: str, track: str) -> str | None:
 
 def _rank_summary(rank: int, spans: dict[str, list[Interval]], length: float) -> RankSummary:
     layers = ("compute", "communication", "copy", "host")
-    shares = dict(zip(layers, uncovered(spans.get(share, ()) for share in layers), strict=True))
-    communication = sum(uncovered([spans.get("communication", ())]))
+    shares = dict(zip(layers, uncovered(_as_arrays(spans.get(share, ())) for share in layers), strict=True))
+    communication = sum(uncovered([_as_arrays(spans.get("communication", ()))]))
     return RankSummary(
         rank,
         **shares,
@@ -121,26 +124,9 @@ def _rank_summary(rank: int, spans: dict[str, list[Interval]], length: float) ->
     )
 
 
-def uncovered(layers: Iterable[Iterable[Interval]]) -> Iterator[float]:
-    """Seconds of each layer of intervals in which none of the layers before it has an interval."""
-    covered: list[Interval] = []
-    before = 0.0
-    for layer in layers:
-        covered = _union([*covered, *layer])
-        now = sum(end - begin for begin, end in covered)
-        yield now - before
-        before = now
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time without overlaps, in order."""
-    out: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if out and begin <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], end))
-        else:
-            out.append((begin, end))
-    return out
+def _as_arrays(intervals: Sequence[Interval]) -> Intervals:
+    begins, ends = np.array(intervals, np.float64).reshape(-1, 2).T
+    return begins, ends
 
 
 def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, ...]:

@@ -22,45 +22,15 @@ import triton.language as tl
 from torch import nn
 
 from kernbench.triton_engine import set_checks
+from tests.parity.gpu_programs import Model
 
 WIDTH, STEPS = 32, 2
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-class Block(nn.Module):
-    """Norm, attention, norm, MLP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm1(x)).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape_as(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Model(nn.Module):
-    """An embedding, two blocks and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(64, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(WIDTH, 64)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
 def tokens(step: int) -> torch.Tensor:
     """``[2, 8]`` tokens of this rank, on the GPU."""
-    return torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(100 * step + RANK)).cuda()
+    return torch.randint(0, 2 * WIDTH, (2, 8), generator=torch.Generator().manual_seed(100 * step + RANK)).cuda()
 
 
 def trained(model: nn.Module) -> list[torch.Tensor]:
@@ -82,17 +52,17 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 
 def one_gpu() -> Any:
-    return trained(Model().cuda())
+    return trained(Model(WIDTH).cuda())
 
 
 def data_parallel() -> Any:
-    return trained(nn.parallel.DistributedDataParallel(Model().cuda(), device_ids=[torch.cuda.current_device()]))
+    return trained(nn.parallel.DistributedDataParallel(Model(WIDTH).cuda(), device_ids=[torch.cuda.current_device()]))
 
 
 def sharded() -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    model = Model().cuda()
+    model = Model(WIDTH).cuda()
     for layer in model.layers:
         fully_shard(layer)
     return trained(fully_shard(model))
@@ -102,7 +72,7 @@ def tensor_parallel() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model, mesh = Model().cuda(), init_device_mesh("cuda", (WORLD,))
+    model, mesh = Model(WIDTH).cuda(), init_device_mesh("cuda", (WORLD,))
     for layer in model.layers:
         parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
@@ -216,7 +186,7 @@ def checkpoint() -> Any:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(Model().cuda())
+    model = fully_shard(Model(WIDTH).cuda())
     losses = trained(model)
     dcp.save(get_model_state_dict(model), checkpoint_id="checkpoint")
     before = [each.full_tensor().sum() for each in model.parameters()]

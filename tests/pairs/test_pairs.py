@@ -7,6 +7,7 @@ a program and a level, is in one of them.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from tests.pairs.switches import DEFAULTS, REFUSED, SWITCHES, TIMES, Row, is_ref
 
 pytestmark = pytest.mark.usefixtures("started_warm")
 
+ROOT = Path(__file__).parents[2]
+"""Where what the programs share with other tests is imported from."""
 WORLD = 4
 SLOW = ("compiled", "checkpoint", "data_loader", "pipeline", "sharded")
 """Programs that take many seconds a run."""
@@ -76,7 +79,7 @@ def _run(program: str, row: Row, folder: Path) -> subprocess.CompletedProcess[st
         [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100", "--nproc-per-node", str(world), "--json", "run.json",
          *(word for level in chosen for word in level.options), str(Path(__file__).with_name("program.py")), program,
          *(word for level in chosen for word in level.arguments)],
-        capture_output=True, text=True, cwd=folder, check=False,
+        capture_output=True, text=True, cwd=folder, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 

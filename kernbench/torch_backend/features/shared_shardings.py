@@ -126,7 +126,7 @@ class _CallLayout:
         self._numbers: dict[int, int] = {}
 
     def key(self, value: Any) -> Any:
-        """What a value looks like, whoever's it is. Raises :class:`_NotSharedError`."""
+        """What a value looks like, in any rank. Raises :class:`_NotSharedError`."""
         kind = type(value)
         if kind in _PLAIN:
             return kind, value

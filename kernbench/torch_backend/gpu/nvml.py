@@ -3,7 +3,8 @@
 Packages that ask it (``nvidia-ml-py`` and copies of it, torch itself) stay as they are: they load the library by name and call
 its C functions, and in a rank those are the ones here, of the GPUs of its node. What is not modelled (utilization, temperature,
 power draw, errors) is answered as by a driver that does not support the question. A process of a command that has not joined
-yet has the GPUs that it is told of; elsewhere the machine's own library answers. Facts: NVIDIA, NVML API Reference Guide.
+yet has the GPUs that its environment names; elsewhere the machine's own library answers. Facts: NVIDIA, NVML API Reference
+Guide.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def install(patches: Patches) -> None:
 
 
 def loaded(library: Any, name: Any) -> None:
-    """``library``, a :class:`ctypes.CDLL`, is this one: in a rank, or in a process that is told of GPUs."""
+    """``library``, a :class:`ctypes.CDLL`, is this one: in a rank, or in a process whose environment names GPUs."""
     library._name, library._handle, library._FuncPtr = name, 0, _function
 
 
