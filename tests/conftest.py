@@ -29,6 +29,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("kernbench")
 
 
+# What changes how the tools that tests start print (pytest wraps and shortens by them, too).
+SURROUNDINGS = ("CI", "BUILD_NUMBER", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTEST_ADDOPTS")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_surroundings() -> Iterator[None]:
+    """Output does not depend on where the suite runs: on a developer's terminal or in a CI."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SURROUNDINGS:
+            patch.delenv(name, raising=False)
+        yield
+
+
 @pytest.fixture
 def topology() -> TopologyHandle:
     """The default system."""
