@@ -193,8 +193,13 @@ class Block(Stored):
             self.owner.give_back(self.entry)
             self.entry = None
         self.nbytes = 0
+        if self.allocation is not None and nbytes > self.allocation.nbytes:
+            self.table.memory_store.free(self.allocation)
+            self.allocation = self._whole = None
         self.entry = self.owner.take(nbytes)
         self.nbytes = nbytes
+        if nbytes > self.table.most_bytes and not self.kept:
+            self.hollow = True
 
     def record_stream(self, name: str) -> None:
         """Work on another stream uses it."""

@@ -635,3 +635,48 @@ def test_memory_over_time_adds_up() -> None:
             peak, at_peak = reached, dict(by_use)
     assert (peak, reached) == (first.peak, 0)
     assert {name: nbytes for name, nbytes in at_peak.items() if nbytes} == first.composition.categories
+
+
+def grown() -> list[int]:
+    """MiB that the program has after each call that gives a tensor more memory than it had."""
+    seen: list[int] = []
+
+    def note(tensor: torch.Tensor, size: int) -> None:
+        assert tensor.numel() == size
+        seen.append(torch.cuda.memory_allocated() // MIB)
+
+    def nothing(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(0, device="cuda", dtype=dtype)
+
+    given, size = torch.ones(MIB, device="cuda"), MIB
+    kept = [nothing() for _ in range(5)] + [nothing(torch.int64)]
+    note(kept[0].resize_(size), size)
+    note(kept[1].resize_as_(given), size)
+    torch.add(given, given, out=kept[2])
+    note(kept[2], size)
+    torch.cat([given, given], out=kept[3])
+    note(kept[3], 2 * size)
+    torch.sort(given, out=(kept[4], kept[5]))
+    note(kept[5], size)
+    note(kept[3].resize_(8), 8)  # a smaller tensor keeps the memory that it had
+    kept.clear()
+    note(given, size)
+    return seen
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["values", "no data"])
+def test_what_an_operation_gives_more_memory_is_counted(data: bool) -> None:
+    results, memory, _ = run(grown, enable_data=data)
+    assert results == [[8, 12, 16, 24, 36, 36, 4]]
+    assert memory[0].peak == 36 * MIB
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["values", "no data"])
+def test_out_of_memory_where_an_operation_would_give_more(data: bool) -> None:
+    def body() -> str:
+        small = torch.empty(0, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 40\.00 MiB"):
+            small.resize_(10 * MIB)
+        return "refused"
+
+    assert run(body, limit="32MiB", enable_data=data)[0] == ["refused"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.assumptions import mean_of
+from kernbench.simulation.shadows import forget
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory, Stored
 from kernbench.simulation.tensors import storage_of
 from kernbench.torch_backend.relies_on import Reliance
@@ -118,14 +119,14 @@ def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
         place(tensor, memory)
 
 
-def resized(tensor: torch.Tensor) -> None:
-    """Count a fresh tensor's bytes again: kernels that make one of nothing (``arange``) begin with none."""
-    storage = _storage(tensor)
-    note = getattr(storage, NOTE, None)
-    if type(note) is Block and note.nbytes != storage.nbytes():
-        block = note.memory.hold(storage.nbytes(), shared=note.shared)
-        block.take_over(note)
-        setattr(storage, NOTE, block)
+def recount(tensor: torch.Tensor) -> None:
+    """Count a tensor's bytes on a SIP again where a kernel has given its storage another size."""
+    if type(tensor) in PLAIN and tensor.layout is torch.strided:
+        storage = _untyped_storage(tensor)
+        note = getattr(storage, NOTE, None)
+        if type(note) is Block and note.nbytes != (nbytes := storage.nbytes()):
+            forget(storage)
+            note.resize(nbytes)
 
 
 def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:

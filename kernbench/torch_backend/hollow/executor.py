@@ -176,6 +176,8 @@ class HollowValues:
             return result
         if operator.name == "copy_" and fills_whole(self._storages, *args[:2]):
             return filled(self._storages, self._computed.compute(call), args[1])
+        if operator.writes_out:
+            self._fit(operator, func, args, kwargs, found.key)
         if operator.returns_written:
             return self._written(operator, func, args, kwargs)
         if what is None:
@@ -264,6 +266,13 @@ class HollowValues:
         note.hollow = not small
         note.stand_in = (0.0 if value is None else value) if small else value
         return tensor
+
+    def _fit(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, key: Any) -> None:
+        """Give the tensors that a call writes by ``out=`` the shapes that torch would give them."""
+        made = _tensors_of(self._described(operator, func, args, kwargs, key))
+        for target, what in zip(operator.written(args, kwargs), made, strict=False):
+            if target.shape != what.size:
+                target.resize_(what.size)
 
     def _written(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any) -> Any:
         given = [each.of(args, kwargs) for each in operator.writes]

@@ -138,6 +138,7 @@ class TorchOperator:
         unreturned: those of them that it does not return.
         returns_written: it returns what it writes, and nothing else.
         writes_out: what it writes is written as a whole and not read (``out=``).
+        resizes: a tensor that it writes may have more memory afterwards.
         writes_all: in place, it leaves nothing of what was there.
         changes: what it writes depends on what was there: ``add_`` does, ``copy_`` and what writes ``out`` do not.
         shapes_only: it reads no values.
@@ -166,7 +167,7 @@ class TorchOperator:
         self.flag: tuple[Argument, bool] | None = None
         self.writes: tuple[Argument, ...] = ()
         self.unreturned: tuple[Argument, ...] = ()
-        self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
+        self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
         self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
         if not self.higher_order:
@@ -208,6 +209,7 @@ class TorchOperator:
         self.mutates = bool(schema.is_mutable)
         self.returns_written = all(returns_written) and bool(returns_written or written)
         self.writes_out = bool(written) and all(each.is_out for _, each in written)
+        self.resizes = self.writes_out or name in semantics.RESIZES
         self.writes_all = name in semantics.WRITES_ALL
         self.changes = (
             func.namespace == "aten" and name.endswith("_") and name not in semantics.WRITES_UNREAD

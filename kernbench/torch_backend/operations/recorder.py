@@ -32,7 +32,7 @@ from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_look
 from kernbench.torch_backend.gpu.host_memory import explain_operation
 from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, resized
+from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, recount
 from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
@@ -265,6 +265,9 @@ class Recorder(TorchDispatchMode):
             except RuntimeError as error:
                 explain_operation(error, call.device, call.operator.name, call.args, call.kwargs)
                 raise
+        if call.operator.resizes:
+            for tensor in call.operator.written(call.args, call.kwargs):
+                recount(tensor)
         for listener in stages.computed:
             listener(call)
         return call.result
@@ -354,7 +357,7 @@ class Recorder(TorchDispatchMode):
         for output in outputs:
             place_result(output, memory)
             if not inputs:
-                resized(output)
+                recount(output)  # kernels that make a tensor of nothing (`arange`) begin with none
         call.over_links = shared
         return True
 
