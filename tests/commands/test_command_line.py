@@ -111,6 +111,7 @@ def test_a_run_that_ends_well_says_nothing_on_stderr(tmp_path: Path, text: str) 
     assert ended.stdout.startswith("[rank0] ")
 
 
+@pytest.mark.long  # an interpreter that imports torch
 def test_a_run_says_once_where_a_later_torch_differs(tmp_path: Path) -> None:
     """One that is not tested, and in which something of what is relied on is not so; else nothing is said."""
     program = tmp_path / "program.py"

@@ -11,8 +11,8 @@ import pytest
 import kernbench
 from tests.docs.pages import ROOT, Page, find_pages, matches
 
-LONG = ("docs/compile.md", "docs/what_if.md")
-"""Pages whose examples compile with Inductor, or run a program many times."""
+LONG = ("docs/compile.md", "docs/precompile.md", "docs/sweep.md", "docs/trace.md", "docs/what_if.md")
+"""Pages whose examples compile much, run a program many times, or in an interpreter of its own."""
 
 FRESH = ("trace.md",)
 """Pages all of whose commands are processes of their own, as a reader's are."""

@@ -35,7 +35,12 @@ def run(function, inputs: list, gradients: list | None) -> tuple[list, list, lis
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), [pytest.param(c, d, id=f"{c}-{str(d)[6:]}") for c in CASES for d in c.dtypes]
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{case}-{str(dtype)[6:]}", marks=pytest.mark.long if case.is_slow else ())
+        for case in CASES
+        for dtype in case.dtypes
+    ],
 )
 def test_forward_and_backward(case: Case, dtype: torch.dtype, monkeypatch):
     if case.asks_device:

@@ -68,6 +68,7 @@ def test_own_kernel(environment, tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.long  # compiles much
 def test_public_package(environment, tmp_path):
     pytest.importorskip("liger_kernel")
     done = run(LIGER, environment | {"KERNBENCH_TRITON": "1"}, tmp_path)

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 """Where what the programs share with other tests is imported from."""
 WORLD = 4
 SLOW = ("compiled", "checkpoint", "data_loader", "pipeline", "sharded")
-"""Programs that take many seconds a run."""
+"""Programs that take many seconds a run: all of their rows are for `make test-long`, as those of the others, but for
+the one with the most switches of each."""
 
 FOLDED_TIMES = 0.01
 """Share by which times of folded runs may differ: links that several groups share carry what the groups that run send."""
@@ -102,10 +103,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(each, id=_said(each), marks=pytest.mark.long if each["program"] in SLOW else ()) for each in _rows()],
-)
+def _params() -> list[Any]:
+    rows = _rows()
+
+    def switched(row: Row) -> int:
+        return sum(row[name] != DEFAULTS[name] for name in SWITCHES)
+
+    quick = [
+        max((row for row in rows if row["program"] == each), key=switched) for each in PROGRAMS if each not in SLOW
+    ]
+    return [pytest.param(row, id=_said(row), marks=() if row in quick else pytest.mark.long) for row in rows]
+
+
+@pytest.mark.parametrize("row", _params())
 def test_a_row_of_switches_changes_neither_values_nor_times(row, plain, tmp_path):
     switches = {name: row[name] for name in SWITCHES}
     ended = _run(row["program"], switches, tmp_path)

@@ -84,11 +84,13 @@ def test_the_program_compiles_nothing(cold: Report, cache: Path) -> None:
     assert run_program(cache, "cuda:90") == [0, launched, launched]
 
 
+@pytest.mark.long  # compiles much
 def test_the_program_compiles_nothing_on_kernbenchs_engine(tmp_path: Path) -> None:
     report = precompile(KERNELS, jobs=1, cache_dir=tmp_path, values=True, targets=["sm_90"]).raise_if_failed()
     assert run_program(tmp_path) == [0, len(report.outcomes), 0]
 
 
+@pytest.mark.long  # compiles much
 def test_every_target(tmp_path: Path) -> None:
     targets = ("sm_80", "sm_90", "sm_100", "gfx942")
     one = Space(f"{KERNELS}:push_copy", arguments={"x_ptr": "*fp32", "out_ptr": "*fp32", "BLOCK": 64})

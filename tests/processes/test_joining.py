@@ -139,6 +139,7 @@ print(f"{rank} {x.tolist()} {torch.cuda.get_device_properties(0).uuid}\\n", end=
 """
 
 
+@pytest.mark.long  # interpreters that import torch
 def test_each_process_of_a_launcher_may_see_a_gpu_of_its_own(tmp_path):
     script, starter = tmp_path / "script.py", tmp_path / "start.sh"
     script.write_text(OWN_GPU)
@@ -149,6 +150,7 @@ def test_each_process_of_a_launcher_may_see_a_gpu_of_its_own(tmp_path):
     assert sorted(line for line in done.stdout.splitlines() if "[3.0" in line) == values
 
 
+@pytest.mark.long  # interpreters that import torch
 def test_ranks_per_node_are_as_many_as_gpus_that_are_visible(tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRON, "CUDA_VISIBLE_DEVICES", "4,2")
     script = tmp_path / "script.py"

@@ -237,7 +237,9 @@ with kernbench.simulate("dgx_h100") as ctx:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "ctrl-c"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)], ids=["kill", "ctrl-c"]
+)
 def test_no_process_is_left_when_the_simulation_is_ended(number, tmp_path):
     script = tmp_path / "endless.py"
     script.write_text(_ENDLESS)
@@ -270,6 +272,7 @@ def test_what_cannot_be_had_is_refused():
     assert "have no memory in common" in str(failures(symmetric, 2))
 
 
+@pytest.mark.long  # interpreters that import torch
 def test_the_command_runs_a_program_in_processes(warm_python, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -349,6 +352,7 @@ def test_too_many_ranks_for_the_systems_limits_is_told_in_words():
     spawn(lambda rank: None, 2)
 
 
+@pytest.mark.long  # interpreters that import torch
 def test_a_fork_that_the_system_refuses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would have to promise memory that nobody uses any more: that is collected, and it works."""
     fork, refused = os.fork, []

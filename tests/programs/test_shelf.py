@@ -70,15 +70,10 @@ def losses_of_one(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return told(run(1, [str(SHELF / "train_parallel.py"), "1", "1", "1"], tmp_path_factory.mktemp("one")))[0]["losses"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "split"),
-    [
-        (8, (2, 2, 2)),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [(4, (1, 1, 1)), (4, (4, 1, 1)), (4, (1, 4, 1)), (4, (1, 1, 4)), (8, (2, 1, 2)), (8, (1, 2, 2))]
-        ),
-    ],
+    [(8, (2, 2, 2)), (4, (1, 1, 1)), (4, (4, 1, 1)), (4, (1, 4, 1)), (4, (1, 1, 4)), (8, (2, 1, 2)), (8, (1, 2, 2))],
 )
 def test_a_trainer_in_a_namespace_package(
     world: int, split: tuple[int, int, int], losses_of_one: list[float], tmp_path: Path

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import kernbench
 from kernbench.simulation.folding import Axis, Folding
@@ -85,7 +87,12 @@ def gathered_values(rank: int) -> Any:
     return torch.cat(out).tolist()
 
 
-@pytest.mark.parametrize("program", [gathered_objects, gathered_values])
+def gathered_functionally(rank: int) -> Any:
+    group = dist.group.WORLD
+    return all_gather_tensor(torch.tensor([rank], device="cuda"), 0, group).tolist()
+
+
+@pytest.mark.parametrize("program", [gathered_objects, gathered_values, gathered_functionally])
 def test_ranks_whose_objects_or_known_values_are_gathered_all_run(program):
     got, said = found(program)
     assert got == {rank: [0, 1, 2, 3] for rank in range(WORLD)}
@@ -99,8 +106,16 @@ def test_objects_of_ranks_that_are_not_run_are_refused_with_the_ranks_to_run():
     def sent(rank: int) -> None:
         dist.broadcast_object_list([rank], src=1)
 
-    with pytest.raises(kernbench.SpawnException, match=r"needs rank 1, which is not run.*--ranks 0-1,3, or all"):
-        found(sent, "0,3")
+    def consolidated(rank: int) -> None:  # ZeRO sends the state of each rank as bytes of its own
+        model = torch.nn.Linear(SMALL, SMALL, device="cuda")
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam)
+        model(torch.ones(1, SMALL, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.consolidate_state_dict(to=0)
+
+    for program in (sent, consolidated):
+        with pytest.raises(kernbench.SpawnException, match=r"needs rank 1, which is not run.*--ranks 0-1,3, or all"):
+            found(program, "0,3")
 
 
 def test_known_values_of_ranks_that_are_not_run_are_said_to_be_others():

@@ -37,7 +37,7 @@ def cluster() -> Iterator[object]:
         yield client
 
 
-@pytest.mark.parametrize("keys", ["none", "its own"])
+@pytest.mark.parametrize("keys", ["none", pytest.param("its own", marks=pytest.mark.long)])
 def test_a_stranger_does_not_join(cluster, keys: str) -> None:
     """Another process of this machine that knows the address, with and without keys of its own, over TCP and TLS."""
     address = cluster.scheduler.address

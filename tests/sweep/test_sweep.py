@@ -120,6 +120,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]
             process.wait()
 
 
+@pytest.mark.long  # two sweeps
 def test_a_worker_killed_in_the_middle_changes_nothing(
     serial: tuple[SweepResult, bytes], cluster: tuple[str, list[subprocess.Popen[str]]], tmp_path: Path
 ) -> None:

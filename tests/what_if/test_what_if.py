@@ -69,6 +69,7 @@ def test_a_row_per_point_best_first(answer: tuple[Answer, Path]) -> None:
     assert "<svg" in (output / "plot.svg").read_text()
 
 
+@pytest.mark.long  # runs whole programs
 def test_it_resumes(answer: tuple[Answer, Path]) -> None:
     found, output = answer
     asked = question(
@@ -101,6 +102,7 @@ def test_a_page_of_it(answer: tuple[Answer, Path], tmp_path: Path) -> None:
         assert row["seconds_low"] < row["seconds_per_step"] < row["seconds_high"]
 
 
+@pytest.mark.long  # runs whole programs
 def test_a_point_is_what_kernbench_run_says(answer: tuple[Answer, Path], tmp_path: Path) -> None:
     asked = ("--no-data", "--steps", "2", "--json", tmp_path / "r.json", PROGRAM, "--width", "32", "--batch", "2")
     result = run(*asked, python=FRESH)
@@ -119,6 +121,7 @@ def run(*args: Any, python: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long  # runs whole programs
 def test_a_stopped_run_is_torn_down_and_says_so(tmp_path: Path) -> None:
     ran = run(
         "--steps", "2", "--extrapolate", "1000", "--json", tmp_path / "r.json", "--trace", tmp_path / "t.json", PROGRAM
@@ -134,6 +137,7 @@ def test_a_stopped_run_is_torn_down_and_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "t.json").stat().st_size > 0
 
 
+@pytest.mark.long  # runs whole programs
 def test_values_or_not_the_result_is_the_same(tmp_path: Path) -> None:
     results = []
     for name in ("--data", "--no-data"):
@@ -142,6 +146,7 @@ def test_values_or_not_the_result_is_the_same(tmp_path: Path) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.long  # runs whole programs
 def test_a_failed_run_has_a_result(tmp_path: Path) -> None:
     assert run("--json", tmp_path / "r.json", PROGRAM, "--fail-at", "32").returncode == 1
     result = read_result(tmp_path / "r.json")
@@ -227,6 +232,7 @@ def test_how_points_are_run() -> None:
     assert len({task.key for task in (first, second, third)}) == 3
 
 
+@pytest.mark.long  # runs whole programs
 def test_variables_reach_the_program_and_runs_are_given_up() -> None:
     [task] = tasks_of(
         question(settings={"n": [1]}, arguments=[], environment={"STEPS": "{n}"}, steps=None, tokens_per_step=None)

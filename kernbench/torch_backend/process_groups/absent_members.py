@@ -22,9 +22,14 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.relies_on import Reliance
 
-_C10D = dist.distributed_c10d.__name__
+_FRONTS = (dist.distributed_c10d.__name__, "torch.distributed._functional_collectives")
+"""Modules whose functions programs call for a collective."""
+_BETWEEN = ("kernbench.", "torch.distributed.c10d_logger", "torch.utils._", "torch._ops", "torch._library.", "contextlib")
+"""Modules whose frames lie between such a function and its caller, or below it."""
 _GATHERED = ("all_gather_object", "gather_object")
 _ROOTED = ("broadcast_object_list", "scatter_object_list")
+_BY_BYTES = ("torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object")
+"""A function of torch's, with its module, that sends an object as a length and bytes of its own."""
 _PLANNED = "torch.distributed.checkpoint."
 """Modules whose objects are planned for all ranks (``features.checkpoint_plans``)."""
 
@@ -32,25 +37,23 @@ RELIES_ON = (
     Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
     Reliance("torch.distributed.distributed_c10d", "collectives of objects are functions of it, that call those of tensors",
              has=(*_GATHERED, *_ROOTED)),
+    Reliance(_BY_BYTES[0], "it broadcasts the states of optimizers as bytes", has=_BY_BYTES[1:]),
 )  # fmt: skip
 
 
-def _caller() -> tuple[str, str]:
-    """The function of ``torch.distributed`` that was called, and the name of the module that did."""
+def _caller() -> tuple[str, str, str]:
+    """The function of ``torch.distributed`` that was called, and the names of the module and of the function that did."""
     frame: Any = sys._getframe(2)
     function = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == _C10D:
+        if module in _FRONTS:
             name = frame.f_code.co_name
             function = name if function not in (*_GATHERED, *_ROOTED) else function
-        elif (
-            not module.startswith(("kernbench.", "torch.distributed.c10d_logger", "torch.utils._"))
-            and module != "contextlib"
-        ):
-            return function, module
+        elif not module.startswith(_BETWEEN):
+            return function, module, frame.f_code.co_name
         frame = frame.f_back
-    return function, ""
+    return function, "", ""
 
 
 def check(
@@ -66,8 +69,10 @@ def check(
     if folding is None or kind is None:
         return
     objects = known = False
-    function, module = _caller()
-    if function in (*_GATHERED, *_ROOTED):
+    function, module, name = _caller()
+    if (module, name) == _BY_BYTES:
+        objects = True
+    elif function in (*_GATHERED, *_ROOTED):
         objects = not module.startswith(_PLANNED) or function in _ROOTED
     elif function and not module.startswith("torch."):
         brought = brought_by(simulation.storages, inputs, outputs)
