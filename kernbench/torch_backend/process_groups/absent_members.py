@@ -24,7 +24,14 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _FRONTS = (dist.distributed_c10d.__name__, "torch.distributed._functional_collectives")
 """Modules whose functions programs call for a collective."""
-_BETWEEN = ("kernbench.", "torch.distributed.c10d_logger", "torch.utils._", "torch._ops", "torch._library.", "contextlib")
+_BETWEEN = (
+    "kernbench.",
+    "torch.distributed.c10d_logger",
+    "torch.utils._",
+    "torch._ops",
+    "torch._library.",
+    "contextlib",
+)
 """Modules whose frames lie between such a function and its caller, or below it."""
 _GATHERED = ("all_gather_object", "gather_object")
 _ROOTED = ("broadcast_object_list", "scatter_object_list")
