@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
-from kernbench.torch_backend.features import checkpoint_files, checkpoint_plans, compiling, file_times
+from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
 from kernbench.torch_backend.gpu import inventory, nvml, pinning, replaced_data
 from kernbench.torch_backend.gpu.devices import HostDevices
 from kernbench.torch_backend.hollow import sinks
@@ -124,7 +124,6 @@ class Environment:
             if not self._alone:
                 self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
-            checkpoint_plans.install(self._patches, self._host_devices.simulation)
             file_times.install(self._patches, self._host_devices.simulation)
             nvml.install(self._patches)
             if not self._host_devices.simulation.engine.enable_data:

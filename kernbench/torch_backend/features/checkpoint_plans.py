@@ -4,36 +4,40 @@ The coordinator gathers a plan from every rank, and of an absent one gets a copy
 (:mod:`kernbench.simulation.folding`). What the absent one would plan follows from where its shards are: its coordinate in the
 mesh of each DTensor. The same holds for what it would have written. What a rank that runs has too (replicas, objects) is
 planned for that one, which is there to write it; the files of absent ranks are named in the metadata, and are not there.
+
+``torch.distributed.checkpoint`` takes half as long to import as torch: what is needed of it is imported where it is used,
+by a program that has imported it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint.planner_helpers as planner_helpers
-import torch.distributed.checkpoint.utils as checkpoint_utils
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from kernbench.simulation.folding import Folding
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
+ITEMS = "torch.distributed.checkpoint.planner_helpers"
+GATHERING = "torch.distributed.checkpoint.utils"
+
 RELIES_ON = (
     Reliance(
-        "torch.distributed.checkpoint.planner_helpers._create_write_items_for_dtensor", "what a rank writes of a DTensor",
+        f"{ITEMS}._create_write_items_for_dtensor", "what a rank writes of a DTensor",
         looked_up_by=("torch.distributed.tensor.DTensor.__create_write_items__",), parameters=("fqn", "tensor"),
     ),
     Reliance(
-        "torch.distributed.checkpoint.utils._DistWrapper.gather_object", "the coordinator gets plans and results with it",
-        looked_up_by=("torch.distributed.checkpoint.utils._DistWrapper.reduce_scatter",), parameters=("self", "object"),
+        f"{GATHERING}._DistWrapper.gather_object", "the coordinator gets plans and results with it",
+        looked_up_by=(f"{GATHERING}._DistWrapper.reduce_scatter",), parameters=("self", "object"),
     ),
     Reliance(
         "torch.distributed.tensor._utils._compute_local_shape_and_global_offset", "where the shard at a coordinate is",
@@ -58,6 +62,8 @@ class AbsentPlans:
 
     def saved(self, rank: int, fqn: str, tensor: Any, offset: Any) -> None:
         """``rank`` is to write its shard, at ``offset``, of a DTensor: note where the shards are of those it stands for."""
+        from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
         mesh, shape = tensor.device_mesh, tensor.shape
         there: dict[int, Shard] = {}
         for place in (mesh.mesh >= 0).nonzero():
@@ -86,6 +92,9 @@ class AbsentPlans:
         return result
 
     def _given_by(self, rank: int, absent: int, copied: Any, live: set[Any]) -> Any:
+        from torch.distributed.checkpoint.planner import SavePlan
+        from torch.distributed.checkpoint.storage import WriteResult
+
         if isinstance(copied, SavePlan):
             moved = [self._moved(rank, absent, item, live) for item in copied.items]
             return dataclasses.replace(copied, items=[item for item in moved if item is not None])
@@ -105,6 +114,8 @@ class AbsentPlans:
 
     def _moved(self, rank: int, absent: int, item: Any, live: set[Any]) -> Any:
         """A representative's write as the absent rank's; None if a rank that runs writes the same."""
+        from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+
         shards = self._shards.get((self._folding.representative(absent), item.index.fqn, item.index.offset))
         if shards is None:
             if isinstance(item, WriteItem) and item.type is WriteItemType.SHARD:
@@ -129,6 +140,9 @@ class AbsentPlans:
 
 
 def _indices(given: Any) -> list[Any]:
+    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+    from torch.distributed.checkpoint.storage import WriteResult
+
     items = given.items if isinstance(given, SavePlan) else given if isinstance(given, list) else ()
     return [item.index for item in items if isinstance(item, (WriteItem, WriteResult))]
 
@@ -143,20 +157,41 @@ def _in_file_of(absent: int, representative: int, result: Any) -> Any:
     return dataclasses.replace(result, storage_data=dataclasses.replace(stored, relative_path=path))
 
 
-def install(patches: Patches, simulation: Simulation) -> None:
-    """Have checkpoints planned for all ranks of a world of which some are not run."""
-    hosts = simulation.hosts
-    if hosts.folding is None:
-        return
-    plans = AbsentPlans(hosts.folding, simulation.remarks.setdefault)
-    create = planner_helpers._create_write_items_for_dtensor
-    wrapper: Any = checkpoint_utils._DistWrapper
-    gather = wrapper.gather_object
+def _plans(simulation: Simulation) -> AbsentPlans | None:
+    """Those of a simulation; None if all ranks are run."""
+    folding = simulation.hosts.folding
+    if folding is None:
+        return None
+    plans = _of_folding.get(folding)
+    if plans is None:
+        plans = _of_folding[folding] = AbsentPlans(folding, simulation.remarks.setdefault)
+    return plans
 
-    def create_for_dtensor(fqn: str, tensor: Any) -> WriteItem:
+
+_of_folding: weakref.WeakKeyDictionary[Folding, AbsentPlans] = weakref.WeakKeyDictionary()
+
+
+def install_items(patches: Patches, module: ModuleType) -> None:
+    """Note where the shards of ranks that are not run are, in :data:`ITEMS`."""
+    hosts = bound_devices().simulation.hosts
+    plans, create = _plans(bound_devices().simulation), module._create_write_items_for_dtensor
+    if plans is None:
+        return
+
+    def create_for_dtensor(fqn: str, tensor: Any) -> Any:
         item = create(fqn, tensor)
         plans.saved(hosts.current_rank(), fqn, tensor, item.index.offset)
         return item
+
+    patches.set(module, "_create_write_items_for_dtensor", create_for_dtensor)
+
+
+def install_gathering(patches: Patches, module: ModuleType) -> None:
+    """Have checkpoints planned for all ranks, in :data:`GATHERING`."""
+    hosts = bound_devices().simulation.hosts
+    plans, gather = _plans(bound_devices().simulation), module._DistWrapper.gather_object
+    if plans is None:
+        return
 
     def gather_object(self: Any, object: Any) -> Any:
         found = gather(self, object)
@@ -165,5 +200,4 @@ def install(patches: Patches, simulation: Simulation) -> None:
         members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
         return plans.gathered(hosts.current_rank(), members, found)
 
-    patches.set(planner_helpers, "_create_write_items_for_dtensor", create_for_dtensor)
-    patches.set(wrapper, "gather_object", gather_object)
+    patches.set(module._DistWrapper, "gather_object", gather_object)

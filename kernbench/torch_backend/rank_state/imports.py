@@ -20,6 +20,7 @@ from typing import Any
 from kernbench.torch_backend.compiled import described_gpu, graphs, kernels, reduce_overhead, traced_devices
 from kernbench.torch_backend.features import (
     attention_sharding,
+    checkpoint_plans,
     checkpoint_streams,
     compiled_optimizers,
     compiling,
@@ -54,6 +55,8 @@ def _install_propagation(patches: Patches, module: ModuleType) -> None:
 
 INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
     sharding_of_lists.MODULE: _install_propagation,
+    checkpoint_plans.ITEMS: checkpoint_plans.install_items,
+    checkpoint_plans.GATHERING: checkpoint_plans.install_gathering,
     symmetric_memory.MODULE: symmetric_memory.install_module,
     described_gpu.INTERFACE: described_gpu.install_interface,
     described_gpu.CODE_CACHE: described_gpu.install_keys,
