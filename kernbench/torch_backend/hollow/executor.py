@@ -21,7 +21,7 @@ from kernbench.torch_backend.gpu.rank_device import RankDevice
 from kernbench.torch_backend.hollow.looks import as_stated
 from kernbench.torch_backend.hollow.selections import selected
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
-from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, places, stored_of
+from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
 from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues
@@ -203,16 +203,31 @@ class HollowValues:
             each.dtype.is_floating_point and type(note := stored_of(each)) is Block and note.hollow for each in written
         )
 
-    def plain_result(self, call: OperatorCall) -> Described | None:
-        """What a call that has been answered gives whatever is of its arguments: one hollow tensor of which nothing is assumed;
-        None if that is not so."""
+    def plain_results(self, call: OperatorCall) -> list[tuple[Described, float | None]]:
+        """What a call that has been answered gives whatever the values of its arguments are: hollow tensors, each with what is
+        assumed of it, which follows from what is assumed of the arguments; empty if that is not so."""
         operator, result = call.operator, call.result
-        if type(result) is not torch.Tensor or operator.writes or has_rule(operator.name):
-            return None
-        stored = stored_of(result)
-        if not result.is_floating_point() or type(stored) is not Block or not stored.hollow:
-            return None  # it was computed, or something may be assumed of it
-        return Described(tuple(result.shape), tuple(result.stride()), result.dtype)
+        results = list(result) if isinstance(result, tuple) else [result]
+        if operator.writes or not all(type(each) is torch.Tensor for each in results):
+            return []
+        if has_rule(operator.name) and not (
+            keeps_to_stand_ins(operator.name)
+            and all(map(_is_hollow, listed_tensors((*call.args, *(call.kwargs or {}).values()))))
+        ):
+            return []
+        made = []
+        for each in results:
+            stored = stored_of(each)
+            if type(stored) is not Block or not stored.hollow or each.dtype in known.WHOLE:
+                return []  # it was computed, or something else may be assumed of it
+            made.append((Described(tuple(each.shape), tuple(each.stride()), each.dtype), stored.stand_in))
+        return made
+
+    @staticmethod
+    def computes_always(call: OperatorCall) -> bool:
+        """Whether a call that was computed is one of the host alone, of which nothing is noted."""
+        tensors = listed_tensors((*call.args, *(call.kwargs or {}).values(), call.result))
+        return bool(tensors) and all(stored_of(each) is None for each in tensors)
 
     @staticmethod
     def _most(on_gpu: bool, tensors: Any, kwargs: Any) -> int:
@@ -355,6 +370,12 @@ class HollowValues:
             name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operator.name, operator.name)
             self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer
+
+
+def _is_hollow(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a GPU, and has no bytes."""
+    stored = stored_of(tensor)
+    return type(stored) is Block and stored.hollow
 
 
 def scalar(dtype: torch.dtype, value: float) -> Any:

@@ -128,6 +128,14 @@ def _counts(call: HollowCall) -> float | None:
     return None if first is None else first.numel() / max(call.numel, 1)
 
 
+def _zero(call: HollowCall) -> float | None:
+    return 0.0
+
+
+def _one(call: HollowCall) -> float | None:
+    return 1.0
+
+
 def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return stand_in_of(value)
@@ -287,8 +295,8 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
         _keeps,
     ),
     ("copy", _filled_with(1, "src")),
-    ("zeros zeros_like zero new_zeros empty empty_like new_empty empty_strided", lambda call: 0.0),
-    ("ones ones_like new_ones", lambda call: 1.0),
+    ("zeros zeros_like zero new_zeros empty empty_like new_empty empty_strided", _zero),
+    ("ones ones_like new_ones", _one),
     ("full full_like fill", _filled_with(1, "fill_value")),
     ("new_full", _filled_with(2, "fill_value")),
     ("any", lambda call: float(bool(_keeps(call)))),
@@ -313,6 +321,11 @@ _RULES = {name: rule for names, rule in _ROWS for name in names.split()}
 def has_rule(name: str) -> bool:
     """Whether more than the default of its dtype may be assumed of what the operation ``name`` gives."""
     return name.strip("_") in _RULES or name in PLACES
+
+
+def keeps_to_stand_ins(name: str) -> bool:
+    """Whether what is assumed of the result of ``name`` follows from what is assumed of its first tensor, and from shapes."""
+    return _RULES.get(name.strip("_")) in (_keeps, _sums, _counts, _zero, _one) and name not in PLACES
 
 
 def assume(func: Any, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:

@@ -123,6 +123,7 @@ class TorchOperator:
     Attributes:
         func: the ``OpOverload``, or another callable that a mode sees.
         kind: see :func:`classify`.
+        passes: it is handed on whatever it is given, as nothing here is about it.
         call: computes it; without the frame that ``OpOverload.__call__`` is.
         name: without overload, and without namespace if it is torch's own.
         title: with the overload, for traces.
@@ -159,6 +160,7 @@ class TorchOperator:
         self.title = str(getattr(func, "__name__", "op"))
         self.call = func
         self.name = self.title
+        self.passes = False
         self.draws = draws(func)
         self.wide = widened(func)
         self.copies = self.title.partition(".")[0] in semantics.COPIES
@@ -210,6 +212,7 @@ class TorchOperator:
         self.returns_written = all(returns_written) and bool(returns_written or written)
         self.writes_out = bool(written) and all(each.is_out for _, each in written)
         self.resizes = self.writes_out or name in semantics.RESIZES
+        self.passes = self.kind == SKIP and func.namespace != "c10d" and not (self.resizes or self.host_reads)
         self.writes_all = name in semantics.WRITES_ALL
         self.changes = (
             func.namespace == "aten" and name.endswith("_") and name not in semantics.WRITES_UNREAD
@@ -222,8 +225,8 @@ class TorchOperator:
         takes_tensors = any("Tensor" in str(each.type) for _, each in arguments)
         self.sized = not takes_tensors or any(str(each.type) in _SIZES for _, each in arguments)
         self.by_signature = (
-            self.kind == COMPUTE and own and takes_tensors and not (self.draws or self.host_reads or self.allocates)
-            and not any(tag in func.tags for tag in _SHAPES_BY_VALUE) and not self.copies
+            self.kind in (COMPUTE, TRANSFER) and own and takes_tensors and not any(tag in func.tags for tag in _SHAPES_BY_VALUE)
+            and not (self.draws or self.host_reads or self.allocates)
         )  # fmt: skip
 
     def check_depends(self, inputs: list[torch.Tensor]) -> bool:

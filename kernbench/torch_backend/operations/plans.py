@@ -12,6 +12,7 @@ counted in :attr:`~kernbench.simulation.hosts.Host.detours`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,8 @@ from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.op_log import Title
 from kernbench.sim_engine.operation import ON_PES
 from kernbench.simulation.storages import NOTE, Block, DeviceMemory
-from kernbench.torch_backend.gpu.placement import PLAIN
+from kernbench.simulation.tensors import listed_tensors
+from kernbench.torch_backend.gpu.placement import PLAIN, place_result
 from kernbench.torch_backend.gpu.wide_products import slow_formats
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.operations.calls import OperatorCall
@@ -49,11 +51,11 @@ class Plan:
 
     Attributes:
         call: computes it.
-        make: gives the one hollow result, which is not computed; None: it is computed, or writes what it is given.
+        make: gives hollow results, which are not computed; None: it is computed, or writes what it is given.
         marks: gives what it writes, of which nothing is known afterwards, as it is not computed; None: it is.
         returns_first: of such a one, it returns its first argument, and nothing otherwise.
-        fresh: bytes of its one new result; -1: it has none, or several.
-        several: it has several new results.
+        fresh: bytes of its one new result; -1: it has none, or what ``place`` places.
+        place: puts several new results, or one of which something is assumed, in the memory of the GPU.
         title: in the log; None: it takes no time, as what the host computes for itself in a program that uses a GPU.
         seconds: of the stream.
         host: of the host, for its launch.
@@ -68,17 +70,18 @@ class Plan:
         "host",
         "make",
         "marks",
+        "place",
         "returns_first",
         "seconds",
-        "several",
         "title",
     )
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
-        self.make: Callable[[], torch.Tensor] | None = None
+        self.make: Callable[[], Any] | None = None
+        self.place: Callable[[Any, DeviceMemory], None] | None = None
         self.marks: Callable[[Any, Any], list[torch.Tensor]] | None = None
-        self.returns_first = self.several = False
+        self.returns_first = False
         self.fresh = -1
         self.title: Title | None = None
         self.seconds = self.host = 0.0
@@ -101,13 +104,18 @@ NOT_PLANNED = (KeyError, UnplannableError, TypeError, NotImplementedError, Runti
 """What looking up the plan of a call that has none raises."""
 
 
-def signature(args: Any, kwargs: Any, hollow: bool) -> tuple[Signature, DeviceMemory | None]:
+def signature(args: Any, kwargs: Any, hollow: bool, copies: bool) -> tuple[Signature, DeviceMemory | None]:
     """The signature of a call, and the memory of the GPU that its tensors are on. Raises :class:`UnplannableError`.
 
-    ``hollow``: without data, where what is answered by its shape depends on strides, too.
+    Args:
+        args, kwargs: of the call.
+        hollow: without data, where what is answered by its shape depends on strides, too, and on what is assumed.
+        copies: of a copy, whose cost depends on strides.
     """
     parts: list[Any] = []
     memory = _read(args, parts, None, hollow)
+    if copies:
+        parts += [each.stride() for each in args if isinstance(each, torch.Tensor)]
     if kwargs:
         for name, value in kwargs.items():
             if isinstance(value, torch.Tensor) or (name == "device" and value is not None):
@@ -131,7 +139,7 @@ def _read(values: Any, parts: list[Any], memory: DeviceMemory | None, hollow: bo
                 if stored.shared:
                     raise UnplannableError
                 if hollow:
-                    parts += (value.shape, value.dtype, value.stride(), stored.hollow)
+                    parts += (value.shape, value.dtype, value.stride(), stored.hollow, stored.stand_in)
                 else:
                     parts += (value.shape, value.dtype, True)
             elif hollow:
@@ -191,7 +199,7 @@ class Plans:
         if not operator.by_signature:
             return
         try:
-            key, memory = signature(call.args, call.kwargs, self.hollow)
+            key, memory = signature(call.args, call.kwargs, self.hollow, operator.copies)
             hash(key)
         except (UnplannableError, TypeError, NotImplementedError, RuntimeError):
             return
@@ -212,14 +220,14 @@ class Plans:
         if self.hollow and not self._answered(plan, call, results):
             return None
         if cost is None or not recorded:
-            return None if self.hollow else plan
+            return plan
         if cost.kind not in ON_PES or not self._costs.is_known(operator.name):
             return None
-        if memory is not None and not operator.returns_written:
+        if memory is not None and not (operator.returns_written or plan.place):
             if isinstance(call.result, torch.Tensor):
                 plan.fresh = _storage(results[0]).nbytes()
-            else:
-                plan.several = bool(results)
+            elif results:
+                plan.place = _place_all
         plan.title = Title(operator.title, cost.kind, cost.nbytes, cost.spread)
         plan.seconds, plan.host = cost.seconds, self._launch + cost.host
         plan.format, plan.flops = self._flops.of(cost)
@@ -238,12 +246,32 @@ class Plans:
             plan.marks = call.operator.written if executor.marks_plainly(call) else None
             plan.returns_first = bool(results)
             return plan.marks is not None and (call.result is None or call.result is call.args[0])
-        made = executor.plain_result(call)
-        if made is None:
+        if executor.computes_always(call):
+            return True
+        made = executor.plain_results(call)
+        if not made:
             return False
-        size, stride, dtype = made
-        plan.make = lambda: torch.empty_strided(size, stride, dtype=dtype)
-        return True
+        if isinstance(call.result, torch.Tensor):
+            (size, stride, dtype), stand_in = made[0]
+            if stand_in is not None:
+                plan.place = functools.partial(_place_assumed, stand_in)
+            plan.make = lambda: torch.empty_strided(size, stride, dtype=dtype)
+        elif type(call.result) is tuple and all(stand_in is None for _, stand_in in made):
+            several = [what for what, _ in made]
+            plan.make = lambda: tuple(
+                [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in several]
+            )
+        return plan.make is not None
+
+
+def _place_all(results: Any, memory: DeviceMemory) -> None:
+    for each in listed_tensors((results,)):
+        place_result(each, memory)
+
+
+def _place_assumed(stand_in: float, result: torch.Tensor, memory: DeviceMemory) -> None:
+    place_result(result, memory)
+    getattr(_storage(result), NOTE).stand_in = stand_in
 
 
 def _results(result: Any) -> list[torch.Tensor] | None:

@@ -135,16 +135,18 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The bare path of an operation whose plan is known, where nothing listens; else the whole one."""
         host = self._host()
-        if types or host.detours or host.unsettled or host.awaited:
+        if types or host.detours or host.unsettled:
             return self._whole(func, types, args, kwargs)
         operator = operators[func]
+        if operator.passes:
+            return operator.call(*args, **kwargs) if kwargs else operator.call(*args)
         known = self._plans.of(host.uses_gpu).get(operator, NO_PLANS)
         if known.view:
             return self._view(host, operator, args, kwargs)
-        if not known or (self._hollow and _fake_mode(_FAKE)):
+        if not known or host.stream in host.awaited or (self._hollow and _fake_mode(_FAKE)):
             return self._whole(func, types, args, kwargs)
         try:
-            key, memory = signature(args, kwargs, self._hollow)
+            key, memory = signature(args, kwargs, self._hollow, operator.copies)
             plan = known[key]
         except NOT_PLANNED:
             return self._whole(func, types, args, kwargs)
@@ -182,9 +184,8 @@ class Recorder(TorchDispatchMode):
                 storage = _storage(result)
                 if not hasattr(storage, NOTE):
                     setattr(storage, NOTE, memory.hold_for(host, storage.nbytes()))
-            elif plan.several:
-                for each in listed_tensors((result,)):
-                    place_result(each, memory)
+            elif plan.place:
+                plan.place(result, memory)
         if plan.flops:
             self._flops.count(host.account, plan.format, plan.flops)
         around = self._host_costs.around_call(args)
@@ -213,7 +214,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
         device = self._who()
         host = device.host
-        quiet = not (host.detours or host.unsettled or host.awaited or types)
+        quiet = not (host.detours or host.unsettled or host.stream in host.awaited or types)
         if host.unsettled:
             with self._while_waiting():
                 self._values.settle_stream()
