@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.names import ALGORITHM, SYSTEM
 from kernbench.plugins.command import PluginCommand
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,13 +117,13 @@ class OutputPath(click.ParamType):
 OUTPUT = OutputPath()
 
 _OPTIONS = (
-    click.option("--system", metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]"),
+    click.option("--system", type=SYSTEM, metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]"),
     click.option("--nodes", type=click.IntRange(min=1), help="Repeat the system's node this many times."),
     click.option(
         "-g", "--ngpus", "--ranks", "ranks", type=click.IntRange(min=1),
         help="World size.  [default: ccl.yaml's, else one rank per SIP]",
     ),
-    click.option("--algorithm", metavar="NAME", help="Entry of ccl.yaml.  [default: the one it names]"),
+    click.option("--algorithm", type=ALGORITHM, metavar="NAME", help="Entry of ccl.yaml.  [default: the one it names]"),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of everything random."),
     click.option(
         "--policy", type=click.Choice(["round_robin", "random"]), default="round_robin", show_default=True,

@@ -17,7 +17,7 @@ LAYERS = (
     ("defaults", "errors", "programs", "reporting", "version"),
     ("callable_module", "collective_kinds", "grid", "output_files", "plugins", "scheduler", "stand_ins"),
     ("memory", "order", "topology"),
-    ("cost", "sim_engine", "spec_files"),
+    ("cost", "names", "sim_engine", "spec_files"),
     ("ccl", "triton_engine"),
     ("precompile", "simulation"),
     ("trace",),
