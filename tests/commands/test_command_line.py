@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernbench.commands import run_failures
+from kernbench.commands.advice import advice_for
 from kernbench.errors import MOST_OF_A_MESSAGE, OutputError, message_of
 from kernbench.output_files import replacing, write_file
 from kernbench.scheduler import user_traceback
@@ -187,4 +187,20 @@ def test_triton_has_no_place_for_its_cache() -> None:
     code = compile("raise PermissionError(13, 'Permission denied')", "/lib/triton/runtime/cache.py", "exec")
     with pytest.raises(PermissionError) as caught:
         exec(code)
-    assert "TRITON_CACHE_DIR" in (run_failures._hint(caught.value) or "")
+    assert "TRITON_CACHE_DIR" in (advice_for(caught.value) or "")
+
+
+@pytest.mark.parametrize(
+    ("program", "advice"), [("/nowhere/gcc-12", "set CC"), ("/nowhere/tool", "/nowhere/tool is not there")]
+)
+def test_a_program_that_this_machine_lacks(program: str, advice: str) -> None:
+    def build() -> None:
+        try:
+            subprocess.run([program])
+        except OSError as error:
+            raise RuntimeError("cannot build") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        build()
+    assert advice in (advice_for(caught.value) or "")
+    assert advice_for(FileNotFoundError(2, "No such file or directory", "data.txt")) is None
