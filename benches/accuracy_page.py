@@ -13,7 +13,7 @@ import argparse
 import re
 from pathlib import Path
 
-from kernbench.commands.validate import report
+from kernbench.commands.validate_tables import report
 from kernbench.cost.reference import SHIPPED_MANIFEST
 from kernbench.cost.validation import compare_manifest
 from kernbench.end_to_end.published import published

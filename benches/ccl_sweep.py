@@ -32,6 +32,7 @@ from kernbench.ccl.timing import plan_seconds
 from kernbench.collective_kinds import COLLECTIVES as ALL
 from kernbench.collective_kinds import KINDS
 from kernbench.errors import ConfigError
+from kernbench.names import SYSTEM
 from kernbench.output_files import replacing, write_file
 from kernbench.topology import Topology, resolve_topology
 
@@ -245,7 +246,7 @@ def _names(known: Sequence[str] | None, what: str) -> Callable[[Any, Any, str], 
 
 
 @click.command(name=NAME, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--system", metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]")
+@click.option("--system", type=SYSTEM, metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]")
 @click.option("--nodes", type=click.IntRange(min=1), help="Repeat the system's node this many times.")
 @click.option("-g", "--ngpus", "--ranks", "ranks", type=click.IntRange(min=1), help="World size.  [default: every SIP]")
 @click.option("-b", "--minbytes", "begin", type=SIZE, default="1K", show_default=True, help="Smallest message.")

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 
 import click
 
-from kernbench.errors import ConfigError, KernbenchError
+from kernbench.command_ends import exit_code_of, run_command
+from kernbench.errors import ConfigError
+from kernbench.names import ALGORITHM, SYSTEM
 from kernbench.plugins.command import PluginCommand
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,13 +118,13 @@ class OutputPath(click.ParamType):
 OUTPUT = OutputPath()
 
 _OPTIONS = (
-    click.option("--system", metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]"),
+    click.option("--system", type=SYSTEM, metavar="NAME|PATH", help="Shipped system or a YAML file.  [default: sip8]"),
     click.option("--nodes", type=click.IntRange(min=1), help="Repeat the system's node this many times."),
     click.option(
         "-g", "--ngpus", "--ranks", "ranks", type=click.IntRange(min=1),
         help="World size.  [default: ccl.yaml's, else one rank per SIP]",
     ),
-    click.option("--algorithm", metavar="NAME", help="Entry of ccl.yaml.  [default: the one it names]"),
+    click.option("--algorithm", type=ALGORITHM, metavar="NAME", help="Entry of ccl.yaml.  [default: the one it names]"),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of everything random."),
     click.option(
         "--policy", type=click.Choice(["round_robin", "random"]), default="round_robin", show_default=True,
@@ -149,35 +151,10 @@ def simulation_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-def for_command(error: KernbenchError, command: click.Command | None) -> str:
-    """The message, in which a setting that would help is the option by which ``command`` takes it (``--nnodes 2``)."""
-    text, remedy = str(error), getattr(error, "remedy", None)
-    if remedy is None or command is None:
-        return text
-    name, value = remedy
-    options = [each for each in command.params if isinstance(each, click.Option) and each.name in (name, f"n{name}")]
-    return text.replace(f"{name}={value}", f"{options[0].opts[0]} {value}") if options else text
-
-
 def invoke(command: click.Command, args: list[str] | None, prog_name: str) -> int:
-    """Run a bench's command and return its exit code.
-
-    0: all is well. 1: the bench found something wrong, or a rank raised. 2: the arguments or the configuration are
-    wrong. Errors that kernbench explains are printed without a traceback of kernbench itself.
-    """
-    from kernbench.runtime_api.multiprocessing import SpawnException
-
-    try:
-        command.main(args, prog_name=prog_name, standalone_mode=True)
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 1
-    except SpawnException as error:
-        click.echo(f"{prog_name}: {error}", err=True)
-        return 1
-    except KernbenchError as error:
-        click.echo(f"{prog_name}: error: {for_command(error, command)}", err=True)
-        return 2
-    return 0
+    """Run a bench's command (``args`` None: those of the process); gives its exit code (:mod:`kernbench.command_ends`)."""
+    words = sys.argv[1:] if args is None else args
+    return exit_code_of(lambda: run_command(command, words, prog_name), lambda: command, name=prog_name)
 
 
 def bench_main(command: click.Command, module: str) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import difflib
 import os
-import signal
 import sys
 import threading
 from atexit import _run_exitfuncs
@@ -19,8 +18,8 @@ from typing import Any, NoReturn
 
 import click
 
-from kernbench.commands.standard_output import LostOutput, require_output, watch_output
-from kernbench.errors import HiddenBlockingError, KernbenchError
+from kernbench.command_ends import FromCommand, exit_code_of, tell_lost
+from kernbench.standard_output import LostOutput, require_output, watch_output
 from kernbench.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -44,14 +43,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class _FromCommand(Exception):
-    """What a command has raised that click would take for its own business."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class _LazyGroup(click.Group):
     """A click group whose subcommands are imported when asked for."""
 
@@ -60,7 +51,7 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, OSError, EOFError) as error:
-            raise _FromCommand(error) from error
+            raise FromCommand(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -102,57 +93,12 @@ def app() -> None:
 def main() -> None:
     """Entry point of the console script: run the command line, and end the process with its exit code."""
     watch_output()
-    end_process(_outcome())
+    end_process(exit_code_of(app, _named_command))
 
 
-def _outcome() -> int:
-    """Run the command line; gives its exit code. What kernbench explains itself has no traceback."""
-    try:
-        try:
-            app()
-        except SystemExit as end:
-            require_output()
-            return _code_of(end)
-        except _FromCommand as raised:
-            require_output()  # it may be the very thing
-            raise raised.error from None
-    except LostOutput as lost:
-        return _tell_lost(lost)
-    except KeyboardInterrupt as error:
-        click.echo("kernbench: interrupted", err=True)
-        return 128 + int(getattr(error, "signum", signal.SIGINT))
-    except HiddenBlockingError:
-        click.echo("kernbench: error: a rank waits for ever: see above", err=True)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(HiddenBlockingError.exit_code)  # what Python does at its end would wait for the same lock
-    except KernbenchError as error:
-        from kernbench.benching import for_command
-
-        name = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
-        command = app.get_command(click.Context(app), name)
-        click.echo(f"kernbench: error: {for_command(error, command)}", err=True)
-        return error.exit_code
-    except Exception as error:
-        from kernbench.scheduler.tracebacks import user_traceback
-
-        click.echo(user_traceback(error).rstrip(), err=True)
-        return 1
-    return 0
-
-
-def _tell_lost(lost: LostOutput) -> int:
-    if not lost.is_quiet:
-        click.echo(f"kernbench: error: cannot write standard output: {lost.error.strerror}", err=True)
-    return lost.exit_code
-
-
-def _code_of(end: SystemExit) -> int:
-    """As Python has it: a text is printed, and means 1."""
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    click.echo(end.code, err=True)
-    return 1
+def _named_command() -> click.Command | None:
+    name = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
+    return app.get_command(click.Context(app), name)
 
 
 def end_process(code: int) -> NoReturn:
@@ -169,7 +115,7 @@ def end_process(code: int) -> NoReturn:
     try:
         require_output()
     except LostOutput as lost:
-        code = code or _tell_lost(lost)
+        code = code or tell_lost(lost)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

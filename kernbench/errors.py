@@ -29,11 +29,11 @@ class KernbenchError(RuntimeError):
 
     Attributes:
         ranks: of a kernel's error, those whose programs it concerns; empty: nobody says.
-        exit_code: of a command that ends with it.
+        exit_code: of a command that ends with it: 1, or 2 if the command line or a description is wrong.
     """
 
     ranks: tuple[int | None, ...] = ()
-    exit_code = 2
+    exit_code = 1
 
 
 class ConfigError(KernbenchError, ValueError):
@@ -44,13 +44,12 @@ class ConfigError(KernbenchError, ValueError):
         remedy: a setting that would help, by its name in Python, and the value: the message has it as ``name=value``.
     """
 
+    exit_code = 2
     remedy: tuple[str, int] | None = None
 
 
 class OutputError(KernbenchError, OSError):
     """A file that was asked for cannot be written: the disk is full, say. Of a file that was there before nothing is lost."""
-
-    exit_code = 1
 
 
 class CallError(KernbenchError, ValueError):

@@ -19,8 +19,10 @@ from types import ModuleType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from kernbench.errors import ConfigError
+from kernbench.names import ALGORITHM, SYSTEM, Name
 
 GROUP = "kernbench.benches"
 
@@ -84,8 +86,34 @@ def find_bench(name: str) -> Bench:
     return found[0]
 
 
+def _names() -> list[str]:
+    return [bench.name for bench in find_benches()]
+
+
+_VALUES = {"--system": SYSTEM, "--algorithm": ALGORITHM}
+
+
+class _BenchArguments(click.ParamType):
+    """What a bench is given. Its module, in which its options are, is not imported for a shell: the usual ones are known."""
+
+    name = "ARGS"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names behind an option whose value is one, else files."""
+        before = [ctx.params.get("name"), *(ctx.params.get("arguments") or ())][-1]
+        kind = _VALUES.get(str(before))
+        return (
+            [CompletionItem(incomplete, type="file")] if kind is None else kind.shell_complete(ctx, param, incomplete)
+        )
+
+
 class _Benches(click.Group):
     """``kernbench bench NAME`` is ``kernbench bench run NAME``."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """See click; the benches, too."""
+        names = [CompletionItem(name) for name in _names() if name.startswith(incomplete)]
+        return [*super().shell_complete(ctx, incomplete), *names]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -117,8 +145,8 @@ def list_benches() -> None:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
     options_metavar="",
 )
-@click.argument("name")
-@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument("name", type=Name("NAME", _names))
+@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=_BenchArguments())
 def run_bench(name: str, arguments: tuple[str, ...]) -> None:
     """Run the bench NAME with its own arguments; `kernbench bench run NAME --help` lists them."""
     from kernbench.benching import invoke

@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from kernbench.commands.names import ALGORITHM, SYSTEM
 from kernbench.errors import ConfigError
+from kernbench.names import ALGORITHM, SYSTEM
 
 
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})

@@ -88,7 +88,9 @@ def examine() -> Iterator[Finding]:
         try:
             yield from check()
         except Exception as error:
-            yield Finding(FAIL, check.__name__.strip("_"), reason(error))
+            from kernbench.commands.advice import advice_for
+
+            yield Finding(FAIL, check.__name__.strip("_"), reason(error), advice_for(error) or "")
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------

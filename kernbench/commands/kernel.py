@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kernbench.commands.names import SYSTEM
 from kernbench.errors import ConfigError
+from kernbench.names import SYSTEM
 
 if TYPE_CHECKING:
     from kernbench.triton_engine.launching import LaunchRecord

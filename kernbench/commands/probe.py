@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict
-from typing import Any
-
 import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
-from kernbench.sim_engine.probe import Result, probe
-from kernbench.topology import Topology, resolve_topology
-from kernbench.topology.report import size_text
-from kernbench.topology.units import BANDWIDTH, DURATION
+from kernbench.names import SYSTEM
 
 
 @click.command("probe")
-@click.argument("system")
+@click.argument("system", type=SYSTEM, metavar="SYSTEM")
 @click.option("--case", "cases", multiple=True, help="Run this pattern only; may be repeated.")
 @click.option(
     "--nodes", type=click.IntRange(min=1), help="Repeat the node this often; default: 2 if there is a fabric."
@@ -31,68 +20,6 @@ def command(system: str, cases: tuple[str, ...], nodes: int | None, as_json: boo
     Each pattern is shown in closed form and simulated, with its hops. The exit code is 1 if something does not hold that must:
     more bytes never take less time, nothing is quicker than the best case, contention never helps.
     """
-    topology = resolve_topology(system, nodes=nodes).topology_obj
-    if (
-        nodes is None
-        and topology.nodes == 1
-        and topology.system.fabric is not None
-        and topology.system.nics is not None
-    ):
-        topology = resolve_topology(system, nodes=2).topology_obj
-    results = probe(topology, cases=cases)
-    if as_json:
-        click.echo(json.dumps(_data(topology, results), indent=2))
-    else:
-        _print(topology, results)
-    broken = [text for result in results for text in result.broken]
-    for text in broken:
-        click.echo(f"broken: {text}", err=True)
-    sys.exit(1 if broken else 0)
+    from kernbench.commands.probe_tables import probe_system
 
-
-def _data(topology: Topology, results: list[Result]) -> dict[str, Any]:
-    return {
-        "system": topology.system.name,
-        "nodes": topology.nodes,
-        "cases": [
-            {
-                "name": result.pattern.name,
-                "transfers": len(result.pattern.transfers),
-                "hops": [
-                    {**asdict(hop), "bandwidth": None if hop.bandwidth == float("inf") else hop.bandwidth}
-                    for hop in result.pattern.hops
-                ],
-                "rows": [asdict(row) for row in result.rows],
-                "broken": list(result.broken),
-            }
-            for result in results
-        ],
-    }
-
-
-def _print(topology: Topology, results: list[Result]) -> None:
-    console = Console(width=110, highlight=False)
-    nodes = f"{topology.nodes} nodes of " if topology.nodes > 1 else ""
-    console.print(f"{nodes}{topology.system.name}")
-    for result in results:
-        pattern = result.pattern
-        count = len(pattern.transfers)
-        console.print(f"\n[bold]{pattern.name}[/bold]" + (f", {count} transfers" if count > 1 else ""))
-        for hop in pattern.hops:
-            rate = "" if hop.bandwidth == float("inf") else f", {BANDWIDTH.format(hop.bandwidth)}"
-            console.print(f"  {hop.name}: {DURATION.format(hop.latency)}{rate}", markup=False)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name in ("size", "closed form", "simulated", "per transfer", "busiest link"):
-            table.add_column(name, justify="right")
-        for row in result.rows:
-            rate = BANDWIDTH.format(row.nbytes / row.simulated) if row.simulated else ""
-            table.add_row(size_text(row.nbytes), _us(row.closed), _us(row.simulated), rate, f"{row.utilisation:.1%}")
-        console.print(table)
-    held = sum(not result.broken for result in results)
-    console.print(
-        f"{held} of {len(results)} patterns hold: more bytes take no less, best <= worst, contention never helps"
-    )
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.3f} us"
+    probe_system(system, cases, nodes, as_json)

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from kernbench.commands.jitter_options import Straggler
-from kernbench.commands.names import SYSTEM
 from kernbench.commands.report_option import report_option
 from kernbench.commands.steps_options import steps_options
 from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
 from kernbench.defaults import DEFAULT_SYSTEM, FOLDED_ABOVE
+from kernbench.names import SYSTEM
 
 GIVEN: dict[str, Any] = {
     "schedule": None, "races_output": None, "trace": None, "flight_recorder": None, "autotune_report": None, "json": None,

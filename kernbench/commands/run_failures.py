@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Collection
 from typing import TextIO
 
 import click
 
-from kernbench.commands.standard_output import LostOutput, require_output
+from kernbench.commands.advice import advice_for
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback
 from kernbench.simulation.failures import SpawnException, headed
-from kernbench.stand_ins import stand_in_for
+from kernbench.standard_output import LostOutput, require_output
 from kernbench.trace.memory_report import notes_that_python_hides
-
-_TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
-
-
-def _hint(error: BaseException) -> str | None:
-    """What to do about an error, where the error itself cannot know."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, OSError) and any(_TRITONS_CACHE in each.filename for each in frames):
-        return "Triton keeps what it compiles in a folder that cannot be written: set TRITON_CACHE_DIR to one that can"
-    return stand_in_for(error)
 
 
 class ShownFailures:
@@ -80,7 +68,7 @@ class ShownFailures:
 
     def _explain(self, errors: Collection[BaseException], shown: str) -> None:
         """Print what is known of errors besides what was ``shown``, each once."""
-        hints = dict.fromkeys(filter(None, map(_hint, errors)))
+        hints = dict.fromkeys(filter(None, map(advice_for, errors)))
         for line in (*notes_that_python_hides(errors, shown), *hints):
             click.echo(line, file=self._stream)
 

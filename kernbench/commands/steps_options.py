@@ -46,6 +46,8 @@ class StepsOptions:
         from kernbench.commands.run_progress import RunProgress
 
         ctx.simulation.steps.stop_after(self.steps)
+        if ctx.fold is not None:
+            ctx.fold.tell = self.progress is not False
         shown = RunProgress(ctx.simulation, self.progress)
         shown.start()
         return shown

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kernbench.commands.names import DEVICE
+from kernbench.names import DEVICE
 
 if TYPE_CHECKING:
     from kernbench.autotune.tune import Tuned

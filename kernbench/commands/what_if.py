@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kernbench.commands.report_option import report_option
+from kernbench.names import SYSTEMS
 
 
 @click.command(name="what-if")
@@ -17,6 +18,7 @@ from kernbench.commands.report_option import report_option
 @click.option(
     "--system",
     "systems",
+    type=SYSTEMS,
     metavar="A,B,...",
     default="dgx_h100",
     show_default=True,

@@ -14,6 +14,8 @@ _log = logging.getLogger("kernbench.plugins")
 class PluginError(KernbenchError):
     """A plugin cannot be loaded, or failed in a hook that decides something. The message names the plugin and the hook."""
 
+    exit_code = 2
+
 
 class PluginWarning(UserWarning):
     """A plugin that only observes has failed. The run goes on as if it were not there."""

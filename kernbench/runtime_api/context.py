@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from kernbench.runtime_api.distributed import Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.multiprocessing import Multiprocessing
 from kernbench.runtime_api.scouting import Scouts
+from kernbench.runtime_api.simulate_arguments import require_arguments
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import ChosenOrder, HostEffects, RankScheduler, make_policy
@@ -273,7 +275,7 @@ _FIELDS = frozenset(RuntimeContext.__dataclass_fields__) | {"factories"}
 
 @contextmanager
 def simulate(
-    system: str | TopologyHandle | None = None,
+    system: str | Path | TopologyHandle | None = None,
     *,
     world_size: int | None = None,
     nodes: int | None = None,
@@ -282,7 +284,7 @@ def simulate(
     policy: str = "round_robin",
     devices: Sequence[int] | range | int | str = "all",
     correlation_id: str = "",
-    ccl: CclConfig | str | None = None,
+    ccl: CclConfig | Path | str | None = None,
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
     log_limit: int | None = DEFAULT_LIMIT,
@@ -304,7 +306,7 @@ def simulate(
     Args:
         system: name of a shipped system, path of a YAML file, or a handle; default ``sip8``.
         world_size: ranks that the program will use; checked against the system now, instead of when they are spawned.
-        nodes: repeat the system's node this many times.
+        nodes: repeat the system's node this many times, also that of a handle.
         enable_data: compute values; without, time and memory alone are modelled, and values only where they are small and
             follow from known ones (``docs/real_size.md``).
         seed: of the ranks' random generators and of the ``"random"`` policy.
@@ -345,9 +347,14 @@ def simulate(
         ConfigError: the description is wrong, or the world does not fit.
         PluginError: a plugin cannot be used, or has failed to decide something.
     """
+    require_arguments({
+        "system": system, "world_size": world_size, "nodes": nodes, "stop_after_steps": stop_after_steps, "seed": seed,
+        "enable_data": enable_data, "exact_dtype": exact_dtype, "correlation_id": correlation_id, "ranks": ranks, "ccl": ccl,
+        "options": options, "stragglers": stragglers, "host_effects": host_effects,
+    })  # fmt: skip
     manager = default_manager().extended(plugins)
     if isinstance(system, TopologyHandle):
-        handle = system
+        handle = system.with_nodes(nodes)
     else:
         handle = resolve_topology(system, nodes=nodes, plugins=manager)
     if ranks != "all" and enable_data:
@@ -362,9 +369,10 @@ def simulate(
         raise ConfigError("memory='weak' is about values: it needs data (enable_data=True, no --no-data)")
     if world_size is not None:
         handle.topology_obj.require_world(world_size)
-    collectives = (
-        load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager) if isinstance(ccl, str) else ccl
-    )
+    if isinstance(ccl, str | Path):
+        collectives: CclConfig | None = load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager)
+    else:
+        collectives = ccl
 
     def fresh(fold: Scouts | None = None) -> RuntimeContext:
         return RuntimeContext(

@@ -26,11 +26,15 @@ class Scouts:
     Args:
         ranks: ``"auto"``, ``"all"``, or the ranks to run, as ``"0,8-11"``.
         fresh: makes a context like the one that the program will run in.
+
+    Attributes:
+        tell: whether a scout that takes long says on stderr how far it has got.
     """
 
     def __init__(self, ranks: str, fresh: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
         self._ranks = ranks
         self._fresh = fresh
+        self.tell = True
 
     def __call__(self, multiprocessing: Multiprocessing, program: SpawnCall) -> Folding | None:
         """Who runs ``program``; None: all."""
@@ -56,7 +60,9 @@ class Scouts:
         return None
 
     def _scout(self, multiprocessing: Multiprocessing, program: SpawnCall, folding: Folding) -> None:
-        with _silence() as terminal, self._fresh() as ctx, showing(ctx.simulation, folding, terminal):
+        with _silence() as terminal, self._fresh() as ctx, contextlib.ExitStack() as stack:
+            if self.tell:
+                stack.enter_context(showing(ctx.simulation, folding, terminal))
             ctx.simulation.steps.stop_after(1)
             ctx.multiprocessing.configure = multiprocessing.configure
             # an error of the program's is for the run to tell: whoever runs then meets it too

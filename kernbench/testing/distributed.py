@@ -28,7 +28,6 @@ class DistributedTests:
     """
 
     def __init__(self, system: str) -> None:
-        self._name = system
         try:
             self._system = resolve_topology(system)
         except KernbenchError as error:
@@ -68,4 +67,4 @@ class DistributedTests:
     def _system_for(self, count: int) -> TopologyHandle:
         """The system, with as many nodes as ``count`` ranks need."""
         node = self._system.topology_obj.sip_count
-        return self._system if count <= node else resolve_topology(self._name, nodes=-(-count // node))
+        return self._system if count <= node else self._system.with_nodes(-(-count // node))

@@ -173,13 +173,15 @@ def _system(item: pytest.Function, ranks: RanksOfTest) -> Any:
     if grant is None or not grant.memory:
         return handle
     if not isinstance(handle, TopologyHandle):
-        handle = resolve_topology(handle, nodes=ranks.options.get("nodes"))
-    system = handle.topology_obj.system
+        handle = resolve_topology(handle)
+    handle = handle.with_nodes(ranks.options.get("nodes"))
+    graph = handle.topology_obj
+    system = graph.system
     device = system.sips.device
     hbm = device.hbm.model_copy(update={"size": min(device.hbm.size, grant.memory)})
     sips = system.sips.model_copy(update={"device": device.model_copy(update={"hbm": hbm})})
     capped = system.model_copy(update={"sips": sips})
-    return TopologyHandle(handle.name, handle.path, Topology(capped, spec=handle.topology_obj.spec))
+    return TopologyHandle(handle.name, handle.path, Topology(capped, nodes=graph.nodes, spec=graph.spec))
 
 
 def _check_released(item: pytest.Function, ctx: RuntimeContext, given: dict[str, Any]) -> None:

@@ -10,30 +10,52 @@ keys. The room knows neither torch nor time.
 
 from __future__ import annotations
 
-from kernbench.topology.builder import TopologyHandle, resolve_topology
-from kernbench.topology.cubes import CubeMesh
-from kernbench.topology.device import DeviceSpec
-from kernbench.topology.graph import Topology
-from kernbench.topology.links import Link, Route
-from kernbench.topology.loader import load_device, load_fabric, load_system
-from kernbench.topology.shipped import added_systems, shipped_devices, shipped_fabrics, shipped_systems
-from kernbench.topology.system import FabricSpec, SystemSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CubeMesh",
-    "DeviceSpec",
-    "FabricSpec",
-    "Link",
-    "Route",
-    "SystemSpec",
-    "Topology",
-    "TopologyHandle",
-    "added_systems",
-    "load_device",
-    "load_fabric",
-    "load_system",
-    "resolve_topology",
-    "shipped_devices",
-    "shipped_fabrics",
-    "shipped_systems",
-]
+if TYPE_CHECKING:
+    from kernbench.topology.builder import TopologyHandle as TopologyHandle
+    from kernbench.topology.builder import resolve_topology as resolve_topology
+    from kernbench.topology.cubes import CubeMesh as CubeMesh
+    from kernbench.topology.device import DeviceSpec as DeviceSpec
+    from kernbench.topology.graph import Topology as Topology
+    from kernbench.topology.links import Link as Link
+    from kernbench.topology.links import Route as Route
+    from kernbench.topology.loader import load_device as load_device
+    from kernbench.topology.loader import load_fabric as load_fabric
+    from kernbench.topology.loader import load_system as load_system
+    from kernbench.topology.shipped import added_systems as added_systems
+    from kernbench.topology.shipped import shipped_devices as shipped_devices
+    from kernbench.topology.shipped import shipped_fabrics as shipped_fabrics
+    from kernbench.topology.shipped import shipped_systems as shipped_systems
+    from kernbench.topology.system import FabricSpec as FabricSpec
+    from kernbench.topology.system import SystemSpec as SystemSpec
+
+# A shell completes names of systems, and a command line is read, before anything is described: numpy and pydantic wait.
+_HOMES = {
+    "CubeMesh": "cubes",
+    "DeviceSpec": "device",
+    "FabricSpec": "system",
+    "Link": "links",
+    "Route": "links",
+    "SystemSpec": "system",
+    "Topology": "graph",
+    "TopologyHandle": "builder",
+    "added_systems": "shipped",
+    "load_device": "loader",
+    "load_fabric": "loader",
+    "load_system": "loader",
+    "resolve_topology": "builder",
+    "shipped_devices": "shipped",
+    "shipped_fabrics": "shipped",
+    "shipped_systems": "shipped",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kernbench.topology' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"kernbench.topology.{_HOMES[name]}"), name)
+    return found

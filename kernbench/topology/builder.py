@@ -20,6 +20,15 @@ class TopologyHandle:
     path: Path
     topology_obj: Topology
 
+    def with_nodes(self, nodes: int | None) -> TopologyHandle:
+        """The system with its node repeated that often; as it is where ``nodes`` is None.
+
+        Raises :class:`~kernbench.errors.ConfigError` if its description has nothing that joins so many nodes.
+        """
+        if nodes is None or nodes == self.topology_obj.nodes:
+            return self
+        return TopologyHandle(self.name, self.path, _repeated(self.topology_obj, nodes))
+
 
 def resolve_topology(
     name_or_path: str | Path | None = None,
@@ -47,3 +56,8 @@ def resolve_topology(
 def _built(source: SystemSource, nodes: int | None) -> Topology:
     """Simulations of one process share a graph, which never changes, and what is found out about it."""
     return Topology(source.validated(), nodes=nodes, spec=source.plain)
+
+
+@lru_cache(maxsize=16, typed=True)
+def _repeated(topology: Topology, nodes: int) -> Topology:
+    return Topology(topology.system, nodes=nodes, spec=topology.spec)

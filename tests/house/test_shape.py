@@ -14,10 +14,10 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
-    ("defaults", "errors", "programs", "reporting", "version"),
+    ("defaults", "errors", "programs", "reporting", "standard_output", "version"),
     ("callable_module", "collective_kinds", "grid", "output_files", "plugins", "scheduler", "stand_ins"),
-    ("memory", "order", "topology"),
-    ("cost", "sim_engine", "spec_files"),
+    ("command_ends", "memory", "order", "topology"),
+    ("cost", "names", "sim_engine", "spec_files"),
     ("ccl", "triton_engine"),
     ("precompile", "simulation"),
     ("trace",),

@@ -269,6 +269,21 @@ def test_the_doctor_names_plugins_and_what_is_wrong(folder: Path, monkeypatch: p
     assert "-> did you mean KERNBENCH_PLUGINS?" in result.stdout
 
 
+def test_the_doctor_says_what_to_do_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel() -> None:
+        subprocess.run(["/nowhere/cc"])
+
+    for name in ("_program", "_imports", "_requirements", "_driver"):
+        monkeypatch.setattr(doctor, name, lambda: iter(()))
+    monkeypatch.setattr(doctor, "_kernel", kernel)
+    finding = list(doctor.examine())[-1]
+    assert (finding.status, finding.subject) == (doctor.FAIL, "kernel")
+    assert (
+        finding.advice
+        == "there is no C compiler: install one (apt-get install gcc, or dnf install gcc), or set CC to one"
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "wanted", "good"),
     [

@@ -144,6 +144,38 @@ def test_resources_are_granted_and_checked(pytester: pytest.Pytester, run_pytest
     )
 
 
+def test_a_grant_of_memory_keeps_the_nodes(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    pytester.makepyfile(
+        """
+        import kernbench.testing, pytest
+        from kernbench.topology import resolve_topology
+
+        def shape(ctx):
+            return ctx.topology.nodes, ctx.topology.device.hbm.size
+
+        @pytest.mark.world_size(2, system="dgx_h100", nodes=3)
+        @kernbench.testing.requires_devices(2, memory="3MB")
+        def test_name(rank, kernbench_context):
+            assert shape(kernbench_context) == (3, 3_000_000)
+
+        @pytest.mark.world_size(2, system=resolve_topology("dgx_h100"), nodes=3)
+        @kernbench.testing.requires_devices(2, memory="3MB")
+        def test_handle(rank, kernbench_context):
+            assert shape(kernbench_context) == (3, 3_000_000)
+
+        @pytest.mark.world_size(2, system=resolve_topology("dgx_h100", nodes=3))
+        @kernbench.testing.requires_devices(2, memory="3MB")
+        def test_handle_of_nodes(rank, kernbench_context):
+            assert shape(kernbench_context) == (3, 3_000_000)
+
+        @pytest.mark.world_size(2, system=resolve_topology("dgx_h100"), nodes=3)
+        def test_handle_without_a_grant(rank, kernbench_context):
+            assert shape(kernbench_context)[0] == 3
+        """
+    )
+    run_pytest().assert_outcomes(passed=4)
+
+
 def test_requires_cuda_skips_without_gpus(pytester: pytest.Pytester, run_pytest: Run) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -33,6 +33,30 @@ class Name(click.ParamType):
         return [*items, CompletionItem(incomplete, type="file")] if self._files else items
 
 
+class Names(click.ParamType):
+    """Several names with commas between them, of which a shell completes the last.
+
+    Args:
+        each: of one name.
+    """
+
+    def __init__(self, each: Name) -> None:
+        self.name = f"{each.name},..."
+        self._each = each
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it stands."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The whole text, the last name made whole; a file only where it is the first."""
+        before, comma, last = incomplete.rpartition(",")
+        items = self._each.shell_complete(ctx, param, last)
+        if not comma:
+            return items
+        return [CompletionItem(f"{before},{item.value}") for item in items if item.type == "plain"]
+
+
 def _systems() -> list[str]:
     from kernbench.topology.shipped import added_systems, shipped_systems
 
@@ -69,14 +93,8 @@ def _algorithms() -> list[str]:
     return list(names)
 
 
-def _benches() -> list[str]:
-    from kernbench.commands.bench import find_benches
-
-    return [bench.name for bench in find_benches()]
-
-
 SYSTEM = Name("NAME|FILE", _systems, files=True)
 DEVICE = Name("NAME|FILE", _devices, files=True)
 FABRIC = Name("NAME|FILE", _fabrics, files=True)
 ALGORITHM = Name("NAME", _algorithms)
-BENCH = Name("NAME", _benches)
+SYSTEMS = Names(SYSTEM)

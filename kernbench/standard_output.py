@@ -82,6 +82,11 @@ def require_output() -> None:
         raise LostOutput(_lost[0])
 
 
+def forget_lost() -> None:
+    """What was lost has been said; it is not raised again."""
+    _lost.clear()
+
+
 def _drop() -> None:
     """What is still buffered would be tried again, and fail again, when Python ends."""
     with contextlib.suppress(OSError):

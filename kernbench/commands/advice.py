@@ -1,0 +1,51 @@
+"""What to do about an error that comes from what this machine lacks, where the error itself does not say it."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Sequence
+
+from kernbench.stand_ins import stand_in_for
+
+_TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
+_COMPILERS = re.compile(r"(?:.*/)?(?:\w+-)*(?:cc|gcc|g\+\+|c\+\+|clang|clang\+\+)(?:-[\d.]+)?")
+
+
+def _no_cache(error: BaseException, files: Sequence[str]) -> str | None:
+    if isinstance(error, OSError) and any(_TRITONS_CACHE in file for file in files):
+        return "Triton keeps what it compiles in a folder that cannot be written: set TRITON_CACHE_DIR to one that can"
+    return None
+
+
+def _no_compiler(error: BaseException, files: Sequence[str]) -> str | None:
+    named = str(getattr(error, "filename", None) or "")
+    lacks = isinstance(error, FileNotFoundError) and _COMPILERS.fullmatch(named)
+    if lacks or "Failed to find C compiler" in str(error):
+        return "there is no C compiler: install one (apt-get install gcc, or dnf install gcc), or set CC to one"
+    return None
+
+
+def _no_program(error: BaseException, files: Sequence[str]) -> str | None:
+    if isinstance(error, FileNotFoundError) and files and os.path.basename(files[-1]) == "subprocess.py":
+        return f"the program {error.filename} is not there: install it, or put its folder on PATH"
+    return None
+
+
+_ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (_no_cache, _no_compiler, _no_program)
+"""Each is given an error and the files of its frames, outermost first; the first that knows it is taken."""
+
+
+def advice_for(error: BaseException) -> str | None:
+    """A line that says what to do, also of an error that another was raised from; None where nothing is known."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        files = [each.filename for each in traceback.extract_tb(cause.__traceback__)]
+        for row in _ROWS:
+            if found := row(cause, files):
+                return found
+        seen.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return stand_in_for(error)
