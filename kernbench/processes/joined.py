@@ -54,6 +54,10 @@ class Joined(RankProcess):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
+    def signal(self, number: int) -> None:
+        """See :class:`RankProcess`."""
+        signal.pidfd_send_signal(self.descriptor, number)
+
     def cause(self) -> str:
         """See :class:`RankProcess`."""
         return "ended in the middle of its program (a signal, os._exit, or who started it has ended it)"
@@ -81,7 +85,11 @@ class Company(RankProcesses):
 
     def await_input(self, member: RankProcess) -> bool:
         """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
-        return bool(self.await_one([member.wire.socket.fileno()]))
+        self.awaited = [member.rank]
+        try:
+            return bool(self.await_one([member.wire.socket.fileno()]))
+        finally:
+            self.awaited = []
 
     def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""

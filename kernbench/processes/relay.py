@@ -290,6 +290,8 @@ class Relay:
 
     def _death_of(self, child: RankProcess) -> RaisedElsewhere:
         child.reap()
+        if child.verdict is not None:
+            return RaisedElsewhere(child.verdict, f"{type(child.verdict).__name__}: {child.verdict}\n")
         calls = self._simulation.matcher.history.of(child.rank)[-1:]
         last = f"Its last operation: {self._last}." if self._last and child is self._child else ""
         posted = f"Its last call to others: {calls[0]}." if calls else "It had called no other rank."

@@ -63,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
         before = os.environ.get("KERNBENCH_RACES")
         os.environ["KERNBENCH_RACES"] = races  # what a simulation is told that is told nothing
         config.add_cleanup(lambda: _restore("KERNBENCH_RACES", before))
+    hang_after = config.getoption("--kernbench-hang-after")
+    if hang_after is not None:
+        from kernbench.scheduler.standstill import VARIABLE
+
+        hung_before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = str(hang_after)
+        config.add_cleanup(lambda: _restore(VARIABLE, hung_before))
     if config.getoption("--kernbench-distributed"):
         from kernbench.testing.distributed import DistributedTests
 
