@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 
 from kernbench.commands.standard_output import LostOutput, require_output
+from kernbench.errors import HiddenBlockingError, NoProgressError
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback
 from kernbench.simulation.failures import SpawnException, headed
@@ -26,6 +27,10 @@ def _hint(error: BaseException) -> str | None:
     if isinstance(error, OSError) and any(_TRITONS_CACHE in each.filename for each in frames):
         return "Triton keeps what it compiles in a folder that cannot be written: set TRITON_CACHE_DIR to one that can"
     return stand_in_for(error)
+
+
+_ENDED_FROM_HERE = (RankDiedError, HiddenBlockingError, NoProgressError)
+"""What a rank's process cannot have shown itself."""
 
 
 class ShownFailures:
@@ -60,9 +65,9 @@ class ShownFailures:
 
     def joined(self, error: SpawnException) -> None:
         """Ranks that somebody else has started have failed: what they have not shown themselves is shown, once."""
-        for cause in error.errors.values():
-            if isinstance(cause, RankDiedError):
-                self._show(f"kernbench: {cause}")
+        ended = [cause for cause in error.errors.values() if isinstance(cause, _ENDED_FROM_HERE)]
+        for text in dict.fromkeys(map(str, ended)):
+            self._show(f"kernbench: {text}")
 
     def script(self, error: BaseException, file: str) -> bool:
         """Show what a script that runs once has raised, from its own file on; false if that had no part in it."""

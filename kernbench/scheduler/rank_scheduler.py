@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter  # the machine's own clock
 from types import FunctionType
 from typing import Any
 
@@ -25,7 +27,16 @@ from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
 from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase, SideThread
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
-from kernbench.scheduler.standstill import SHORT, Outlook, Standstill, Stoppable, hang_after, shown_stack, tell
+from kernbench.scheduler.standstill import (
+    LINGERING,
+    SHORT,
+    Outlook,
+    Standstill,
+    Stoppable,
+    hang_after,
+    shown_stack,
+    tell,
+)
 from kernbench.scheduler.tracebacks import program_line, user_traceback
 
 _UNWIND_ATTEMPTS = 100
@@ -79,6 +90,7 @@ class RankScheduler:
         self.outlook: Outlook | None = None
         self.apart: Stoppable | None = None
         self._standstill: Standstill | None = None
+        self._lingering: dict[int, tuple[float, str]] = {}
         self._effects = effects if effects is not None else HostEffects.from_environment()
         self._refusals = 0
         self._run_by(GreenletRunner(self._turns))
@@ -149,6 +161,30 @@ class RankScheduler:
         """From now on ``side``, which has a greenlet, takes turns; it is not ready yet."""
         self.side_threads[side.greenlet] = side
         self.rank_by_greenlet[side.greenlet] = side.rank
+
+    def linger(self, rank: int, name: str) -> None:
+        """The program of ``rank`` has ended, and a thread of it of this ``name`` goes on; empty: none does any more."""
+        if name:
+            self._lingering[rank] = (perf_counter(), name)
+        else:
+            self._lingering.pop(rank, None)
+
+    def tell_lingering(self) -> None:
+        """In the watchdog's thread: say which rank waits for a thread for long, once."""
+        for rank, (since, name) in [*self._lingering.items()]:
+            if perf_counter() - since < LINGERING:
+                continue
+            self._lingering.pop(rank, None)
+            side = next(
+                (each for each in [*self.side_threads.values()] if (each.rank, each.name) == (rank, name)), None
+            )
+            carrier = None if side is None else side.carrier
+            frame = None if carrier is None else sys._current_frames().get(carrier.thread.ident or 0)
+            stack = "" if frame is None else f"\n{shown_stack(frame).rstrip()}"
+            tell(
+                f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, as "
+                f"in Python (daemon=True){stack}"
+            )
 
     def drop_side_thread(self, side: SideThread) -> None:
         """It has ended."""
@@ -259,7 +295,9 @@ class RankScheduler:
         self._turns.interrupted = False
         if self.outlook is not None:
             ranks = self.apart or _Here(self)
-            self._standstill = Standstill(self.outlook, ranks, hang_after(), says=self.runner.says_standstill)
+            self._standstill = Standstill(
+                self.outlook, ranks, hang_after(), says=self.runner.says_standstill, besides=self.tell_lingering
+            )
         try:
             with (
                 self.runner.watched(self._standstill),

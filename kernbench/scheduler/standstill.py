@@ -38,6 +38,9 @@ GRACE = 0.6
 BLOCKED = 10.0
 """Seconds without progress after which it is looked whether a rank that is a process waits for a lock for ever."""
 
+LINGERING = 10.0
+"""Seconds of wall-clock time for which a rank waits for a thread after its program's end, before that is said."""
+
 SHORT = 2.0
 """Seconds without progress after which Ctrl-C shows where the ranks are: until then the run was getting on."""
 
@@ -95,10 +98,20 @@ class Standstill:
         ranks: that it has.
         limit: seconds without progress after which what runs is ended; None: never.
         says: whether it is said before.
+        besides: called at each look.
     """
 
-    def __init__(self, outlook: Outlook, ranks: Stoppable, limit: float | None, *, says: bool = True) -> None:
+    def __init__(
+        self,
+        outlook: Outlook,
+        ranks: Stoppable,
+        limit: float | None,
+        *,
+        says: bool = True,
+        besides: Callable[[], None] = lambda: None,
+    ) -> None:
         self._outlook = outlook
+        self._besides = besides
         self._ranks = ranks
         self.limit = limit
         self._seen: Any = None
@@ -115,6 +128,7 @@ class Standstill:
 
     def look(self) -> None:
         """See whether something has happened since the last time."""
+        self._besides()
         seen, now = self._progress(), perf_counter()
         if seen != self._seen:
             self._seen, self._since, self._attempts, self._looked = seen, now, 0, False
