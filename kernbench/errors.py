@@ -72,6 +72,11 @@ class HiddenBlockingError(KernbenchError):
     """A rank blocks its thread, and nothing in the process can wake it. The message has been written to ``stderr`` before."""
 
 
+class NoProgressError(KernbenchError):
+    """No rank has come further for as long as ``--hang-after`` says. The message says where every rank was. It is raised
+    in the rank that ran; in main, if that goes on all the same."""
+
+
 class CollectiveMismatchError(KernbenchError):
     """Ranks of one group issued collectives that do not match (operation, shape, dtype, order or root). Raised before
     any data moves, in every rank concerned.

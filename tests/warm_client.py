@@ -19,6 +19,16 @@ CODE = struct.Struct("<i")
 """The answer: the exit code, as a shell counts; -1: the environment is another one."""
 
 
+_CREDENTIALS = struct.Struct("3i")
+"""What the system says of who is at the other end: process, user, group."""
+
+
+def is_own(end: socket.socket) -> bool:
+    """Whether this user is at the other end: the name of the socket can be read, and used, by every user of the machine."""
+    told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(told)[1]) == os.geteuid()
+
+
 def exactly(end: socket.socket, size: int) -> bytes:
     """The next ``size`` bytes. Raises EOFError where there are fewer."""
     found = b""
@@ -34,6 +44,8 @@ def _run(name: str, words: Sequence[str]) -> int:
     request = json.dumps({"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
         end.connect(f"\0{name}")
+        if not is_own(end):
+            return -1
         socket.send_fds(end, [LENGTH.pack(len(request))], [0, 1, 2])
         end.sendall(request)
         return int(CODE.unpack(exactly(end, CODE.size))[0])

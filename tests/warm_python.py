@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import runpy
+import secrets
 import select
 import shlex
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.warm_client import CODE, LENGTH, exactly
+from tests.warm_client import CODE, LENGTH, exactly, is_own
 
 ROOT = Path(__file__).parents[1]
 _PYTHON = sys.executable
@@ -46,7 +47,7 @@ class WarmPython:
     def tool(self, arguments: str = "") -> str:
         """The shell command that runs ``python`` with these arguments, and those behind them."""
         if self._name is None:
-            self._name = f"kernbench-tests-{os.getpid()}"
+            self._name = f"kernbench-tests-{os.getpid()}-{secrets.token_hex(8)}"
             self._end = _started(self._name)
         client = " ".join(map(shlex.quote, (_PYTHON, "-I", "-S", str(_CLIENT), self._name)))
         return f"{client} {arguments}"
@@ -88,6 +89,9 @@ def _serve(owner: socket.socket, listener: socket.socket) -> list[str]:
         if owner in select.select([owner, listener], [], [])[0]:
             os._exit(0)
         client = listener.accept()[0]
+        if not is_own(client):  # what it is sent is run as this user
+            client.close()
+            continue
         if os.fork() == 0:
             owner.close()
             listener.close()

@@ -78,6 +78,9 @@ GIVEN: dict[str, Any] = {
 @click.option("--traceback", type=click.Choice(["short", "full"]), default="short", show_default=True,
               envvar="KERNBENCH_TRACEBACK", help="Of what fails, show the program's own lines, or those of the simulator "
               "and torch, too.")  # fmt: skip
+@click.option("--hang-after", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", envvar="KERNBENCH_HANG_AFTER",
+              help="End a run in which no rank has come further for so many seconds of wall-clock time. Without it, that is "
+              "said after 30 seconds, and again ever less often.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
 @click.option("--stand-in", "stand_ins", metavar="NAME", multiple=True, help="Let the program import NAME, a package of CUDA "

@@ -52,7 +52,7 @@ class RunBeside:
         )  # fmt: skip
         listener.close()
         gpu, cuda = vars(properties_of(self._topology)), inventory.cuda_version(self._topology)
-        values = variables_of(address, NodeGpus.of(self._topology), os.environ, gpu, cuda)
+        values = variables_of(str(address), NodeGpus.of(self._topology), os.environ, gpu, cuda)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"])
         self._before = {name: os.environ.get(name) for name in values}

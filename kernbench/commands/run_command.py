@@ -74,7 +74,7 @@ class RankCommand:
         ctx.multiprocessing.require_joined(1)
         gate = Gate(welcome, ctx.multiprocessing.require_joined, _tell)
         errors: dict[int, BaseException] = {}
-        with closing(gate), self._started(gate.address, ctx.topology) as process:
+        with closing(gate), self._started(str(gate.address), ctx.topology) as process:
             launcher = os.pidfd_open(process.pid)
             try:
                 with contextlib.ExitStack() as worlds:

@@ -9,11 +9,16 @@ from typing import TextIO
 import click
 
 from kernbench.commands.advice import advice_for
+from kernbench.errors import HiddenBlockingError, NoProgressError
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback
 from kernbench.simulation.failures import SpawnException, headed
 from kernbench.standard_output import LostOutput, require_output
 from kernbench.trace.memory_report import notes_that_python_hides
+
+
+_ENDED_FROM_HERE = (RankDiedError, HiddenBlockingError, NoProgressError)
+"""What a rank's process cannot have shown itself."""
 
 
 class ShownFailures:
@@ -48,9 +53,9 @@ class ShownFailures:
 
     def joined(self, error: SpawnException) -> None:
         """Ranks that somebody else has started have failed: what they have not shown themselves is shown, once."""
-        for cause in error.errors.values():
-            if isinstance(cause, RankDiedError):
-                self._show(f"kernbench: {cause}")
+        ended = [cause for cause in error.errors.values() if isinstance(cause, _ENDED_FROM_HERE)]
+        for text in dict.fromkeys(map(str, ended)):
+            self._show(f"kernbench: {text}")
 
     def script(self, error: BaseException, file: str) -> bool:
         """Show what a script that runs once has raised, from its own file on; false if that had no part in it."""

@@ -28,6 +28,7 @@ from kernbench.runtime_api.context import simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
 from kernbench.scheduler.host_effects import settled_heap
 from kernbench.scheduler.interruption import Interrupted, ending_signals
+from kernbench.scheduler.standstill import VARIABLE as HANG_AFTER
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
 from kernbench.stand_ins import standing_in
 from kernbench.topology import resolve_topology
@@ -67,6 +68,7 @@ def run(
     stragglers: tuple[tuple[int, float], ...],
     schedule: str | None,
     traceback: str,
+    hang_after: float | None,
     prefix: bool,
     summary: bool,
     stand_ins: tuple[str, ...],
@@ -81,6 +83,8 @@ def run(
     A signal ends the program; what was asked for is written, up to there, and the exit code is a shell's for that signal.
     """
     os.environ[TRACEBACK] = traceback
+    if hang_after is not None:
+        os.environ[HANG_AFTER] = str(hang_after)
     differs = "" if INHERITED in os.environ else relies_on.warning()  # a run beside another one does not say it again
     if differs:
         click.echo(f"kernbench: {differs}", err=True)

@@ -7,12 +7,20 @@ each of which is the whole state, so one that is missed matters to nobody. ADR 0
     /             the page
     /state.json   the state, once
     /events       the state, again and again, until the run has ended
+
+What a connection may do to the machine is bounded: there are at most :data:`CONNECTIONS` at a time, one has :data:`PATIENCE`
+seconds to say what it wants, and as long to take each part of the answer. A page may run its own scripts and ask this server,
+nothing else, and no other page may frame it or read it.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import ipaddress
 import json
+import re
 import socket
 import socketserver
 import threading
@@ -22,7 +30,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kernbench.errors import ConfigError
@@ -34,9 +42,41 @@ from kernbench.simulation.simulation import Simulation
 PERIOD = 0.5
 """Seconds of real time between two looks at a run."""
 
+CONNECTIONS = 64
+"""Connections at a time; one that comes besides is answered that the server is busy."""
+
+PATIENCE = 10.0
+"""Seconds of real time that a connection has to send its request, and that it may let an answer wait."""
+
 _SHARE = 10  # a look may take one such part of the time
 _GRACE = 0.3  # seconds that pages have to hear the end
 _SCRIPTS = ("words.js", "frame.js", "live.js")
+_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+class ServedPage(NamedTuple):
+    """A page as it is sent.
+
+    Attributes:
+        body: HTML, UTF-8.
+        policy: its Content-Security-Policy (W3C, level 3): its own inline scripts, by their hashes, and no others.
+    """
+
+    body: bytes
+    policy: str
+
+    @classmethod
+    def of(cls, html: str) -> ServedPage:
+        """The page of this HTML."""
+        body = html.encode()
+        sums = (base64.b64encode(hashlib.sha256(text).digest()).decode() for text in _SCRIPT.findall(body))
+        scripts = " ".join(f"'sha256-{each}'" for each in sums) or "'none'"
+        return cls(
+            body,
+            f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        )
 
 
 class ReportServer:
@@ -61,7 +101,8 @@ class ReportServer:
         self._begin = monotonic()
         self._seen: tuple[float, float, dict[str, Any]] | None = None
         self._looks = threading.Lock()
-        self._page = self._report = b""
+        self._page = ServedPage.of("")
+        self._report: ServedPage | None = None
         self._open = 0
         self._closed = False
         self._server = _listening(host, port, partial(_Answer, self))
@@ -87,7 +128,7 @@ class ReportServer:
 
     def waits_for_run(self, title: str) -> None:
         """A run is to come."""
-        self._page = filled("live.html", _SCRIPTS, title, "").encode()
+        self._page = ServedPage.of(filled("live.html", _SCRIPTS, title, ""))
 
     def watch(self, simulation: Simulation) -> None:
         """A run begins; it is looked at from now on."""
@@ -101,7 +142,7 @@ class ReportServer:
 
     def reported(self, page: str) -> None:
         """The run has a report, HTML; it is not looked at any more."""
-        self._report = page.encode()
+        self._report = ServedPage.of(page)
         self._last_look()
 
     def finish(self) -> None:
@@ -147,8 +188,8 @@ class ReportServer:
     # -- what connections ask ------------------------------------------------------------------------------------------
 
     @property
-    def page(self) -> bytes:
-        """HTML, UTF-8."""
+    def page(self) -> ServedPage:
+        """What is shown now."""
         return self._page
 
     def state(self) -> dict[str, Any]:
@@ -184,7 +225,10 @@ class ReportServer:
         not read what only this machine is to see."""
         if not self._local:
             return True
-        host = (urlsplit(f"//{name}").hostname or "").lower() if name else ""
+        try:
+            host = (urlsplit(f"//{name}").hostname or "").lower() if name else ""
+        except ValueError:  # half of an IPv6 address, say
+            return False
         return host in self._names or _is_local(host)
 
 
@@ -204,13 +248,46 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def __init__(self, family: socket.AddressFamily, address: Any, answer: Any) -> None:
         self.address_family = family
+        self._lock = threading.Lock()
+        self._open: dict[Any, float | None] = {}
+        """Connections, and until when each has to have sent its request; None: it has."""
         super().__init__(address, answer)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """As its mixin, with a name for the thread."""
+        """As its mixin, with a name for the thread, and not for more connections than there may be."""
+        with self._lock:
+            busy = len(self._open) >= CONNECTIONS
+            if not busy:
+                self._open[request] = monotonic() + PATIENCE
+        if busy:
+            with contextlib.suppress(OSError):
+                request.send(_BUSY, socket.MSG_DONTWAIT)
+            self.shutdown_request(request)
+            return
         threading.Thread(
             target=self.process_request_thread, args=(request, client_address), name=PROGRESS_THREAD, daemon=True
         ).start()
+
+    def shutdown_request(self, request: Any) -> None:
+        """As its base; the connection is over."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def has_asked(self, request: Any) -> None:
+        """A connection has sent its request."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = None
+
+    def service_actions(self) -> None:
+        """In the thread that listens, now and then: end connections that take too long to say what they want."""
+        now = monotonic()
+        with self._lock:
+            for request, until in self._open.items():
+                if until is not None and now > until:
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Whoever asked has gone, or asked nonsense: nobody's business."""
@@ -232,8 +309,21 @@ def _listening(host: str, port: int, answer: Any) -> _Server:
         ) from None
 
 
+_NOTHING = "default-src 'none'; frame-ancestors 'none'"
+_GUARDS = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+)
+"""Headers of every answer: no other page frames it, or reads it as a script or a picture."""
+
+
 class _Answer(BaseHTTPRequestHandler):
     """One connection."""
+
+    timeout = PATIENCE
+    _policy = _NOTHING
 
     def __init__(self, run: ReportServer, *args: Any) -> None:
         self._run = run
@@ -242,12 +332,14 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """See the module."""
         run = self._run
+        self.server.has_asked(self.connection)  # type: ignore[attr-defined]
         if not run.knows(self.headers.get("Host")):
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "this server has another name")
             return
-        path = urlsplit(self.path).path
+        path = self.path.partition("?")[0]
         if path == "/":
-            self._send("text/html; charset=utf-8", run.page)
+            page = run.page
+            self._send("text/html; charset=utf-8", page.body, page.policy)
         elif path == "/state.json":
             self._send("application/json", json.dumps(run.state()).encode())
         elif path == "/events":
@@ -255,14 +347,20 @@ class _Answer(BaseHTTPRequestHandler):
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _begin(self, kind: str) -> None:
+    def _begin(self, kind: str, policy: str = _NOTHING) -> None:
+        self._policy = policy
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", kind)
         self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
 
-    def _send(self, kind: str, body: bytes) -> None:
-        self._begin(kind)
+    def end_headers(self) -> None:
+        """Of every answer, errors among them: what a browser may do with it."""
+        for name, value in (("Content-Security-Policy", self._policy), *_GUARDS):
+            self.send_header(name, value)
+        super().end_headers()
+
+    def _send(self, kind: str, body: bytes, policy: str = _NOTHING) -> None:
+        self._begin(kind, policy)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -73,6 +73,11 @@ class Child(RankProcess):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
+    def signal(self, number: int) -> None:
+        """See :class:`RankProcess`."""
+        if self.status is None:
+            os.kill(self.pid, number)
+
     def cause(self) -> str:
         """How it has ended, in words."""
         assert self.status is not None
@@ -159,6 +164,7 @@ class Family(RankProcesses):
         poll = self._poll
         poll.register(descriptor, select.POLLIN)
         try:
+            self.awaited = [member.rank]
             while True:
                 ready = poll.poll(self._patience())
                 if not ready:
@@ -170,6 +176,7 @@ class Family(RankProcesses):
                 if any(died):
                     return False
         finally:
+            self.awaited = []
             poll.unregister(descriptor)
 
     def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import socket
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from kernbench.errors import KernbenchError
 from kernbench.processes import seat
 from kernbench.processes.channel import Wire
 from kernbench.processes.joined import Joined
-from kernbench.processes.seat import Hello, Welcome
+from kernbench.processes.seat import Address, Hello, Welcome
 from kernbench.version import __version__
 
 NOTICE, PATIENCE = 30.0, 600.0
@@ -26,23 +25,23 @@ INHERITED = "KERNBENCH_GATE"
 """The environment variable by which a run is given a socket that listens already: its descriptor and its address."""
 
 
-def listening() -> tuple[str, socket.socket]:
+def listening() -> tuple[Address, socket.socket]:
     """A new address, and a socket on which processes join there."""
-    address = f"kernbench-{os.getpid()}-{secrets.token_hex(8)}"
+    address = Address.new()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind("\0" + address)
+    listener.bind("\0" + address.name)
     listener.listen(1024)
     return address, listener
 
 
-def _inherited() -> tuple[str, socket.socket] | None:
+def _inherited() -> tuple[Address, socket.socket] | None:
     given = os.environ.pop(INHERITED, "")
     if not given:
         return None
     descriptor, address = given.split()
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
-    return address, listener
+    return Address.of(address), listener
 
 
 class Gate:
@@ -55,7 +54,7 @@ class Gate:
         tell: says something to the user.
 
     Attributes:
-        address: value of the environment variable by which processes find it.
+        address: where processes join.
     """
 
     def __init__(
@@ -152,6 +151,11 @@ class Gate:
 
     def _refusal(self, hello: Hello) -> str:
         """Why a process cannot join; empty if it can."""
+        if not self.address.admits(hello.key):
+            return (
+                f"rank {hello.rank} has not the key of the simulation that it wants to join: KERNBENCH_JOIN is set in what a "
+                "simulation starts, and was changed"
+            )
         if hello.version != __version__:
             return (
                 f"rank {hello.rank} has kernbench {hello.version}, the simulation {__version__}: install one for both"

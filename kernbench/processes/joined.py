@@ -15,11 +15,17 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter  # the machine's own clock
 
 from kernbench.processes.channel import Wire
-from kernbench.processes.rank_process import RankProcess, RankProcesses
+from kernbench.processes.rank_process import RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedMemory
 
 PARTING = 3.0
-"""Seconds of wall-clock time that processes have to end by themselves when one of them has failed, or who started them has."""
+"""Seconds of wall-clock time that processes have to end by themselves when one of them has failed."""
+
+ORPHANED = 0.5
+"""Seconds of wall-clock time that they have when what has started them has ended: it would have ended them before."""
+
+
+_ORPHAN = "what has started the ranks (torchrun, say) has ended before they had: they were ended, too"
 
 
 class Joined(RankProcess):
@@ -54,6 +60,10 @@ class Joined(RankProcess):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
+    def signal(self, number: int) -> None:
+        """See :class:`RankProcess`."""
+        signal.pidfd_send_signal(self.descriptor, number)
+
     def cause(self) -> str:
         """See :class:`RankProcess`."""
         return "ended in the middle of its program (a signal, os._exit, or who started it has ended it)"
@@ -81,7 +91,11 @@ class Company(RankProcesses):
 
     def await_input(self, member: RankProcess) -> bool:
         """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
-        return bool(self.await_one([member.wire.socket.fileno()]))
+        self.awaited = [member.rank]
+        try:
+            return bool(self.await_one([member.wire.socket.fileno()]))
+        finally:
+            self.awaited = []
 
     def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""
@@ -100,10 +114,11 @@ class Company(RankProcesses):
                 return ()
             if deadline is None:
                 poll.unregister(self._launcher)
-                deadline = perf_counter() + PARTING
+                deadline = perf_counter() + ORPHANED
             else:
-                for member in self._company.values():
-                    member.kill()
+                for rank, member in self._company.items():
+                    if not member.gone:
+                        self.end(rank, RankDiedError(_ORPHAN))
 
     def part(self) -> None:
         """One has failed, or could not go on: the others are given time to be ended by who has started them, then told to."""

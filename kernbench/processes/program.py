@@ -23,7 +23,7 @@ from kernbench.processes.legacy import Legacy
 from kernbench.processes.rank_process import leave, tell_nothing, tell_where
 from kernbench.processes.rank_side import RankSide
 from kernbench.processes.seat import Seat
-from kernbench.scheduler import user_traceback
+from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.carrier import be_alone
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.environment import Environment
@@ -59,7 +59,9 @@ class SentStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Nothing is kept, but where the process is one that the rank has forked."""
+        if self._side.apart:
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -78,10 +80,12 @@ def run(
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
         leave(70)
-    error, trace = None, ""
+    error, trace, failed = None, "", False
     try:
         body()
         _finish(simulation, side)
+    except RaisedElsewhere as raised:  # whatever its kind, it is a failure
+        error, trace, failed = portable(raised.error), raised.traceback, True
     except BaseException as raised:
         error, trace = portable(raised), user_traceback(raised)
     with contextlib.suppress(BaseException):
@@ -89,7 +93,7 @@ def run(
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         _run_exitfuncs()
-    side.cast("ended", error, trace, Legacy.of(simulation, side.host))
+    side.cast("ended", error, trace, Legacy.of(simulation, side.host), failed)
     side.send()
     leave(0)
 

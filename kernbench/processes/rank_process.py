@@ -5,18 +5,35 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
+import signal
+import threading
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, sleep  # the machine's own clock
 from typing import NamedTuple, NoReturn
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import HiddenBlockingError, KernbenchError, NoProgressError
 from kernbench.processes import shared_memory
 from kernbench.processes.channel import Wire
+from kernbench.scheduler.standstill import shortened, tell
+from kernbench.scheduler.tracebacks import is_programs
+from kernbench.scheduler.watchdog import has_children, waits_for_lock
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
 
 PATIENCE = 1.0
 """Seconds of the machine's time for which one who is back waits for another who went before, and is not."""
+
+
+TELL_WHERE = signal.SIGRTMAX - 3
+"""The signal by which a rank's process is asked where it is: a real-time one, which programs rarely use."""
+
+LONGEST_ANSWER, _PAUSE = 0.3, 0.01
+"""Seconds of the machine's time to wait for that, and between two looks."""
 
 
 class Away(NamedTuple):
@@ -47,6 +64,7 @@ class RankProcess(ABC):
         wire: to it; in the process itself, to the simulation.
         pid: of the process, 0 before it has begun.
         descriptor: of the process, readable when it has ended.
+        verdict: why it was ended from here; None: it was not.
     """
 
     wire: Wire
@@ -57,11 +75,30 @@ class RankProcess(ABC):
         self.stacks = stacks
         self.pid = 0
         self.descriptor = -1
+        self.verdict: KernbenchError | None = None
+        self._read = 0
+
+    def where(self) -> list[WrittenStack]:
+        """Where its threads are, which it is asked for by a signal; none if it does not answer, as one that is stopped."""
+        try:
+            before = os.fstat(self.stacks).st_size
+            self.signal(TELL_WHERE)
+        except (OSError, ValueError):
+            return []
+        size, until = before, perf_counter() + LONGEST_ANSWER
+        while perf_counter() < until:
+            sleep(_PAUSE)
+            seen, size = size, os.fstat(self.stacks).st_size
+            if size == seen > before:
+                break
+        self._read = size
+        text = os.pread(self.stacks, min(size - before, 1 << 16), before).decode(errors="replace")
+        return [WrittenStack.of(part) for part in _THREAD.split(text)[1:]]
 
     def told(self) -> str:
         """Where its threads were when it crashed; empty if nobody can tell."""
-        size = os.fstat(self.stacks).st_size
-        lines = os.pread(self.stacks, min(size, 1 << 16), 0).decode(errors="replace").splitlines()
+        size = os.fstat(self.stacks).st_size - self._read
+        lines = os.pread(self.stacks, min(size, 1 << 16), self._read).decode(errors="replace").splitlines()
         end = next((at for at, line in enumerate(lines) if environment.__file__ in line), len(lines))
         return "\n".join(line for line in lines[:end] if __file__ not in line).strip()
 
@@ -74,8 +111,18 @@ class RankProcess(ABC):
         """End it at once."""
 
     @abstractmethod
+    def signal(self, number: int) -> None:
+        """Send it a signal. Raises OSError if it has ended."""
+
+    @abstractmethod
     def cause(self) -> str:
         """How it has ended, in words."""
+
+    @property
+    def waits_for_ever(self) -> bool:
+        """Whether its program waits for a lock that only its own process could release, where no other thread of Python is."""
+        process = Path(f"/proc/{self.pid}")
+        return len(self.where()) == 1 and waits_for_lock(process / "task" / str(self.pid)) and not has_children(process)
 
     def close(self) -> None:
         """Forget it. Idempotent."""
@@ -87,6 +134,31 @@ class RankProcess(ABC):
         self.descriptor = self.stacks = -1
 
 
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):\n", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class WrittenStack(NamedTuple):
+    """Where a thread is, as :mod:`faulthandler` has written it.
+
+    Attributes:
+        frames: file, line and function, the outermost first.
+    """
+
+    frames: Sequence[tuple[str, int, str]]
+
+    @classmethod
+    def of(cls, text: str) -> WrittenStack:
+        """From its lines."""
+        return cls([(file, int(line), name) for file, line, name in _FRAME.findall(text)][::-1])
+
+    def shown(self) -> str:
+        """The program's lines, as Python shows them; all if none is its."""
+        own = [each for each in self.frames if is_programs(each[0]) and each[0] != threading.__file__]
+        summary = [traceback.FrameSummary(*each) for each in own or self.frames]
+        return shortened([line for each in summary for line in traceback.StackSummary.from_list([each]).format()])
+
+
 class RankProcesses(ABC):
     """The processes of one world's ranks.
 
@@ -94,6 +166,7 @@ class RankProcesses(ABC):
         by_rank: the processes.
         died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
         away: those who wait for what the simulation does not see, by what ends that.
+        awaited: the ranks of those for which the simulation waits, to go on.
         unwound: whether ranks that are to end are told so, and their programs unwind.
     """
 
@@ -103,7 +176,56 @@ class RankProcesses(ABC):
         self.by_rank = by_rank
         self.died: list[int] = []
         self.away: dict[Condition, Away] = {}
+        self.awaited: list[int] = []
         self._slow: set[Condition] = set()
+
+    # -- from the watchdog's thread (:class:`~kernbench.scheduler.standstill.Stoppable`) ----------------------------------
+
+    def running(self) -> list[int]:
+        """The ranks whose programs go on, and for which the others wait."""
+        return [*self.awaited]
+
+    def stack_of(self, rank: int) -> str:
+        """The program's lines where a rank's own thread is, and those where its others are."""
+        member = self.by_rank.get(rank)
+        if member is None or rank in self.died:
+            return ""
+        return "".join(dict.fromkeys(each.shown() for each in reversed(member.where())))
+
+    def stop(self, error: NoProgressError, attempt: int) -> None:
+        """End the processes that are awaited: at once, as what they do cannot be told to end."""
+        for rank in self.running() or [*self.by_rank]:
+            self.end(rank, error)
+
+    def end(self, rank: int, verdict: KernbenchError) -> None:
+        """End a rank's process, and have that be why."""
+        member = self.by_rank[rank]
+        if rank not in self.died and member.pid:
+            member.verdict = member.verdict or verdict
+            member.kill()
+
+    def blocked(self, seconds: float) -> None:
+        """Nothing has happened for so long: end a process that waits for a lock for ever."""
+        for rank in self.running():
+            member = self.by_rank[rank]
+            if rank not in self.died and member.waits_for_ever:
+                report = (
+                    f"rank {rank} has been blocking its process for {seconds:.3g} s of wall-clock time: it waits for a lock, "
+                    f"and no other thread or process is there that could release it.\n{self.stack_of(rank).rstrip()}"
+                )
+                tell(report)
+                self.end(rank, HiddenBlockingError(report))
+
+    @contextmanager
+    def awaiting(self, ranks: Iterable[int]) -> Iterator[None]:
+        """For the length of a block, the simulation waits for these."""
+        before, self.awaited = self.awaited, [*ranks]
+        try:
+            yield
+        finally:
+            self.awaited = before
+
+    # -- in main -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def await_input(self, member: RankProcess) -> bool:
@@ -126,7 +248,9 @@ class RankProcesses(ABC):
                 return True
             others = any(back in come for back in awaited)
             sockets = {self.away[back].process.wire.socket.fileno() for back in ([first] if others else awaited)}
-            if not self.await_one(sorted(sockets), PATIENCE if others else seconds):
+            with self.awaiting(sorted({self.away[back].process.rank for back in awaited})):
+                found = self.await_one(sorted(sockets), PATIENCE if others else seconds)
+            if not found:
                 if not others:
                     return False
                 self._slow = {back for back in awaited if back not in come}
@@ -157,10 +281,12 @@ def tell_where(stacks: int) -> None:
         _exit(status)
 
     faulthandler.enable(file=stacks)
+    faulthandler.register(TELL_WHERE, file=stacks)
     os._exit = tell_and_exit
 
 
 def tell_nothing() -> None:
     """In a process that a rank has forked, or at the end of its program: its end is its own."""
     faulthandler.disable()
+    faulthandler.unregister(TELL_WHERE)
     os._exit = _exit

@@ -298,19 +298,22 @@ class RankSide(Uplink):
             while executor.touches_any(storages):
                 self._await_one(executor.awaited())
                 self.compute()
-        while self.posted and (first := self._to_come_first(inputs)) is not None:
+        while self.writers and (first := self._to_come_first(inputs, storages)) is not None:
             self.call("await_values", self.number(first.op))
         with self.simulation.torch_recorder.paused(), self.host.as_one():
-            posted = self.posted[number] = self.payloads.bring(op, inputs, outputs, self._to_come(), matter)
+            posted = self.posted[number] = self.payloads.bring(op, inputs, outputs, self._to_come(storages), matter)
+            for storage in posted.writes:
+                self.writers.setdefault(storage, {})[number] = posted
         return number, posted
 
-    def _to_come_first(self, inputs: Sequence[torch.Tensor]) -> Posted | None:
+    def _to_come_first(self, inputs: Sequence[torch.Tensor], storages: Sequence[int]) -> Posted | None:
         with self.simulation.torch_recorder.paused():
-            return self.payloads.before(inputs, self._to_come())
+            return self.payloads.before(inputs, self._to_come(storages))
 
-    def _to_come(self) -> list[Posted]:
-        """Calls whose values are to come."""
-        return [each for each in self.posted.values() if not each.copied and each.op.error is None]
+    def _to_come(self, storages: Sequence[int]) -> list[Posted]:
+        """Calls whose values are to come, and write to one of some storages, in the order in which they were made."""
+        found = {number: each for storage in storages for number, each in self.writers.get(storage, {}).items()}
+        return [each for _, each in sorted(found.items()) if not each.copied and each.op.error is None]
 
     def _matcher_post(
         self,

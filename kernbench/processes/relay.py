@@ -99,6 +99,7 @@ class Relay:
             "released": self._release, "step": self._step, "stopped": self._stopped, "store": self._store_given,
             "call": self._call, "write": self._write, "memory": self._memory, "leave": self._leave,
             "thread": self._thread, "tell": self._tell, "watch": self._watch,
+            "linger": partial(simulation.threads.linger, self._rank),
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
             "used": simulation.assumptions.used,
         }  # fmt: skip
@@ -148,6 +149,10 @@ class Relay:
                     self._handlers[item[0]](*item[1:])
         except (GreenletExit, SystemExit):  # its rank has ended, or is being unwound
             pass
+        except KeyboardInterrupt as error:
+            if scheduler.interrupted:  # Ctrl-C ends the run, and is not the rank's
+                raise
+            scheduler.fail(rank, error)
         except BaseException as error:
             scheduler.fail(rank, error)
         finally:
@@ -290,6 +295,8 @@ class Relay:
 
     def _death_of(self, child: RankProcess) -> RaisedElsewhere:
         child.reap()
+        if child.verdict is not None:
+            return RaisedElsewhere(child.verdict, f"{type(child.verdict).__name__}: {child.verdict}\n")
         calls = self._simulation.matcher.history.of(child.rank)[-1:]
         last = f"Its last operation: {self._last}." if self._last and child is self._child else ""
         posted = f"Its last call to others: {calls[0]}." if calls else "It had called no other rank."
@@ -385,15 +392,19 @@ class Relay:
                 self._told.discard(number)
         return news
 
-    def _ended(self, lane: _Lane, error: Portable | None, trace: str, legacy: Legacy) -> None:
-        """The program has ended: with what it has raised, if anything."""
+    def _ended(self, lane: _Lane, error: Portable | None, trace: str, legacy: Legacy, failed: bool = False) -> None:
+        """The program has ended: with what it has raised, if anything; ``failed``: that is a failure, whatever it is."""
         legacy.leave(self._simulation, self._me)
         if lane.late is not None:
             raise lane.late
         if error is None:
             return
         raised = restored(error)
-        if isinstance(raised, SystemExit | KeyboardInterrupt) and not (isinstance(raised, SystemExit) and raised.code):
+        if (
+            not failed
+            and isinstance(raised, SystemExit | KeyboardInterrupt)
+            and not (isinstance(raised, SystemExit) and raised.code)
+        ):
             raise raised
         raise RaisedElsewhere(raised, trace)
 

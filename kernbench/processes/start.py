@@ -71,6 +71,8 @@ def relay(simulation: Simulation, members: RankProcesses) -> list[Callable[[], A
         return members.await_absent(simulation.threads.limit())
 
     simulation.waits.resuming, simulation.drain.await_absent = answer_early, await_absent
+    simulation.scheduler.apart = members
+    simulation.world.closers.append(partial(setattr, simulation.scheduler, "apart", None))
     simulation.world.closers.append(partial(setattr, simulation.waits, "resuming", None))
     simulation.world.closers.append(partial(setattr, simulation.drain, "await_absent", None))
     return [relay.serve for relay in relays.values()]

@@ -17,7 +17,7 @@ from kernbench.scheduler.crew import Crew, TakesTurns
 from kernbench.sim_engine import Condition
 from kernbench.simulation.rank_threads import LOOK, Notice
 
-REPLACED = ("crew", "begin", "admit", "ask", "watch", "close", "notice", "wait", "time", "tell", "outside")
+REPLACED = ("crew", "begin", "admit", "ask", "watch", "linger", "close", "notice", "wait", "time", "tell", "outside")
 """Methods of a simulation's threads that a rank's process has of its own."""
 
 
@@ -39,6 +39,11 @@ class ThreadSide:
             setattr(self._threads, name, getattr(self, name))
         self._side.turn.number = 0
         self._side.settle = self.settle
+
+    def linger(self, rank: int, name: str) -> None:
+        """See :meth:`RankThreads.linger`."""
+        self._side.cast("linger", name)
+        self._side.send()
 
     def crew(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None]) -> Crew | None:
         """See :meth:`RankThreads.crew`."""

@@ -79,6 +79,7 @@ class Uplink:
         simulation, rank: as given.
         payloads: of its calls.
         posted: its collectives and messages that have not ended, by number.
+        writers: of these, those whose values are to come, by the storages that they write.
         apart: whether this is a process that the rank has forked itself (a worker of a ``DataLoader``), which is no rank: what
             it computes is not timed, and it cannot call others.
         crew: the rank's threads, once its program has started one.
@@ -97,6 +98,7 @@ class Uplink:
         self._numbered = 0
         self.apart = False
         self.posted: dict[int, Posted] = {}
+        self.writers: dict[int, dict[int, Posted]] = {}
         self.crew: Crew | None = None
         self.turn = _Numbered()
         self.settle: Callable[[], list[tuple[Any, ...]]] = list
@@ -287,6 +289,8 @@ class Uplink:
             op.detail = detail
         if error is not None:
             op.error = restored(error)
+        if executed or error is not None or end is not None:
+            self._has_come(number, posted)
         if executed and not posted.copied:
             with self.simulation.torch_recorder.paused(), self.host.as_one():
                 if op.error is None:
@@ -298,6 +302,13 @@ class Uplink:
         if end is not None and start is not None:
             del self.posted[number]
             op.resolve(start, end)
+
+    def _has_come(self, number: int, posted: Posted) -> None:
+        """Nothing is to come any more from a call of this rank."""
+        for storage in posted.writes:
+            writers = self.writers.get(storage)
+            if writers is not None and writers.pop(number, None) is not None and not writers:
+                del self.writers[storage]
 
     def number(self, op: Operation) -> int:
         """The number of an operation that the simulation has; 0: it has none."""

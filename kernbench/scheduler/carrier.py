@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import sys
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
 from greenlet import getcurrent, greenlet
+
+from kernbench.errors import NoProgressError
+from kernbench.scheduler.standstill import tell
 
 
 class _OfThread(threading.local):
@@ -64,11 +68,13 @@ class Baton:
     Attributes:
         holder: the carrier that has it, None for main.
         ended: carriers whose body has ended and whose front has not been told.
+        unwinding: whether the thread that gets it is to end.
     """
 
     def __init__(self, choose: Callable[[], Carrier | None]) -> None:
         self.holder: Carrier | None = None
         self.ended: list[Carrier] = []
+        self.unwinding = False
         self._choose = choose
         self._failure: BaseException | None = None
         self._home = allocate_lock()
@@ -83,11 +89,20 @@ class Baton:
         self._give_to(carrier)
         if not carrier.started:
             carrier.start()  # it finds that it is its turn: the body runs without another change of thread
-        if not self._home.acquire(timeout=PATIENCE if carrier.away else -1):
+        if self.unwinding and not carrier.away:
+            self._await_end()
+        elif not self._home.acquire(timeout=PATIENCE if carrier.away else -1):
             carrier.stuck, self.holder = True, None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def _await_end(self) -> None:
+        """The thread that has the baton has been told to end: it has what time it takes for that, but not to go on."""
+        while not self._home.acquire(timeout=GRACE):
+            if self.holder is not None and not self.holder.is_ending:
+                self.recall()
+                return
 
     def pass_on(self) -> None:
         """In a carrier's thread, which goes on to wait for its turn."""
@@ -115,25 +130,44 @@ class Baton:
     def recall(self) -> None:
         """In main, interrupted while it waited: get the baton back by unwinding whoever has it.
 
-        That thread may be in any Python code of the user, or have just given the baton back.
+        That thread may be in any Python code of the user, or have just given the baton back. It is told to end, and if it does
+        not, once more; then it is given up, unless it is doing what it has to at its end (a ``finally``).
         """
-        for _ in range(_RECALLS):
-            holder = self.holder
-            if holder is None:  # it has been given back, or no thread could be started
-                self._home.acquire(timeout=0.1)
-                return
+        attempts, waited = 0, 0.0
+        while (holder := self.holder) is not None and waited < _LONGEST_END:
             if holder.stuck:
                 return  # an exception would reach it between taking its lock and the block that gives it back
-            if holder.thread.ident is not None:
-                identity = ctypes.c_ulong(holder.thread.ident)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
-            if self._home.acquire(timeout=0.1):
+            if not holder.is_ending:
+                if attempts == _ATTEMPTS:
+                    break
+                attempts += 1
+                if holder.thread.ident is not None:
+                    identity = ctypes.c_ulong(holder.thread.ident)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
+            if self._home.acquire(timeout=GRACE / _ATTEMPTS):
                 return
-        if self.holder is not None:
-            self.holder.stuck = True  # it waits where no exception reaches it: go on without it
+            waited += GRACE / _ATTEMPTS
+        if self.holder is None:  # it has been given back, or no thread could be started
+            self._home.acquire(timeout=0.1)
+        else:  # it waits where no exception reaches it, or swallows it: go on without it
+            self.holder.stuck = True
+            tell(
+                f"rank {self.holder.index} has been told to end, twice, and goes on: it is given up. An 'except BaseException' "
+                "(or a bare 'except') inside a loop of the program swallows SystemExit, or it is in a call that does not return"
+            )
 
 
-_RECALLS = 100
+GRACE = 0.6
+"""Seconds of wall-clock time that a rank has to end, once it has been told to, before it is given up."""
+
+_ATTEMPTS = 2
+"""How often it is told to."""
+
+_NESTED = 8
+"""Exceptions that it may handle within one another meanwhile."""
+
+_LONGEST_END = 10.0
+"""Seconds that it has if it is in a ``finally``, or handles the exception that has told it."""
 
 
 class Carrier:
@@ -272,6 +306,18 @@ class Carrier:
             outside()
         finally:
             _local.carrier, self.away = self, False
+
+    @property
+    def is_ending(self) -> bool:
+        """In any thread: whether the rank handles what has told it to end: it is in a ``finally``, or an ``except``."""
+        raised: Any = sys._current_exceptions().get(self.thread.ident or 0)  # noqa: SLF001
+        if isinstance(raised, tuple):  # until Python 3.12
+            raised = raised[1]
+        for _ in range(_NESTED):
+            if isinstance(raised, SystemExit | NoProgressError):
+                return True
+            raised = getattr(raised, "__context__", None)
+        return False
 
     @property
     def holds_nothing(self) -> bool:

@@ -13,18 +13,30 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter  # the machine's own clock
 from types import FunctionType
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import KernbenchError, NoProgressError
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
 from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase, SideThread
 from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, Turns
+from kernbench.scheduler.standstill import (
+    LINGERING,
+    SHORT,
+    Outlook,
+    Standstill,
+    Stoppable,
+    hang_after,
+    shown_stack,
+    tell,
+)
 from kernbench.scheduler.tracebacks import program_line, user_traceback
 
 _UNWIND_ATTEMPTS = 100
@@ -58,6 +70,8 @@ class RankScheduler:
         on_first_failure: called with the first rank of a world that fails, before the others are unwound.
         before_switch: called in a rank that is about to wait; it may raise. Nearly always None: a switch pays for nothing.
         runner: how the ranks run.
+        outlook: what the simulation knows of the ranks' progress; None: nobody looks.
+        apart: the processes of ranks that are processes; None: they are here.
         waitable: returns the greenlet to resume when whoever runs now is to go on: in a carrier's thread the fronting one.
     """
 
@@ -73,6 +87,10 @@ class RankScheduler:
         self.observer: RankObserver | None = None
         self.on_first_failure: Callable[[Rank], None] | None = None
         self.before_switch: Callable[[], None] | None = None
+        self.outlook: Outlook | None = None
+        self.apart: Stoppable | None = None
+        self._standstill: Standstill | None = None
+        self._lingering: dict[int, tuple[float, str]] = {}
         self._effects = effects if effects is not None else HostEffects.from_environment()
         self._refusals = 0
         self._run_by(GreenletRunner(self._turns))
@@ -143,6 +161,30 @@ class RankScheduler:
         """From now on ``side``, which has a greenlet, takes turns; it is not ready yet."""
         self.side_threads[side.greenlet] = side
         self.rank_by_greenlet[side.greenlet] = side.rank
+
+    def linger(self, rank: int, name: str) -> None:
+        """The program of ``rank`` has ended, and a thread of it of this ``name`` goes on; empty: none does any more."""
+        if name:
+            self._lingering[rank] = (perf_counter(), name)
+        else:
+            self._lingering.pop(rank, None)
+
+    def tell_lingering(self) -> None:
+        """In the watchdog's thread: say which rank waits for a thread for long, once."""
+        for rank, (since, name) in [*self._lingering.items()]:
+            if perf_counter() - since < LINGERING:
+                continue
+            self._lingering.pop(rank, None)
+            side = next(
+                (each for each in [*self.side_threads.values()] if (each.rank, each.name) == (rank, name)), None
+            )
+            carrier = None if side is None else side.carrier
+            frame = None if carrier is None else sys._current_frames().get(carrier.thread.ident or 0)
+            stack = "" if frame is None else f"\n{shown_stack(frame).rstrip()}"
+            tell(
+                f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, as "
+                f"in Python (daemon=True){stack}"
+            )
 
     def drop_side_thread(self, side: SideThread) -> None:
         """It has ended."""
@@ -251,11 +293,20 @@ class RankScheduler:
     def at_work(self) -> Iterator[None]:
         """While ranks run: what :class:`HostEffects` says holds, and somebody looks after carriers."""
         self._turns.interrupted = False
+        if self.outlook is not None:
+            ranks = self.apart or _Here(self)
+            self._standstill = Standstill(
+                self.outlook, ranks, hang_after(), says=self.runner.says_standstill, besides=self.tell_lingering
+            )
         try:
-            with self.runner.watched(), self._effects.in_force(self._interrupted, threads=self.runner.threads):
+            with (
+                self.runner.watched(self._standstill),
+                self._effects.in_force(self._interrupted, threads=self.runner.threads),
+            ):
                 yield
         finally:
             self._turns.interrupted = False
+            self._standstill = None
 
     @property
     def interrupted(self) -> bool:
@@ -264,6 +315,9 @@ class RankScheduler:
 
     def _interrupted(self) -> None:
         self._turns.interrupted = True
+        standstill = self._standstill
+        if standstill is not None and (seconds := standstill.seconds) > SHORT:
+            tell(standstill.report(seconds))
 
     def run_ready(self) -> int:
         """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
@@ -287,6 +341,7 @@ class RankScheduler:
         unwound has been, naming the ranks that swallow it.
         """
         self.aborting = True
+        self.runner.unwind(True)
         stubborn = []
         raw = [target for target in others if target not in self.rank_by_greenlet]
         try:
@@ -300,6 +355,7 @@ class RankScheduler:
                 _unwind_raw(target)
         finally:
             self.runner.settle()
+            self.runner.unwind(False)
             self.ready.clear()
             self.aborting = False
         if stubborn:
@@ -340,6 +396,30 @@ class RankScheduler:
         elif carrier is not None and not carrier.stuck:
             carrier.await_end()
         self.drop_side_thread(side)
+
+
+class _Here:
+    """Ranks of this process, from the watchdog's thread."""
+
+    def __init__(self, scheduler: RankScheduler) -> None:
+        self._scheduler = scheduler
+
+    def running(self) -> list[int]:
+        """See :class:`Stoppable`."""
+        return self._scheduler.runner.running(self._scheduler.ranks)
+
+    def stack_of(self, rank: int) -> str:
+        """See :class:`Stoppable`."""
+        found = self._scheduler.rank(rank)
+        frame = None if found is None else self._scheduler.runner.frame_of(found)
+        return "" if frame is None else shown_stack(frame)
+
+    def stop(self, error: NoProgressError, attempt: int) -> None:
+        """See :class:`Stoppable`."""
+        self._scheduler.runner.stop(error, attempt)
+
+    def blocked(self, seconds: float) -> None:
+        """See :class:`Stoppable`: that of a carrier is the watchdog's own business."""
 
 
 def named_after(rank: int, body: Callable[[], None]) -> Callable[[], None]:

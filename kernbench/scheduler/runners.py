@@ -6,17 +6,21 @@ know nothing of how ranks live and fail; what they share with who does is :class
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from kernbench.errors import NoProgressError
 from kernbench.scheduler.carrier import Baton, Carrier, current_carrier
 from kernbench.scheduler.crew import Crew
 from kernbench.scheduler.policy import Entry, Policy
 from kernbench.scheduler.rank import Rank, SideThread
+from kernbench.scheduler.standstill import Standstill, raised_in
 from kernbench.scheduler.watchdog import Watchdog
 
 
@@ -62,9 +66,27 @@ class Runner:
     def settle(self) -> None:
         """In main, when all ranks have been unwound: let what fronts them end, too."""
 
-    def watched(self) -> AbstractContextManager[None]:
+    def unwind(self, on: bool) -> None:
+        """In main: from now on ranks that run are to end, or are not any more."""
+
+    says_standstill = True
+    """Whether a rank that comes no further keeps others waiting, so that it is to be said."""
+
+    def watched(self, standstill: Standstill | None) -> AbstractContextManager[None]:
         """A block in which ranks run: what is to look after them."""
-        return nullcontext()
+        return nullcontext() if standstill is None else Watchdog(standstill).watching()
+
+    def running(self, ranks: Sequence[Rank]) -> list[int]:
+        """In any thread: those that run now."""
+        raise NotImplementedError
+
+    def frame_of(self, rank: Rank) -> FrameType | None:
+        """In any thread: where a rank is."""
+        raise NotImplementedError
+
+    def stop(self, error: NoProgressError, attempt: int) -> None:
+        """See :class:`~kernbench.scheduler.standstill.Stoppable`."""
+        raise NotImplementedError
 
 
 class GreenletRunner(Runner):
@@ -74,6 +96,7 @@ class GreenletRunner(Runner):
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
+        self._thread = threading.get_ident()
         self.waitable = getcurrent  # type: ignore[method-assign]  # no methods: a switch should cost no call more
         self.suspend = turns.main.switch  # type: ignore[method-assign]
 
@@ -98,6 +121,19 @@ class GreenletRunner(Runner):
                 break
         turns.resumed += resumed
 
+    def running(self, ranks: Sequence[Rank]) -> list[int]:
+        """See :class:`Runner`: the one without a frame of its own, which the thread has."""
+        return [rank.index for rank in ranks if rank.greenlet and rank.greenlet.gr_frame is None]
+
+    def frame_of(self, rank: Rank) -> FrameType | None:
+        """See :class:`Runner`."""
+        frame: FrameType | None = rank.greenlet.gr_frame if rank.greenlet else None
+        return frame or (sys._current_frames().get(self._thread) if rank.greenlet else None)
+
+    def stop(self, error: NoProgressError, attempt: int) -> None:
+        """See :class:`Runner`. A thread cannot be given up which is main's, too: it is told again and again."""
+        raised_in(self._thread, error)
+
 
 class CarrierRunner(Runner):
     """Ranks are carriers. One that waits hands the baton to the next itself, whom it picks as main would (ADR 0047)."""
@@ -109,6 +145,7 @@ class CarrierRunner(Runner):
         self._turns = turns
         self._carriers: dict[Any, Carrier] = {}  # by their fronting greenlets
         self._running = False
+        self._thread = threading.get_ident()
         self._picked: Entry | None = None  # by a carrier, for main to resume
         self._adopted = False
 
@@ -204,16 +241,48 @@ class CarrierRunner(Runner):
             if not front.dead:
                 front.switch()
 
+    def unwind(self, on: bool) -> None:
+        """See :class:`Runner`."""
+        self.baton.unwinding = on
+
     def settle(self) -> None:
         """See :class:`Runner`."""
         self._end_fronts()
         self._picked = None
 
-    def watched(self) -> AbstractContextManager[None]:
+    @property
+    def says_standstill(self) -> bool:  # type: ignore[override]
+        """See :class:`Runner`: a program that is alone keeps nobody waiting."""
+        return not self._adopted
+
+    def watched(self, standstill: Standstill | None) -> AbstractContextManager[None]:
         """A :class:`Watchdog` looks at who has the baton; a program that is alone keeps nobody waiting."""
         if self._adopted:
-            return nullcontext()
-        return Watchdog(self.baton, self._carriers.values(), self._give_up).watching()
+            limited = standstill is not None and standstill.limit is not None
+            return Watchdog(standstill).watching() if limited else nullcontext()
+        return Watchdog(standstill, self.baton, self._carriers.values(), self._give_up).watching()
+
+    def running(self, ranks: Sequence[Rank]) -> list[int]:
+        """See :class:`Runner`: the one that has the baton."""
+        holder = self.baton.holder
+        return [] if holder is None else [holder.index]
+
+    def frame_of(self, rank: Rank) -> FrameType | None:
+        """See :class:`Runner`: where the thread is that has the baton, if it is one of this rank's, else its own."""
+        holder, carrier = self.baton.holder, rank.carrier
+        if holder is not None and holder.index == rank.index:
+            carrier = holder
+        return None if carrier is None else sys._current_frames().get(carrier.thread.ident or 0)
+
+    def stop(self, error: NoProgressError, attempt: int) -> None:
+        """See :class:`Runner`."""
+        holder = self.baton.holder
+        if holder is None:
+            raised_in(self._thread, error)
+        elif attempt and not holder.is_ending and not self._adopted:
+            self._give_up(holder, error)
+        elif not holder.is_ending and holder.thread.ident is not None:
+            raised_in(holder.thread.ident, error)
 
     def _give_up(self, carrier: Carrier, error: BaseException) -> None:
         """In any thread, while ``carrier`` has the baton and waits for ever: go on without it; main raises ``error``."""

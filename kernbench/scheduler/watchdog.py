@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from kernbench.errors import HiddenBlockingError
 from kernbench.scheduler.carrier import Baton, Carrier
 from kernbench.scheduler.held_locks import held_lock
+from kernbench.scheduler.standstill import Standstill, shown_stack, tell
 
 PERIOD = 1.0
 """Seconds of wall-clock time between two looks."""
@@ -44,14 +44,20 @@ class Watchdog:
     """Looks at the carrier that holds the baton now and then.
 
     Args:
-        baton: who runs.
+        standstill: what it looks at besides; None: nothing.
+        baton: who runs; None: ranks have no threads of their own.
         carriers: of the same world.
         give_up: called, in the watchdog's thread, with a carrier that waits for ever and what to raise in main.
     """
 
     def __init__(
-        self, baton: Baton, carriers: Collection[Carrier], give_up: Callable[[Carrier, BaseException], None]
+        self,
+        standstill: Standstill | None = None,
+        baton: Baton | None = None,
+        carriers: Collection[Carrier] = (),
+        give_up: Callable[[Carrier, BaseException], None] | None = None,
     ) -> None:
+        self._standstill = standstill
         self._baton = baton
         self._carriers = carriers
         self._give_up = give_up
@@ -71,12 +77,18 @@ class Watchdog:
     def _run(self) -> None:
         seen: Any = None
         looks = 0
-        while not self._stop.wait(PERIOD):
-            carrier = self._baton.holder
+        period = PERIOD
+        if self._standstill is not None and self._standstill.limit is not None:
+            period = min(PERIOD, self._standstill.limit / 4)
+        patience = round(PATIENCE * PERIOD / period)
+        while not self._stop.wait(period):
+            if self._standstill is not None:
+                self._standstill.look()
+            carrier = None if self._baton is None else self._baton.holder
             place = None if carrier is None else place_of(carrier.thread)
             looks = looks + 1 if place is not None and place == seen else 0
             seen = place
-            if carrier is not None and looks == PATIENCE:
+            if carrier is not None and looks == patience:
                 self._report(carrier)
 
     def _report(self, carrier: Carrier) -> None:
@@ -99,9 +111,8 @@ class Watchdog:
                 "It waits for a lock, and no other thread or process is there that could release it: "
                 f"{held}\nDo not hold a lock, or wait for a queue, across a collective: ranks take turns."
             )
-        sys.stderr.write(f"kernbench: {report}\n")
-        sys.stderr.flush()
-        if for_ever:
+        tell(report)
+        if for_ever and self._give_up is not None:
             self._give_up(carrier, HiddenBlockingError(report))
 
     def _for_ever(self, thread: threading.Thread) -> bool:
@@ -112,17 +123,36 @@ class Watchdog:
         if set(threading.enumerate()) - carriers - own - helpers:
             return False
         task = Path("/proc/self/task", str(thread.native_id))
-        try:
-            call = (task / "syscall").read_text().split()[0]
-            children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
-        except OSError:
-            return False
-        return call == _FUTEX.get(os.uname().machine) and not children.strip()
+        return waits_for_lock(task) and not has_children(Path("/proc/self"))
+
+
+_PRIVATE = 128
+"""In a futex's operation: only threads of the same process know it."""
+
+
+def waits_for_lock(task: Path) -> bool:
+    """Whether a thread (``/proc/PID/task/TID``) waits, without a limit, for a lock that only its own process can release."""
+    try:
+        call, *arguments = (task / "syscall").read_text().split()
+    except (OSError, ValueError):
+        return False
+    if call != _FUTEX.get(os.uname().machine) or len(arguments) < 4:
+        return False
+    _, operation, _, limit = (int(each, 16) for each in arguments[:4])
+    return bool(operation & _PRIVATE) and not limit
+
+
+def has_children(process: Path) -> bool:
+    """Whether a process (``/proc/PID``) has children, or that cannot be told."""
+    try:
+        return bool("".join(path.read_text() for path in process.glob("task/*/children")).strip())
+    except OSError:
+        return True
 
 
 def _stack_of(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+    return shown_stack(frame) if frame is not None else ""
 
 
 def place_of(thread: threading.Thread) -> Any:

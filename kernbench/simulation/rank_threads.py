@@ -179,6 +179,10 @@ class RankThreads:
         me = threading.current_thread()
         self._free = [each for each in self._free if each[1] is not me]
 
+    def linger(self, rank: int, name: str) -> None:
+        """The program of ``rank`` has ended, and its rank waits for a thread of it; empty: for none any more."""
+        self._scheduler.linger(rank, name)
+
     def close(self, crew: Crew) -> None:
         """A rank has ended: its threads that are left end too."""
         crew.closed = True

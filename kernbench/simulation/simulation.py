@@ -17,6 +17,7 @@ from kernbench.order import Choices, Order, WeakMemory
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager
 from kernbench.scheduler import ChosenOrder, RankScheduler
+from kernbench.scheduler.standstill import Outlook
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.simulation.assumptions import Assumptions
 from kernbench.simulation.collective_runs import CollectiveRuns
@@ -33,12 +34,13 @@ from kernbench.simulation.hosts import Hosts
 from kernbench.simulation.jitter import Jitter
 from kernbench.simulation.kernel_launch import KernelLauncher
 from kernbench.simulation.listening import Listener, Stages
-from kernbench.simulation.locations import user_location, working_folder
+from kernbench.simulation.locations import NOWHERE, user_location, working_folder
 from kernbench.simulation.matching import Matcher
 from kernbench.simulation.monitored import MonitoredBarriers
 from kernbench.simulation.polling import Polls
 from kernbench.simulation.process_memory import Limit, ProcessMemories
 from kernbench.simulation.rank_threads import RankThreads
+from kernbench.simulation.reports import who_waits
 from kernbench.simulation.signal_timing import SignalTiming
 from kernbench.simulation.steps import Steps
 from kernbench.simulation.storages import StorageTable
@@ -190,9 +192,26 @@ class Simulation:
         )  # fmt: skip
         self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps,
                            self.jitter)  # fmt: skip
+        scheduler.outlook = Outlook(self._progress, self._doing)
         if self.giving_way is not None and choices is not None:
             self.drain.release = self.giving_way.release
             self.executor.pick = self.matcher.mailbox.pick = self.memories.pick = choices.pick
+
+    def _progress(self) -> Any:
+        """Another value whenever a rank has come further."""
+        log, clocks = self.engine.op_log, [host.clock for host in self.hosts.of_rank.values()]
+        return (
+            self.scheduler.resumed,
+            self.engine.now,
+            log.dropped + len(log.operations),
+            self.matcher.posted,
+            sum(clocks),
+        )
+
+    def _doing(self) -> dict[int, str]:
+        """What each rank does or waits for, in words; of very many, the first."""
+        doing = who_waits(self.scheduler, self.waits, self.matcher)[1]
+        return {rank: words.removesuffix(f" at {NOWHERE}") for rank, words in doing.items()}
 
     def _order(self, races: str, *, weak: bool) -> Order | None:
         if not weak:

@@ -6,6 +6,7 @@ What a point is does not matter here: it has a place and a key (:class:`Keyed`),
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
@@ -108,7 +109,8 @@ def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any
     """A Dask cluster of ``jobs`` processes that only this run can use.
 
     A peer of a Dask scheduler runs code as its owner, so every connection is authenticated by keys of this run (TLS, in
-    memory alone), and all that listens is bound to the loopback address: Dask's own web server too, which has no pages.
+    memory alone), and all that listens is bound to the loopback address: Dask's own web server too, which has no pages. Its
+    files are in a folder of this run, which others cannot read (mode 0700).
     """
     import dask
 
@@ -121,11 +123,12 @@ def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any
         ) from None
     pages: dict[str, list[str]] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
     with (
+        tempfile.TemporaryDirectory(prefix="kernbench-dask-") as folder,  # what spills is pickled, and read again
         dask.config.set(pages),
         # One thread per process: a simulation changes the state of torch in its process while it runs.
         distributed.LocalCluster(
             n_workers=jobs, threads_per_worker=1, processes=True, security=security, host="127.0.0.1",
-            dashboard_address="127.0.0.1:0", silence_logs="ERROR",
+            dashboard_address="127.0.0.1:0", silence_logs="ERROR", local_directory=folder,
         ) as cluster,
     ):  # fmt: skip
         yield cluster

@@ -324,6 +324,9 @@ OPTIONS = (
         "HOW",
         bare="error",
     ),
+    DeclaredOption(
+        "--kernbench-hang-after", "fail a test in which no rank has come further for so long", SECONDS, "SECONDS", None
+    ),
     DeclaredOption("--kernbench-explore", "run each test that simulates under N more schedules", whole(0), "N", 0),
 )
 

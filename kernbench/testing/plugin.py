@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from kernbench.testing.pool import Grant, ResourcePool
 
 _GPU: pytest.StashKey[SessionGpu] = pytest.StashKey()
+_FOLDER = "kernbench_folder"
+"""Of what xdist gives a worker: the folder of the run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
         before = os.environ.get("KERNBENCH_RACES")
         os.environ["KERNBENCH_RACES"] = races  # what a simulation is told that is told nothing
         config.add_cleanup(lambda: _restore("KERNBENCH_RACES", before))
+    hang_after = config.getoption("--kernbench-hang-after")
+    if hang_after is not None:
+        from kernbench.scheduler.standstill import VARIABLE
+
+        hung_before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = str(hang_after)
+        config.add_cleanup(lambda: _restore(VARIABLE, hung_before))
     if config.getoption("--kernbench-distributed"):
         from kernbench.testing.distributed import DistributedTests
 
@@ -103,8 +110,7 @@ class _Session:
         worker = getattr(config, "workerinput", None)
         self.is_worker = worker is not None
         self.workers = int(worker["workercount"]) if worker else 1
-        self._own_run = uuid.uuid4().hex
-        self._run_id = str(worker["testrunuid"]) if worker else ""
+        self._directory: Path | None = Path(worker[_FOLDER]) if worker else None
         self._pool: ResourcePool | None = None
         self.rows: list[tuple[str, dict[str, Any]]] = []
         self._kernels: KernelWatch | None = None
@@ -116,25 +122,32 @@ class _Session:
 
     @property
     def directory(self) -> Path:
-        """A directory that all worker processes of this run share."""
-        return Path(tempfile.gettempdir()) / f"kernbench-{_user()}" / f"run-{self._run_id or self._own_run}"
+        """A directory that all worker processes of this run share, and no other user can read or write."""
+        from kernbench.testing.folders import private_folder, run_folder
+
+        if self._directory is None:
+            self._directory = run_folder()
+        elif not self._directory.exists():  # of a worker on another machine
+            private_folder(self._directory)
+        return self._directory
 
     @property
     def pool(self) -> ResourcePool:
         """The resources of this machine: those of real GPUs are shared by all runs of a user, simulated ones by this."""
         if self._pool is None:
+            from kernbench.testing.folders import user_folder
             from kernbench.testing.grants import capacity_of
             from kernbench.testing.pool import ResourcePool
 
             capacity = capacity_of(self.config)
-            directory = self.directory / "pool" if capacity.simulated else self.directory.parent / "gpus"
+            directory = self.directory / "pool" if capacity.simulated else user_folder("kernbench-gpus")
             self._pool = ResourcePool(directory, capacity)
         return self._pool
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Controller: learn the id of the run, whose directory it removes in the end."""
-        self._run_id = str(node.workerinput["testrunuid"])
+        """Controller: name the directory of the run, which it removes in the end."""
+        node.workerinput[_FOLDER] = str(self.directory)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         from kernbench.testing.failures import hide_debug_records
@@ -158,8 +171,8 @@ class _Session:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        if not self.is_worker:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if not self.is_worker and self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- collection --------------------------------------------------------------------------------------------------
 
@@ -310,10 +323,6 @@ def _is_ours(item: pytest.Item) -> bool:
     if any(item.get_closest_marker(name) for name in ("world_size", "resources", "requires_cuda")):
         return True
     return "test_resources" in getattr(item, "fixturenames", ())
-
-
-def _user() -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
 
 
 # -- fixtures --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from kernbench.errors import message_of
 from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
 from kernbench.testing.checks import RanksOfTest
@@ -219,7 +220,7 @@ def _raise_of_rank(item: pytest.Function, failure: SpawnException, ends: BodyEnd
     if skipped := ends.which(ends.SKIPPED):
         item.add_report_section("call", "skips", f"{_words(skipped)} skipped: {ends.why(skipped[0])}")
     if error.__traceback__ is None:  # it was raised in a process of its own
-        report = str(failure).replace(str(error), "the message above") if str(error) else str(failure)
+        report = str(failure).replace(message_of(error), "the message above") if message_of(error) else str(failure)
         item.add_report_section("call", "rank's traceback", report.strip())
 
         def raise_from_process() -> NoReturn:  # without arguments, which pytest shows
@@ -230,7 +231,7 @@ def _raise_of_rank(item: pytest.Function, failure: SpawnException, ends: BodyEnd
 
 
 def _said(error: BaseException) -> tuple[type[BaseException], str]:
-    return type(error), str(error)
+    return type(error), message_of(error)
 
 
 def _of_test(error: BaseException, item: pytest.Function) -> Any:

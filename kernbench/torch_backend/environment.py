@@ -30,6 +30,7 @@ from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
 from kernbench.torch_backend.rank_state import ends_of_all, late_calls, module_hooks, signals
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
+from kernbench.torch_backend.rank_state.forked import ending_forks
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
@@ -198,7 +199,7 @@ class Environment:
         return self._replaced.groups
 
     def _run_rank(self, rank: int, body: Callable[[], Any]) -> Any:
-        with self.running(rank):
+        with self.running(rank), ending_forks():
             return body()
 
     @contextmanager

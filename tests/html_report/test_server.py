@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import json
 import os
@@ -11,16 +13,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import kernbench
 from kernbench.cli import app
+from kernbench.html_report import server as report_server
 from kernbench.html_report.live import live_state
 from kernbench.html_report.server import ReportServer
 from kernbench.trace import write_trace
@@ -146,13 +152,112 @@ def test_the_page_in_a_browser(browser: Browser, server: ReportServer) -> None:
 
 
 @pytest.mark.parametrize(("name", "path", "status"), [
-    ("localhost", "/", 200), ("127.0.0.1:1", "/", 200), ("else.example", "/", 421), ("localhost", "/no", 404),
+    ("localhost", "/", 200), ("127.0.0.1:1", "/", 200), ("[::1]", "/?x", 200), ("else.example", "/", 421),
+    ("else.example", "/state.json", 421), ("[", "/", 421), ("", "/", 421), ("localhost", "/no", 404), ("localhost", "//[", 404),
+    ("localhost", "/../../etc/passwd", 404),
 ])  # fmt: skip
 def test_who_is_answered(server: ReportServer, name: str, path: str, status: int) -> None:
     connection = http.client.HTTPConnection(server.address.split("/")[2], timeout=60)
     connection.request("GET", path, headers={"Host": name})
-    assert connection.getresponse().status == status
+    answer = connection.getresponse()
+    assert answer.status == status
+    assert (answer.headers["X-Frame-Options"], answer.headers["X-Content-Type-Options"]) == ("DENY", "nosniff")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
     connection.close()
+
+
+class Scripts(HTMLParser):
+    """The texts of a page's scripts that run, as a browser finds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._runs = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._runs = tag == "script" and dict(attrs).get("type") != "text/plain"
+
+    def handle_data(self, data: str) -> None:
+        if self._runs:
+            self.found.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._runs = False
+
+
+def test_a_page_runs_its_own_scripts_alone(server: ReportServer) -> None:
+    with urlopen(server.address, timeout=60) as answer:
+        policy, page = answer.headers["Content-Security-Policy"], Scripts()
+        page.feed(answer.read().decode())
+    sums = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in page.found]
+    assert len(sums) == 3
+    allowed = " ".join(f"'sha256-{each}'" for each in sums)
+    assert f"script-src {allowed};" in policy
+
+
+_HOSTILE = (
+    b"", b"\n", b"\x00\xff\n\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.0\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffff", b"GET " + b"/" * 100_000,
+    b"GET / HTTP/1.0\r\n" + b"X: " + b"y" * 100_000, b"GET / HTTP/1.0\r\n" + b"X: y\r\n" * 1000, b"\x16\x03\x01\x02\x00\x01",
+)  # fmt: skip
+
+
+def asked(server: ReportServer, text: bytes) -> bytes:
+    """What the server answers to bytes after which nothing more comes; nothing, if it only hangs up."""
+    with socket.create_connection(("127.0.0.1", int(server.address.split(":")[2][:-1])), timeout=60) as end:
+        found = b""
+        try:
+            end.sendall(text)
+            end.shutdown(socket.SHUT_WR)
+            while part := end.recv(1 << 16):
+                found += part
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("text", _HOSTILE, ids=range(len(_HOSTILE)))
+def test_bytes_that_are_no_request_are_refused(
+    server: ReportServer, text: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = asked(server, text)
+    if text.startswith(b"GET / HTTP/1.0\r\nHost: localhost\r\nT"):  # a body that nobody reads
+        assert answer.startswith(b"HTTP/1.0 200")
+    else:
+        assert b" 200 " not in answer
+    assert got(server, "state.json")
+    assert capfd.readouterr().err == ""
+
+
+@given(st.binary(max_size=200), st.sampled_from((b"", b"GET ", b"GET / HTTP/1.0\r\n")))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_the_server_stays(server: ReportServer, text: bytes, begin: bytes) -> None:
+    asked(server, begin + text)
+    assert got(server, "state.json")
+
+
+def test_connections_that_ask_nothing_are_bounded_and_ended(
+    server: ReportServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four hundred that connect and send a byte: no more threads than there may be connections, and in the end room again."""
+    monkeypatch.setattr(report_server, "PATIENCE", 0.5)
+    port, before = int(server.address.split(":")[2][:-1]), threading.active_count()
+    slow = []
+    try:
+        for _ in range(400):
+            end = socket.create_connection(("127.0.0.1", port), timeout=60)
+            end.send(b"G")
+            slow.append(end)
+            assert threading.active_count() - before <= report_server.CONNECTIONS
+        for end in slow:  # each is answered that the server is busy, or hears the end
+            with suppress(ConnectionResetError):
+                assert end.recv(1 << 10)[:12] in (b"", b"HTTP/1.0 503")
+        assert got(server, "state.json")
+    finally:
+        for end in slow:
+            end.close()
 
 
 def test_a_port_in_use_is_an_error_that_says_what_to_do() -> None:

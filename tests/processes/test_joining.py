@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +22,7 @@ import pytest
 import torch
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.processes import seat
 from kernbench.processes.channel import Wire
 from kernbench.processes.gate import Gate
 from kernbench.processes.seat import Hello, Welcome
@@ -290,7 +294,8 @@ def open_gate(most: int = 8) -> Gate:
 
 def knock(gate: Gate, **hello: Any) -> Wire:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end.connect("\0" + gate.address)
+    end.connect("\0" + gate.address.name)
+    hello = {"key": gate.address.key, **hello}
     files = [unnamed_file((1 << 16,)), os.memfd_create("stacks"), os.memfd_create("lifeline")]
     files[2], other = (each.detach() for each in socket.socketpair())
     socket.send_fds(end, [json.dumps(asdict(Hello(**hello))).encode()], files)
@@ -336,8 +341,11 @@ def test_who_does_not_come_is_named_and_nobody_goes_on_waiting(launcher):
         ({"rank": 1, "size": 3}, "a world of 2 ranks is joining"),
         ({"rank": 1, "size": 2, "version": "0.0"}, "has kernbench 0.0"),
         ({"rank": 2, "size": 2}, "is not one of a world of 2"),
+        ({"rank": 1, "size": 2, "key": "0" * 32}, "has not the key"),
+        ({"rank": 1, "size": 2, "key": "\ud800"}, "has not the key"),
+        ({"rank": 1, "size": 2, "key": ""}, "has not the key"),
     ],
-    ids=["twice", "size", "version", "number"],
+    ids=["twice", "size", "version", "number", "guessed", "nonsense", "none"],
 )
 def test_who_cannot_join_is_told_why(hello, words, launcher):
     with closing(open_gate()) as gate:
@@ -351,6 +359,114 @@ def test_who_cannot_join_is_told_why(hello, words, launcher):
         assert [words in wrong.receive().refusal, first.receive().refusal, second.receive().refusal] == [True, "", ""]
         for each in members.values():
             each.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"", b"nonsense", b"[]", b"{}", b"[" * 4000, pickle.dumps(os.getcwd), b'{"rank": "0", "size": 1}',
+        b'{"rank": true, "size": 2}', b'{"rank": 0, "size": 1, "more": 1}', b'{"rank": 0, "size": NaN}', b"\xff" * 5000,
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_what_is_no_hello_is_hung_up_on(message, launcher, monkeypatch):
+    monkeypatch.setattr(seat, "PATIENCE", 0.2)
+    with closing(open_gate()) as gate, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        end.connect("\0" + gate.address.name)
+        end.send(message)
+        wires = [knock(gate, rank=rank, size=2) for rank in range(2)]
+        descriptor = os.pidfd_open(launcher.pid)
+        members = gate.gather(descriptor)
+        os.close(descriptor)
+        assert members is not None
+        with contextlib.suppress(ConnectionResetError):
+            assert end.recv(1) == b""
+        for each in members.values():
+            each.close()
+        del wires
+
+
+STRANGER = 65534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can be another user, too")
+
+
+@contextlib.contextmanager
+def other_user(act: Callable[[int], None]) -> Iterator[int]:
+    """A process of another user that calls ``act`` with the end of a pipe to write to; gives the end to read from."""
+    to_read, to_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+            act(to_write)
+        finally:
+            os._exit(0)
+    os.close(to_write)
+    try:
+        yield to_read
+    finally:
+        os.close(to_read)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@as_root
+def test_another_user_does_not_join_even_with_the_key(launcher):
+    with closing(open_gate()) as gate:
+
+        def join(told: int) -> None:
+            try:
+                os.write(told, repr(knock(gate, rank=0, size=1).receive()).encode())
+            except (EOFError, OSError) as error:
+                os.write(told, type(error).__name__.encode())
+
+        with other_user(join) as says:
+            descriptor = os.pidfd_open(launcher.pid)
+            select.select([gate._listener], [], [])
+            ours = knock(gate, rank=0, size=1)
+            members = gate.gather(descriptor)
+            os.close(descriptor)
+            assert os.read(says, 1 << 10).decode() in ("EOFError", "ConnectionResetError", "BrokenPipeError")
+        assert members is not None
+        assert members[0].pid == os.getpid()
+        assert ours.receive().options == {"seed": 3}
+        members[0].close()
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@as_root
+def test_what_another_user_sends_is_not_unpickled(tmp_path):
+    """It has taken the name of a simulation that has ended, and says to who joins there what it likes."""
+    address, path = seat.Address.new(), tmp_path / "exploded"
+    tmp_path.chmod(0o777)
+
+    def listen(told: int) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind("\0" + address.name)
+            listener.listen()
+            os.write(told, b"listens")
+            end, _ = listener.accept()
+            Wire(end).send(Bomb(path))
+            os.write(told, b"heard " + end.recv(1 << 12))
+
+    with other_user(listen) as says:
+        assert os.read(says, 7) == b"listens"
+        with pytest.raises(KernbenchError, match="is another user's"):
+            seat.Seat(str(address), Hello(0, 1))
+        assert address.key.encode() not in os.read(says, 1 << 12)
+    assert not path.exists()
 
 
 def test_a_world_that_does_not_fit_is_refused(launcher):

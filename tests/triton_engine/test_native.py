@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -403,6 +405,30 @@ def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Any, monkeypatch: p
         compiler.compiled.cache_clear()
         compiler.compiled(MODULE.replace("{}", "41", 1))
         assert file.read_bytes() == whole
+
+
+@needs_llvm
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a file to another user")
+def test_a_file_that_another_user_has_put_there_is_not_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be: it is whole, and stores another number."""
+    import ctypes
+
+    monkeypatch.setenv(compiler.CACHE, str(tmp_path))
+    compiler.compiled.cache_clear()
+    compiler.compiled(MODULE.replace("{}", "43", 1))
+    (file,) = tmp_path.iterdir()
+    whole, owner = file.read_bytes(), file.stat().st_uid
+    code = whole[32:].replace((43).to_bytes(4, "little"), (44).to_bytes(4, "little"))
+    assert code != whole[32:]
+    file.write_bytes(hashlib.sha256(code).digest() + code)
+    for user, stored in ((65534, 43), (owner, 44)):  # the second shows that the file is one that would be run
+        os.chown(file, user, user)
+        compiler.compiled.cache_clear()
+        number = ctypes.c_int64(0)
+        kept = file.read_bytes()
+        compiler.compiled(MODULE.replace("{}", "43", 1))(ctypes.addressof(number))
+        assert number.value == stored
+        file.write_bytes(hashlib.sha256(code).digest() + code if stored == 43 else kept)
 
 
 @needs_llvm

@@ -87,8 +87,14 @@ class SideThreads:
         if crew is None:
             return
         futures.wait(list(self._promised.pop(rank, ())))
-        while crew.threads:
-            crew.threads.pop().join()
+        try:
+            while crew.threads:
+                thread = crew.threads.pop()
+                if thread.is_alive():
+                    self._threads.linger(rank, thread.name)
+                thread.join()
+        finally:
+            self._threads.linger(rank, "")
 
     def close(self, rank: int) -> None:
         """A rank has ended: so do its threads."""

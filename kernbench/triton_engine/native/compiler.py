@@ -117,8 +117,12 @@ def compiled(text: str) -> Function:
 
 
 def _kept(path: Path) -> bytes | None:
+    """The code in a file that this user has written: it is run, and the folder may be one that others can write to."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None
+            content = file.read()
     except OSError:
         return None
     digest, code = content[:_DIGEST], content[_DIGEST:]
