@@ -12,7 +12,7 @@ import torch
 from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
 from kernbench.ccl.config import CclConfig
 from kernbench.ccl.movements import move_among
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import Reduction, reduction_named
 from kernbench.ccl.registry import algorithm_module
 from kernbench.collective_kinds import KINDS
 from kernbench.cost.uncertainty import collective_spread
@@ -145,7 +145,7 @@ class CollectiveRuns:
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
             collective.group.players is not None,
         )  # fmt: skip
-        reduction = ReduceOp(signature.reduction) if signature.reduction else None
+        reduction = reduction_named(signature.reduction) if signature.reduction else None
         with self.paused(), self._as_read(arrivals):
             if collective.group.players is not None:
                 self._move_folded(collective.group, arrivals, root, reduction)
@@ -172,7 +172,7 @@ class CollectiveRuns:
         return tuple(map(self.hosts.sip_of, collective.group.ranks))
 
     def _move_known(
-        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move values if all members have them, and note what is assumed."""
         members = self._brought(arrivals)
@@ -184,7 +184,7 @@ class CollectiveRuns:
         self._note(arrivals, effect)
 
     def _move_folded(
-        self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+        self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move values among members some of whom do not run, and bring what their representatives bring: that is assumed."""
         running = list(dict.fromkeys(arrivals))
@@ -212,7 +212,7 @@ class CollectiveRuns:
                 arrival.brought.effect = effect
 
     def _move(
-        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move the values."""
         inputs, outputs = zip(*map(_values_of, arrivals), strict=True)

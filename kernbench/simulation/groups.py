@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernbench.ccl.reduce_op import spelled
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
@@ -31,7 +32,7 @@ class Signature(NamedTuple):
         if self.dtype is not None:
             parts.append(str(self.dtype).removeprefix("torch."))
         if self.reduction is not None:
-            parts.append(f"op {self.reduction}")
+            parts.append(f"op {spelled(self.reduction)}")
         if self.root is not None:
             parts.append(f"root {self.root}")
         parts.append(f"algorithm {self.algorithm}")
@@ -39,7 +40,8 @@ class Signature(NamedTuple):
 
     def as_words(self, location: Location) -> dict[str, str]:
         """Operation, arguments and line of a call, by name."""
-        given = {"shape": self.shape, "dtype": self.dtype, "reduction": self.reduction, "root": self.root}
+        reduction = None if self.reduction is None else spelled(self.reduction)
+        given = {"shape": self.shape, "dtype": self.dtype, "reduction": reduction, "root": self.root}
         words = {name: str(value).removeprefix("torch.") for name, value in given.items() if value is not None}
         return {"operation": self.op, **words, "algorithm": self.algorithm, "at": str(location)}
 

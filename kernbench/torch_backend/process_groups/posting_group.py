@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.libraries import Library, as_the_library_computes, library_of, refusal
+from kernbench.ccl.reduce_op import ReduceOp, Reduction
 from kernbench.errors import KernbenchError
 from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
@@ -25,6 +26,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.versions import NCCL
 from kernbench.torch_backend.process_groups import absent_members, backend_classes
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
@@ -263,11 +265,13 @@ class PostingGroup(STOCK):
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
         if self.backend_name != "gloo":
             require_contiguous(op, held)
+        library = "" if algorithm else self._library_for(held)  # an algorithm that is named is no library's
+        combined = reduction if dtype is None else self._taken(library, op, dtype, reduction)
         signature = Signature(
             op,
             shape,
             dtype,
-            None if reduction is None else reduction._value_,
+            None if combined is None else combined.value,
             None if root is None else self.communicator.ranks[root],
             algorithm or self.simulation.ccl_config.algorithm_for(op),
         )
@@ -279,7 +283,7 @@ class PostingGroup(STOCK):
             simulation.values.settle_stream()
         if self.communicator.players is not None:
             absent_members.check(simulation, self.communicator, op, signature.root, inputs, outputs)
-        summands = premultiplied(opts, inputs) if reduction is not None and opts is not None else inputs
+        summands = premultiplied(opts, inputs, library) if reduction is not None and opts is not None else inputs
         self._count_memory(summands, outputs)
         if not self._seen:
             self._look_at_device(op, opts, summands, outputs)
@@ -301,6 +305,37 @@ class PostingGroup(STOCK):
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work
+
+    @functools.cached_property
+    def _libraries(self) -> tuple[Library, Library]:
+        """Whose rules hold for tensors of the host, and of GPUs."""
+        gpus = self._target.backend
+        on_host, on_gpu = (library_of(self.backends.get(kind, ""), gpus) for kind in ("cpu", "cuda"))
+        # DDP's reducer gives tensors of the host that are on the GPU on hardware
+        return (on_gpu if self.backend_name == "nccl" else on_host), on_gpu
+
+    @property
+    def _target(self) -> Any:
+        return self.simulation.engine.topology.device.target
+
+    def _library_for(self, tensors: Tensors) -> Library:
+        """Whose rules hold for a call with these tensors."""
+        on_host, on_gpu = self._libraries
+        if on_host == on_gpu or not any(block_of(tensor) is not None for tensor in tensors):
+            return on_host
+        return on_gpu
+
+    def _taken(self, library: Library, op: str, dtype: torch.dtype, reduction: ReduceOp | None) -> Reduction | None:
+        """What the library makes of the reduction that was asked for. Raises torch's error of what it does not take."""
+        if library:
+            arch = self._target.arch
+            row = refusal(library, op, dtype, reduction, arch if isinstance(arch, int) else None, NCCL[:2])
+            if row is not None:
+                raise row.exception(dtype, reduction)
+        if reduction is None:
+            return None
+        reduction.check_dtype(dtype)
+        return as_the_library_computes(library, dtype, reduction)
 
     def _count_memory(self, inputs: Tensors, outputs: Tensors) -> None:
         """Note what takes part, and (once) the buffers that the library makes when a group first communicates on GPUs."""
