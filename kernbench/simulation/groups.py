@@ -119,6 +119,8 @@ class Communicator:
         environ: what the environment said to the collective library when a member first used the group.
         players: where not all ranks run, who takes part for each member (:mod:`kernbench.simulation.folding`).
         expected: members that call.
+        made: whether the library has made it: NCCL does in the first call, of which all members must be.
+        joined: members that have called something, until it is made.
     """
 
     def __init__(
@@ -137,6 +139,8 @@ class Communicator:
         self._sequence = dict.fromkeys(ranks, 0)
         self._open: dict[int, Collective] = {}
         self.environ: tuple[tuple[str, str], ...] | None = None
+        self.made = False
+        self.joined: set[int] = set()
         self._monitors: Communicator | None = None
         self._sips: dict[int, tuple[int, Location]] = {}
 
@@ -144,6 +148,12 @@ class Communicator:
         """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
         first = self._sips.setdefault(sip, (rank, location))
         return None if first[0] == rank else first
+
+    def join(self, rank: int) -> None:
+        """A member calls something for which the library must have made it."""
+        if not self.made:
+            self.joined.add(rank)
+            self.made = len(self.joined) >= self.expected
 
     @property
     def monitors(self) -> Communicator:

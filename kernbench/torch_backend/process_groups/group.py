@@ -292,27 +292,11 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     # -- point to point ----------------------------------------------------------------------------------------------
 
-    def _message(self, tensors: Any, op: str) -> torch.Tensor:
-        """The tensor of a message. Raises what torch raises of one that the library does not take."""
-        tensor = one_tensor(tensors, "message", self.backend_name)
-        self._taken(self._library_for((tensor,)), op, tensor.dtype, None)
-        return tensor
-
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        tensor = self._message(tensors, "send")
-        operation = self.matcher.mailbox.post(
-            self.communicator, tensor, peer=self.communicator.ranks[dst], tag=tag, sends=True
-        )
-        self._limit(operation, None)
-        return self._work(operation, (tensor,))
+        return self._post_message(tensors, "send", dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        tensor = self._message(tensors, "recv")
-        operation = self.matcher.mailbox.post(
-            self.communicator, tensor, peer=self.communicator.ranks[src], tag=tag, sends=False
-        )
-        self._limit(operation, None)
-        return self._work(operation, (tensor,), lambda: src)
+        return self._post_message(tensors, "recv", src, tag, lambda: src)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensor = one_tensor(tensors, "message", self.backend_name)

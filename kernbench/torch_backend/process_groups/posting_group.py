@@ -22,6 +22,7 @@ from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.cells import wholes
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.locations import user_location
+from kernbench.simulation.messages import CONNECTION, MessageRoute
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
@@ -30,6 +31,7 @@ from kernbench.torch_backend.gpu.versions import NCCL
 from kernbench.torch_backend.process_groups import absent_members, backend_classes
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
+    one_tensor,
     parts_of,
     premultiplied,
     require_contiguous,
@@ -100,6 +102,8 @@ class PostingGroup(STOCK):
         self._futures = futures
         self.communicator = communicator
         self._connected = False
+        self._connected_to: set[int] = set()
+        self._batches = 0
         self._seen = communicator.size == 1 or backend not in _NCCL
         self.splits = 0
         self._rank = rank
@@ -399,6 +403,33 @@ class PostingGroup(STOCK):
             self._coalescing.append(work)
         return work
 
+    def _post_message(self, tensors: Any, op: str, peer: int, tag: int, source: Any = None) -> Work:
+        """Send to, or receive from, a member. Raises torch's error of a type that the library does not take."""
+        tensor = one_tensor(tensors, "message", self.backend_name)
+        library = self._library_for((tensor,))
+        self._taken(library, op, tensor.dtype, None)
+        route = CONNECTION
+        if library in ("nccl", "rccl") or (self.backend_name == "kernbench" and block_of(tensor) is not None):
+            batch = None if self._coalescing is None else self._batches
+            eager = self.bound_device_id is not None
+            route = MessageRoute("pair" if batch is None and not eager else "group", batch, eager)
+            self._count_memory_of_message(tensor, peer, route)
+        operation = self.matcher.mailbox.post(
+            self.communicator, tensor, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
+        )
+        self._limit(operation, None)
+        return self._work(operation, (tensor,), source)
+
+    def _count_memory_of_message(self, tensor: torch.Tensor, peer: int, route: MessageRoute) -> None:
+        """Note the buffers of the communicator that carries a message: the group's, or one of the pair's own."""
+        if route.lane == "group":
+            self._count_memory((tensor,), ())
+            return
+        block = block_of(tensor)
+        if block is not None and peer not in self._connected_to and peer != self._rank:
+            self._connected_to.add(peer)
+            block.owner.connect()
+
     def _joined(self, works: Sequence[Work]) -> Work:
         operations = [operation for work in works for operation in work.operations]
         tensors = [tensor for work in works for tensor in work.tensors]
@@ -408,6 +439,7 @@ class PostingGroup(STOCK):
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalescing = []
+        self._batches += 1
 
     def _end_coalescing(self, device: Any) -> Work:
         works, self._coalescing = self._coalescing or [], None
