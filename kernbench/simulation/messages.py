@@ -21,6 +21,7 @@ import torch
 from kernbench.errors import CollectiveMismatchError
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.collective_values import Brought
+from kernbench.simulation.first_messages import FirstMessages
 from kernbench.simulation.groups import Arrival, Collective, Communicator, Signature
 from kernbench.simulation.history import History
 from kernbench.simulation.hooks import RunHooks
@@ -135,6 +136,7 @@ class Mailbox:
     Attributes:
         unsent: of NCCL's, sends that may go into the receiver's buffer without it, and have not.
         paired: those that have met the other side and are to be run.
+        first: the first messages of pairs.
         pick: says whose message a receive from any source gets (:mod:`kernbench.order.choices`); None: the first one's.
     """
 
@@ -154,6 +156,7 @@ class Mailbox:
         self.paired: list[MatchedPair] = []
         self._pairs: dict[tuple[Communicator, int, int], Communicator] = {}
         self.pick: Callable[[str, Sequence[Hashable]], int] | None = None
+        self.first = FirstMessages()
 
     def clear(self) -> None:
         """Forget everything."""
@@ -162,6 +165,7 @@ class Mailbox:
         self._any_source.clear()
         self._numbers.clear()
         self.unsent.clear()
+        self.first.clear()
         self.paired.clear()
         self._pairs.clear()
 
@@ -236,6 +240,8 @@ class Mailbox:
             self._engine.reserve(op, route.batch)
             if route.lane == "group" and not route.made:
                 group.join(rank)
+            if route.lane == "pair" and peer is not None:
+                self.first.called(group, rank, peer, message.location)
         if peer is None:
             self._any_source.append(message)
             return

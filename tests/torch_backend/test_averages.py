@@ -164,16 +164,33 @@ def test_sums_of_eight_bits_are_those_of_halves_and_saturate(dtype: torch.dtype)
         assert torch.equal(mine, total[2 * rank : 2 * rank + 2])
 
 
-def test_a_fully_sharded_model_averages_so() -> None:
-    """FSDP2 asks for ``AVG``, or for ``PREMUL_SUM`` with a divide factor: halves whose sum is too large stay."""
+@pytest.mark.parametrize(("dtype", "large"), [(torch.half, 40000.0), (torch.bfloat16, 2.0**127)], ids=str)
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_gradients_of_a_sharded_model_stay_finite(dtype: torch.dtype, large: float, factor: float | None) -> None:
+    """FSDP2 asks for ``AVG``, or for ``PREMUL_SUM`` where a divide factor is given; halves it divides itself."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     def body(rank: int, group: Any) -> Any:
+        model = torch.nn.Linear(4, 2, bias=False, device="cuda", dtype=dtype)
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
+        if factor is not None:
+            model.set_gradient_divide_factor(factor)  # type: ignore[attr-defined]
+        model(torch.full((1, 4), large, device="cuda", dtype=dtype)).sum().backward()
+        gradient: Any = model.weight.grad
+        return gradient.full_tensor().cpu().flatten().tolist()
+
+    assert run(body, 2) == [[large] * 8] * 2
+
+
+def test_ddp_divides_its_buckets_before_it_sums() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    def body(rank: int, group: Any) -> Any:
         model = torch.nn.Linear(4, 2, bias=False, device="cuda", dtype=torch.half)
-        fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.half))
-        model(torch.full((1, 4), 40000.0, device="cuda", dtype=torch.half)).sum().backward()
-        grad = model.weight.grad.full_tensor()
-        return grad.cpu().flatten().tolist()
+        wrapped = DistributedDataParallel(model)
+        wrapped(torch.full((1, 4), 40000.0, device="cuda", dtype=torch.half)).sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad.cpu().flatten().tolist()
 
     assert run(body, 2) == [[40000.0] * 8] * 2
 

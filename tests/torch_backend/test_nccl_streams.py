@@ -393,3 +393,28 @@ def test_each_communicator_has_its_buffers() -> None:
 
         assert run(program, SMALL, ranks=3)[0] == {}
     assert reserved[1] - reserved[0] == reserved[2] - reserved[1] == 224 << 20
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize(("program", "options", "hangs"), [
+    (ring_of_both, {"ranks": 3}, True),
+    (ring_that_waits_at_the_end, {"ranks": 4}, True),
+    (ring_of_both, {"ranks": 3, "eager": True}, False),
+    (both_send, {}, False),
+], ids=["three", "four", "one communicator", "a pair"])  # fmt: skip
+def test_first_messages_in_a_circle_are_remarked(
+    program: Program, options: dict[str, Any], hangs: bool, isolation: str
+) -> None:
+    """Torch's host waits in the first message of a pair until the other rank comes to its own."""
+    ranks, eager = options.get("ranks", 2), options.get("eager", False)
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", **({"device_id": torch.device("cuda", rank)} if eager else {}))
+        program(rank, SMALL)
+
+    with kernbench.simulate("dgx_h100", world_size=ranks) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=ranks, isolation=isolation)
+        said = [remark for remark in ctx.simulation.remarks if "the first messages hang" in remark]
+    circle = " -> ".join(f"rank {rank % ranks}" for rank in range(ranks + 1))
+    assert (len(said), circle in "".join(said)) == ((1, True) if hangs else (0, False))
