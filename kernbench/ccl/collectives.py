@@ -17,7 +17,7 @@ from kernbench.ccl.lower import lower, lower_library, paced
 from kernbench.ccl.movements import move
 from kernbench.ccl.placement import Placement
 from kernbench.ccl.protocols import ProtocolCosts
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import Reduction
 from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
 from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
 from kernbench.ccl.selection import VARIABLES, Selection, select
@@ -171,7 +171,7 @@ class CollectiveRunner:
         where = Placement.of(self._topology, sips)
         nbytes = _library_bytes(wanted, count, len(sips), splits) * itemsize
         notes: list[str] = []
-        served, selection = self._choose(config, wanted, nbytes, where, environ, notes)
+        served, selection = self._choose(config, wanted, nbytes, where, _in_switches(reduction, environ), notes)
         closed = self._closed_seconds(served, selection, wanted, where, nbytes, dtype, fidelity, notes)
         chunks = None if selection is None else selection.chunks
 
@@ -297,10 +297,21 @@ class CollectiveRunner:
         request: Request,
         inputs: Sequence[Sequence[torch.Tensor]],
         outputs: Sequence[Sequence[torch.Tensor]],
-        reduction: ReduceOp | None,
+        reduction: Reduction | None,
     ) -> None:
         """Move the values: every member's inputs into every member's outputs, in the schedule's own order."""
         move(request.op, request.schedule, inputs, outputs, reduction, request.root)
+
+
+_SWITCHES_REDUCE = frozenset({None, "sum", "min", "max"})
+"""Reductions that switches do for NCCL (``ncclNvlsSupported``, ``src/include/device.h`` of 2.27): no averages."""
+
+
+def _in_switches(reduction: str | None, environ: Environ) -> Environ:
+    """What the environment says, and that switches cannot do this reduction; who has named algorithms is taken at the word."""
+    if reduction in _SWITCHES_REDUCE or any(name == "NCCL_ALGO" for name, _ in environ):
+        return environ
+    return (*environ, ("NCCL_ALGO", "^nvls,nvls_tree"))
 
 
 _LIBRARY_NAMES = {entry: name for kind in KINDS.values() for name, entries in kind.library.items() for entry in entries}

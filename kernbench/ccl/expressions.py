@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import Reduction
 from kernbench.ccl.schedule import IntArray, Schedule, Way
 from kernbench.collective_kinds import KINDS, CollectiveKind
 
@@ -147,7 +147,7 @@ def expressions(schedule: Schedule) -> Expressions:
 
 
 def combine_steps(
-    steps: Sequence[Step], leaf: Callable[[int], torch.Tensor], op: ReduceOp
+    steps: Sequence[Step], leaf: Callable[[int], torch.Tensor], op: Reduction
 ) -> Callable[[int], torch.Tensor]:
     """Compute ``steps``; the result gives the value of any of their nodes, rounded to the leaves' dtype.
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kernbench.ccl.expressions import Expressions, combine_steps, expressions
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import Reduction
 from kernbench.ccl.schedule import Schedule
 from kernbench.ccl.values import run_all_reduce
 from kernbench.collective_kinds import KINDS, CollectiveKind
@@ -39,7 +39,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _all_reduce(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: Reduction, root: int | None
 ) -> None:
     # a coalesced all-reduce has several tensors per member
     for sources, targets in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), strict=True):
@@ -52,19 +52,21 @@ def _all_reduce(
                 target.data.copy_(flat.view(target.shape))
 
 
-def fold(parts: Tensors, op: ReduceOp) -> torch.Tensor:
+def fold(parts: Tensors, op: Reduction) -> torch.Tensor:
     """``op(op(parts[0], parts[1]), parts[2]) ...`` as a new tensor of ``parts[0]``'s shape, ``avg`` not yet divided."""
     if len(parts) == 1:
         return parts[0].clone()
+    members = len(parts)
     total = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    op.combine(parts[0], parts[1].reshape(parts[0].shape), total)
+    first, second = (op.contribution(part, members) for part in parts[:2])
+    op.combine(first, second.reshape(first.shape), total)
     for part in parts[2:]:
-        op.combine(total, part.reshape(total.shape), total)
+        op.combine(total, op.contribution(part, members).reshape(total.shape), total)
     return total
 
 
 def _folded(
-    schedule: Schedule, owners: Sequence[int], part: Callable[[int, int], torch.Tensor], op: ReduceOp
+    schedule: Schedule, owners: Sequence[int], part: Callable[[int, int], torch.Tensor], op: Reduction
 ) -> list[torch.Tensor]:
     """Each chunk's reduction as its owner ends with it: new tensors, ``avg`` divided. ``part(member, chunk)``: an input."""
     chains = schedule.chains_at(np.asarray(owners, dtype=np.int64))
@@ -80,19 +82,21 @@ def _folded(
                 raise ValueError(
                     f"{schedule.name}: chunk {chunk} of member {owner} does not fold every member exactly once"
                 )
-            value = combine_steps(found.steps([node]), partial(_leaf, found, part), op)
+            value = combine_steps(found.steps([node]), partial(_leaf, found, part, op, schedule.members), op)
             total = value(node).clone().view(part(owner, chunk).shape)
         op.finish(total, schedule.members)
         results.append(total)
     return results
 
 
-def _leaf(found: Expressions, part: Callable[[int, int], torch.Tensor], node: int) -> torch.Tensor:
-    return part(*found.leaf(node)).reshape(-1)
+def _leaf(
+    found: Expressions, part: Callable[[int, int], torch.Tensor], op: Reduction, members: int, node: int
+) -> torch.Tensor:
+    return op.contribution(part(*found.leaf(node)).reshape(-1), members)
 
 
 def _reduce(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: Reduction, root: int | None
 ) -> None:
     assert root is not None
     flat = [_flat(source) for (source,) in inputs]
@@ -104,7 +108,7 @@ def _reduce(
 
 
 def _reduce_scatter(
-    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: ReduceOp, root: int | None
+    schedule: Schedule, inputs: Sequence[Tensors], outputs: Sequence[Tensors], op: Reduction, root: int | None
 ) -> None:
     totals = _folded(schedule, range(schedule.members), lambda member, chunk: inputs[member][chunk], op)
     for (target,), total in zip(outputs, totals, strict=True):
@@ -133,7 +137,7 @@ def move_among(
     collective: str,
     inputs: Sequence[Tensors],
     outputs: Mapping[int, Tensors],
-    op: ReduceOp | None,
+    op: Reduction | None,
     root: int | None,
 ) -> None:
     """Move the values of a collective of which only some members are there to receive; reduced in the members' order.
@@ -168,7 +172,7 @@ def move(
     schedule: Schedule,
     inputs: Sequence[Tensors],
     outputs: Sequence[Tensors],
-    op: ReduceOp | None,
+    op: Reduction | None,
     root: int | None,
 ) -> None:
     """Move the values of a collective.

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernbench.ccl.expressions import check_schedule
 from kernbench.ccl.placement import Placement
+from kernbench.ccl.reduce_op import spelled
 from kernbench.ccl.schedule import CannotServeError, Schedule
 from kernbench.collective_kinds import COLLECTIVES, KINDS
 from kernbench.errors import ConfigError
@@ -51,7 +52,7 @@ def require_reduction(module: ModuleType, reduction: str | None) -> None:
     A module may list those that it knows in ``REDUCTIONS``; a schedule knows all.
     """
     known = getattr(module, "REDUCTIONS", None)
-    if known is not None and reduction is not None and reduction not in known:
+    if known is not None and reduction is not None and spelled(reduction) not in known:
         raise CannotServeError(f"{module.__name__.rpartition('.')[2]}: no reduction {reduction}")
 
 

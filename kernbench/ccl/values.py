@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kernbench.ccl.expressions import Expressions, Step, combine_steps, expressions
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import PREMULTIPLIED_AVERAGE, Reduction
 from kernbench.ccl.schedule import IntArray, Schedule
 
 BLOCK_BYTES = 1024 * 1024
@@ -36,7 +36,7 @@ STACK_CHUNK_BYTES = 4096
 
 
 def run_all_reduce(
-    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
+    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: Reduction
 ) -> None:
     """All-reduce ``inputs`` (``members`` tensors ``[count]``, one dtype) into ``outputs``; they may be the same tensors.
 
@@ -49,7 +49,7 @@ def run_all_reduce(
     if members == 1:
         if outputs[0] is not inputs[0]:
             outputs[0].copy_(inputs[0])
-        op.finish(outputs[0], 1)
+        op.finish(outputs[0], 1)  # and NCCL's average multiplies by one
         return
     chains = schedule.final_chains
     if chains is None:
@@ -63,7 +63,7 @@ def run_all_reduce(
 
 
 def run_expressions(
-    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: ReduceOp
+    schedule: Schedule, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], op: Reduction
 ) -> None:
     """Any shape: every partial sum once, block by block, as the schedule's expressions say."""
     found = expressions(schedule)
@@ -72,7 +72,7 @@ def run_expressions(
     for chunk, (steps, targets) in enumerate(_chunk_programs(schedule)):
         for begin in range(bounds[chunk], bounds[chunk + 1], block):
             rows = slice(begin, min(begin + block, bounds[chunk + 1]))
-            value = combine_steps(steps, partial(_input_rows, inputs, found, rows), op)
+            value = combine_steps(steps, partial(_input_rows, inputs, found, rows, op), op)
             results = []
             for node, members in targets:
                 total = value(node).clone()  # it may be an input, or the value of another node
@@ -83,8 +83,10 @@ def run_expressions(
                     outputs[member][rows].copy_(total)
 
 
-def _input_rows(inputs: Sequence[torch.Tensor], found: Expressions, rows: slice, leaf: int) -> torch.Tensor:
-    return inputs[found.leaf(leaf)[0]][rows]
+def _input_rows(
+    inputs: Sequence[torch.Tensor], found: Expressions, rows: slice, op: Reduction, leaf: int
+) -> torch.Tensor:
+    return op.contribution(inputs[found.leaf(leaf)[0]][rows], len(inputs))
 
 
 @lru_cache(maxsize=64)
@@ -111,20 +113,22 @@ def run_blocks(
     chains: IntArray,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    op: ReduceOp,
+    op: Reduction,
 ) -> None:
     """Fold cache-sized blocks over the members, and write each to every output while it is in cache."""
     bounds = schedule.chunk_bounds(inputs[0].numel()).tolist()
     block = max(1, BLOCK_BYTES // inputs[0].element_size())
     accumulator = torch.empty(block, dtype=inputs[0].dtype)
+    members = schedule.members
     for chunk, order in enumerate(chains.tolist()):
         for begin in range(bounds[chunk], bounds[chunk + 1], block):
             rows = slice(begin, min(begin + block, bounds[chunk + 1]))
             total = accumulator[: rows.stop - rows.start]
-            op.combine(inputs[order[0]][rows], inputs[order[1]][rows], total)
+            first, second = (op.contribution(inputs[member][rows], members) for member in order[:2])
+            op.combine(first, second, total)
             for member in order[2:]:
-                op.combine(total, inputs[member][rows], total)
-            op.finish(total, schedule.members)
+                op.combine(total, op.contribution(inputs[member][rows], members), total)
+            op.finish(total, members)
             for output in outputs:
                 output[rows].copy_(total)
 
@@ -133,7 +137,7 @@ def run_stacked(
     schedule: Schedule,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    op: ReduceOp,
+    op: Reduction,
 ) -> None:
     """Fold all chunks at once, one member of each chain after the other."""
     count, dtype = inputs[0].numel(), inputs[0].dtype
@@ -145,10 +149,12 @@ def run_stacked(
     if index.pad is not None:
         torch.index_select(stack.members, 1, index.pad, out=stack.padded)
     torch.index_select(stack.chunks, 0, index.rows, out=stack.ordered)
-    total = stack.parts[0]
-    combine = op.elementwise
-    for part in stack.parts[1:]:
-        combine(total, part, out=total)
+    parts = stack.parts
+    if op is PREMULTIPLIED_AVERAGE:
+        stack.ordered.copy_(op.contribution(stack.ordered, members))
+    total = parts[0]
+    for part in parts[1:]:
+        op.combine(total, part, total)
     op.finish(total, members)
     result = stack.result if index.keep is None else total[index.keep]
     for output in outputs:

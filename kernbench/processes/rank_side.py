@@ -28,7 +28,7 @@ from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.hosts import Host
 from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import shapes_given
-from kernbench.simulation.messages import Message
+from kernbench.simulation.messages import CONNECTION, Message, MessageRoute, note_tail
 from kernbench.simulation.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StepEnd
@@ -343,21 +343,31 @@ class RankSide(Uplink):
         return op
 
     def _mailbox_post(
-        self, group: Communicator, tensor: torch.Tensor, *, peer: int | None, tag: int, sends: bool
+        self,
+        group: Communicator,
+        tensor: torch.Tensor,
+        *,
+        peer: int | None,
+        tag: int,
+        sends: bool,
+        route: MessageRoute = CONNECTION,
     ) -> Operation:
         simulation, me, rank = self.simulation, self.host, self.rank
-        op = simulation.matcher.mailbox.enqueue(me, tensor, peer=peer, sends=sends)
+        mailbox = simulation.matcher.mailbox
+        op = mailbox.enqueue(me, group, tensor, peer=peer, sends=sends, route=route)
         inputs, outputs = ((tensor,), ()) if sends else ((), (tensor,))
         location = user_location()
         simulation.streams.touch(me, op, inputs, outputs)
         number, posted = self._bring(op, inputs, outputs)
+        nth = mailbox.number(group, rank, peer, sends, route)
+        note_tail(me, op, peer, route)
         self.cast(
             "message", number, self._number_of(group), (posted.inputs or posted.outputs)[0], peer, tag, sends,
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,
-            tuple(location), posted.brought,
+            tuple(location), posted.brought, tuple(route), nth,
         )  # fmt: skip
         signature = Message(group, rank, peer, tag, sends, tensor, op, location, ()).signature
-        simulation.matcher.history.add(rank, group, -1, signature, op, location, peer, (tuple(tensor.shape),))
+        simulation.matcher.history.add(rank, group, -1, signature, op, location, peer, (tuple(tensor.shape),), nth)
         return op
 
     def _assumptions_add(self, *look: Any) -> None:

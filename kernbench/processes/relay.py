@@ -31,7 +31,7 @@ from kernbench.simulation.accounts import Account
 from kernbench.simulation.collective_values import Brought
 from kernbench.simulation.groups import Arrival, Communicator, Signature
 from kernbench.simulation.locations import Location
-from kernbench.simulation.messages import Message
+from kernbench.simulation.messages import Message, MessageRoute, note_tail
 from kernbench.simulation.rank_threads import Notice
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StepEnd
@@ -541,13 +541,14 @@ class Relay:
 
     def _message(
         self, number: int, group: int, region: SharedRegion, peer: int | None, tag: int, sends: bool, fields: _Fields,
-        clock: float, stream: str, sip: int, place: tuple[str, int, str], brought: Brought | None,
+        clock: float, stream: str, sip: int, place: tuple[str, int, str], brought: Brought | None, route: Any, nth: int,
     ) -> None:  # fmt: skip
         op = self._made(number, fields, clock, stream, sip, brought)
         message = Message(
             self._group_of(group), self._rank, peer, tag, sends, self._child.shared.tensor(region), op, Location(*place),
-            self._me.before(stream), brought,
+            self._me.before(stream), brought, MessageRoute(*route), nth,
         )  # fmt: skip
+        note_tail(self._me, op, peer, message.route)
         self._admitted(op, self._simulation.matcher.mailbox.admit, message)
 
     def _limit(self, op: int, seconds: float, number: int, group: int, asked_for: bool) -> None:

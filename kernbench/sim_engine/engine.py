@@ -70,6 +70,8 @@ class GraphEngine:
         self._network = Network([*topology_obj.link_bandwidth.tolist(), *files], self.at, lambda: self.now)
         self._streams: dict[tuple[int, str], DeviceStream] = {}
         self._lanes: dict[tuple[int | None, int, str], Lane] = {}
+        self.behind: dict[Operation, tuple[Operation, ...]] = {}
+        """What operations come after on their streams: those that have a place (:meth:`reserve`) and have not ended."""
         self._alone_on_link: dict[int, PlanRun] = {}
         self._sharing: dict[PlanRun, None] = {}
 
@@ -143,8 +145,28 @@ class GraphEngine:
         for stream in self._streams.values():
             if stream.tail is not None and stream.tail.end is None:
                 stream.tail, stream.end = None, 0.0
+            stream.places, stream.before, stream.together = [], (), None
+        self.behind.clear()
         self.interference.clear()
         self.clocks.clear()
+
+    def reserve(self, op: Operation, together: int | None = None) -> None:
+        """Give ``op`` the next place on its stream, before it is known when it can be submitted: what others have to come for.
+
+        ``together``: a number that is the same for operations which take one place, side by side: they all start after what
+        is before them, and what comes after them starts when all have ended.
+        """
+        stream = self.stream(op.sip, op.stream)
+        if together is None or together != stream.together:
+            stream.before = tuple(stream.places) or (() if stream.tail is None else (stream.tail,))
+            stream.places, stream.together = [], together
+        stream.places.append(op)
+        stream.tail = op
+        self.behind[op] = stream.before
+        op.when_resolved(partial(self._leave, op))
+
+    def _leave(self, op: Operation) -> None:
+        self.behind.pop(op, None)
 
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
         """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
@@ -252,16 +274,21 @@ class GraphEngine:
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
         stream = self.stream(op.sip, op.stream)
-        tail, stream.tail = stream.tail, op
-        self.op_log.add(op)
-        free = stream.end if tail is None else tail.end
         start = op.enqueue
-        if free is not None and free > start:
-            start = free
-        if free is not None and not after:  # nearly always
-            return start, ()
+        self.op_log.add(op)
+        ahead = self.behind.get(op)
+        if ahead is None:
+            tail, stream.tail = stream.tail, op
+            if stream.places:
+                stream.places, stream.before, stream.together = [], (), None
+            ahead = () if tail is None else (tail,)
+            free = stream.end if tail is None else tail.end
+            if free is not None and free > start:
+                start = free
+            if free is not None and not after:  # nearly always
+                return start, ()
         pending: list[Operation] = []
-        for other in after if tail is None else (tail, *after):
+        for other in (*ahead, *after):
             if other.end is None:
                 pending.append(other)
             elif other.end > start:
@@ -337,10 +364,12 @@ class GraphEngine:
         parts: Sequence[Operation],
         after: Sequence[Sequence[Operation]],
         seats: Seats | None = None,
+        absent: Callable[[int, float], None] | None = None,
     ) -> PlanRun:
         """Enqueue a collective: ``parts[m]`` is member m's operation, ``after[m]`` what must end before it starts.
 
-        ``seats``: which members have a part, where not all do; the others start when the part that they follow does.
+        ``seats``: which members have a part, where not all do; the others start when the part that they follow does, and
+        ``absent(member, time)`` is called when one of them has ended.
         """
         starts = [0.0] * plan.members
         own = range(plan.members) if seats is None else seats.own
@@ -354,6 +383,10 @@ class GraphEngine:
                 part = part_of[member]
                 part.duration = took
                 part.resolve(starts[member], time)
+            if absent is not None:
+                for member in members:
+                    if member not in part_of:
+                        absent(member, time)
 
         run = PlanRun(self, plan, on_members_end)
         waiting: dict[int, tuple[float, Sequence[Operation]]] = {}
@@ -381,6 +414,25 @@ class GraphEngine:
         for member, (at, pending) in list(waiting.items()):
             self._when_ended(at, pending, partial(member_ready, member), first=True)
         return run
+
+    def submit_arrival(
+        self, op: Operation, arrived: Operation, seconds: float, *, after: Sequence[Operation] = ()
+    ) -> None:
+        """Enqueue the receiving side of what is sent into a buffer: it ends when all has ``arrived``, and ``seconds`` after its
+        own start at the earliest, in which it takes from the buffer what was there before it started."""
+
+        def start_at(start: float) -> None:
+            op.start = start
+            arrived.when_resolved(partial(end_after, start))
+
+        def end_after(start: float) -> None:
+            if op.end is not None:
+                return  # it failed meanwhile
+            there = start if arrived.end is None else arrived.end
+            op.duration = max(seconds, there - start) if there > start else seconds
+            self._end_stream_op(op, max(start + seconds, there))
+
+        self._chain(op, after, start_at)
 
     def _start_plan(self, run: PlanRun) -> None:
         # A member that came early waits: nothing moves before the present, when the others are known to have come.

@@ -173,15 +173,22 @@ class DeviceStream:
     Attributes:
         tail: the last operation; None: there was none, or it was a row of the log, which ended at ``end``.
         end: virtual seconds.
+        places: what has been given a place before it can be submitted (:meth:`GraphEngine.reserve`), last: one operation, or
+            those that run side by side.
+        before: what they come after.
+        together: what those that run side by side have in common.
     """
 
-    __slots__ = ("end", "name", "sip", "tail")
+    __slots__ = ("before", "end", "name", "places", "sip", "tail", "together")
 
     def __init__(self, sip: int, name: str) -> None:
         self.sip = sip
         self.name = name
         self.tail: Operation | None = None
         self.end = 0.0
+        self.places: list[Operation] = []
+        self.before: tuple[Operation, ...] = ()
+        self.together: int | None = None
 
 
 class Lane:

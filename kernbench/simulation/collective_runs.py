@@ -12,7 +12,7 @@ import torch
 from kernbench.ccl.collectives import CollectiveRunner, Environ, Request, Splits, shared_runner
 from kernbench.ccl.config import CclConfig
 from kernbench.ccl.movements import move_among
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import Reduction, reduction_named
 from kernbench.ccl.registry import algorithm_module
 from kernbench.collective_kinds import KINDS
 from kernbench.cost.uncertainty import collective_spread
@@ -21,6 +21,7 @@ from kernbench.order import met
 from kernbench.sim_engine import Condition, GraphEngine, Operation
 from kernbench.sim_engine.engine import Seats
 from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.simulation.cells import wholes
 from kernbench.simulation.collective_values import (
     Brought,
@@ -92,28 +93,10 @@ class CollectiveRuns:
         """
         request = self._prepare(collective, arrivals, count, root, splits)
         engine = self.engine
-        if self.hosts.order is not None:
-            sender = 0 if collective.signature.op == "send" else None
-            met([getattr(arrival.op, "moment", None) for arrival in dict.fromkeys(arrivals)], sender=sender)
+        self._meet(collective, arrivals)
         parts = [arrival.op for arrival in dict.fromkeys(arrivals)]
-        payload = max([op.nbytes for op in parts], default=0)
-        detail = {
-            "op": collective.signature.op,
-            "group": collective.group.name,
-            "sequence": collective.sequence,
-            **request.described,
-            "payload": payload,
-        }
         sips = self._sips(collective, arrivals)
-        nodes = len(set(map(engine.topology.node_of, sips))) if engine.topology.nodes > 1 else 1
-        spread = collective_spread(nodes, payload)
-        for op in parts:
-            op.detail = detail if op.detail is None else {**op.detail, **detail}
-            op.executed, op.spread = True, spread
-        for op in parts if self._awaited else ():
-            there = self._awaited.pop(op, None)
-            if there is not None:
-                there.fulfil()
+        detail = self._describe(collective, request, parts, sips)
         if self.hooks is not None:
             self.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
         run = engine.submit_collective(
@@ -122,12 +105,109 @@ class CollectiveRuns:
         collective.run = run
         for arrival in arrivals:
             arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
-        engine.op_log.collectives.append(
+        self._log(collective, request, run, sips, [arrival.op for arrival in arrivals], detail)
+
+    def _meet(self, collective: Collective, arrivals: Sequence[Arrival]) -> None:
+        """What is before the ends of its members, in the order of events."""
+        if self.hosts.order is not None:
+            sender = 0 if collective.signature.op == "send" else None
+            met([getattr(arrival.op, "moment", None) for arrival in dict.fromkeys(arrivals)], sender=sender)
+
+    def _describe(
+        self, collective: Collective, request: Request, parts: Sequence[Operation], sips: Sequence[int]
+    ) -> dict[str, object]:
+        """Note in operations of a collective what it is, and that their values are there."""
+        topology = self.engine.topology
+        payload = max([op.nbytes for op in parts], default=0)
+        detail = {
+            "op": collective.signature.op,
+            "group": collective.group.name,
+            "sequence": collective.sequence,
+            **request.described,
+            "payload": payload,
+        }
+        nodes = len(set(map(topology.node_of, sips))) if topology.nodes > 1 else 1
+        spread = collective_spread(nodes, payload)
+        for op in parts:
+            op.detail = detail if op.detail is None else {**op.detail, **detail}
+            op.executed, op.spread = True, spread
+        for op in parts if self._awaited else ():
+            there = self._awaited.pop(op, None)
+            if there is not None:
+                there.fulfil()
+        return detail
+
+    def _log(
+        self,
+        collective: Collective,
+        request: Request,
+        run: PlanRun,
+        sips: Sequence[int],
+        parts: Sequence[Operation | None],
+        detail: dict[str, object],
+    ) -> None:
+        """``parts``: each member's, None of one that is to come."""
+        addresses = tuple([part.operands[-1].address if part is not None and part.operands else 0 for part in parts])
+        self.engine.op_log.collectives.append(
             CollectiveTrace(
-                str(collective), run, collective.group.ranks, sips, request.config.buffer_kind,
-                tuple([each.op.operands[-1].address if each.op.operands else 0 for each in arrivals]),
+                str(collective), run, collective.group.ranks, sips, request.config.buffer_kind, addresses,
                 request.chunk_offsets, detail,
             )
+        )  # fmt: skip
+
+    # -- messages that go ahead into the receiver's buffer -----------------------------------------------------------
+
+    def taken(self, arrival: Arrival) -> tuple[torch.Tensor, Brought | None]:
+        """What a message brings, as it is now: its sender may change the memory before the receiver comes."""
+        (tensor,) = arrival.inputs
+        with self.paused(), self._as_read((arrival,)):
+            brought = arrival.brought
+            if not self.engine.enable_data:
+                brought = brought or brought_by(self.storages, arrival.inputs, ())
+                brought.effect = Effect(brought.has_bytes, unknown=brought.unknown)
+                if not brought.has_bytes:
+                    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), brought
+            return _values_of(arrival)[0][0].detach().clone(), brought
+
+    def send_ahead(self, collective: Collective, arrival: Arrival, receiver: int, count: int) -> Operation:
+        """Hand the sending side of a message to the engine: it does not wait for the receiver.
+
+        Returns an operation that ends when all is in the receiver's buffer.
+        """
+        sips = (arrival.op.sip, self.hosts.sip_of(receiver))
+        request = self._message(collective, sips, count)
+        arrived = Operation("arrival", "timer", receiver, sips[1], "", arrival.op.enqueue)
+        detail = self._describe(collective, request, [arrival.op], sips)
+        run = self.engine.submit_collective(
+            request.plan,
+            [arrival.op],
+            [arrival.after],
+            Seats((0,), (0, 0)),
+            lambda member, time: arrived.resolve(time, time),
+        )
+        self._log(collective, request, run, sips, [arrival.op, None], detail)
+        return arrived
+
+    def take(
+        self, collective: Collective, arrivals: Sequence[Arrival], count: int, arrived: Operation, seconds: float
+    ) -> None:
+        """Hand the receiving side of such a message to the engine, and move its values; it copies for ``seconds``."""
+        sips = (arrivals[0].op.sip, arrivals[1].op.sip)
+        request = self._message(collective, sips, count)
+        self._move_values(collective, request, arrivals, 0, None)
+        self._meet(collective, arrivals)
+        self._describe(collective, request, [arrivals[1].op], sips)
+        if self.hooks is not None:
+            self.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
+        self.engine.submit_arrival(arrivals[1].op, arrived, seconds, after=arrivals[1].after)
+        for arrival in arrivals:
+            arrival.inputs = arrival.outputs = ()
+
+    def _message(self, collective: Collective, sips: tuple[int, ...], count: int) -> Request:
+        signature = collective.signature
+        return self._request(
+            signature.op, signature.algorithm, sips, 0, count, signature.dtype or torch.int32, None,
+            collective.group.environ or (), None, False,
         )  # fmt: skip
 
     def _prepare(
@@ -145,7 +225,18 @@ class CollectiveRuns:
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
             collective.group.players is not None,
         )  # fmt: skip
-        reduction = ReduceOp(signature.reduction) if signature.reduction else None
+        reduction = reduction_named(signature.reduction) if signature.reduction else None
+        self._move_values(collective, request, arrivals, root, reduction)
+        return request
+
+    def _move_values(
+        self,
+        collective: Collective,
+        request: Request,
+        arrivals: Sequence[Arrival],
+        root: int | None,
+        reduction: Reduction | None,
+    ) -> None:
         with self.paused(), self._as_read(arrivals):
             if collective.group.players is not None:
                 self._move_folded(collective.group, arrivals, root, reduction)
@@ -155,7 +246,6 @@ class CollectiveRuns:
                 self._move_known(request, arrivals, root, reduction)
             if self.watch is not None:
                 self.watch(collective, arrivals)
-        return request
 
     @contextmanager
     def _as_read(self, arrivals: Sequence[Arrival]) -> Iterator[None]:
@@ -172,7 +262,7 @@ class CollectiveRuns:
         return tuple(map(self.hosts.sip_of, collective.group.ranks))
 
     def _move_known(
-        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move values if all members have them, and note what is assumed."""
         members = self._brought(arrivals)
@@ -184,7 +274,7 @@ class CollectiveRuns:
         self._note(arrivals, effect)
 
     def _move_folded(
-        self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+        self, group: Communicator, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move values among members some of whom do not run, and bring what their representatives bring: that is assumed."""
         running = list(dict.fromkeys(arrivals))
@@ -212,7 +302,7 @@ class CollectiveRuns:
                 arrival.brought.effect = effect
 
     def _move(
-        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: ReduceOp | None
+        self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move the values."""
         inputs, outputs = zip(*map(_values_of, arrivals), strict=True)

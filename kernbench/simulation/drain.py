@@ -23,6 +23,7 @@ from kernbench.simulation.polling import Polls
 from kernbench.simulation.rank_threads import RankThreads
 from kernbench.simulation.reports import deadlock_report, who_waits
 from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.stuck_streams import StuckStreams
 from kernbench.simulation.waits import Awaited, Waits
 
 
@@ -120,7 +121,14 @@ class Drain:
 
     def anything_left(self) -> bool:
         """Whether something is pending, ready or kept."""
-        return bool(self.waits.pending or self.matcher.pending or self.scheduler.ready or len(self.executor))
+        matcher = self.matcher
+        return bool(
+            self.waits.pending
+            or matcher.pending
+            or matcher.messages.in_flight
+            or self.scheduler.ready
+            or len(self.executor)
+        )
 
     def settle_time(self) -> float:
         """Run the engine until nothing is in flight; the time (s) when all has ended."""
@@ -142,7 +150,8 @@ class Drain:
 
     def _deadlock_error(self) -> Callable[[], DeadlockError]:
         """Makes the error that says how things are now, once for everybody who is told."""
-        report, (waits_for, doing) = self.tell_deadlock(), who_waits(self.scheduler, self.waits, self.matcher)
+        stuck = StuckStreams(self.engine, self.matcher)
+        report, (waits_for, doing) = self.tell_deadlock(), who_waits(self.scheduler, self.waits, self.matcher, stuck)
 
         def make() -> DeadlockError:
             error = DeadlockError(report)
@@ -177,7 +186,8 @@ class Drain:
         """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
         error = self._deadlock_error()
         scheduler = self.scheduler
-        for index in sorted(self.matcher.unmatched_ranks() | self.executor.suspended_ranks()):
+        stuck = StuckStreams(self.engine, self.matcher).ranks
+        for index in sorted(self.matcher.unmatched_ranks() | self.executor.suspended_ranks() | stuck):
             if (rank := scheduler.rank(index)) is not None:
                 scheduler.fail(rank, error())
         if not scheduler.failed:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernbench.ccl.reduce_op import spelled
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
@@ -31,7 +32,7 @@ class Signature(NamedTuple):
         if self.dtype is not None:
             parts.append(str(self.dtype).removeprefix("torch."))
         if self.reduction is not None:
-            parts.append(f"op {self.reduction}")
+            parts.append(f"op {spelled(self.reduction)}")
         if self.root is not None:
             parts.append(f"root {self.root}")
         parts.append(f"algorithm {self.algorithm}")
@@ -39,7 +40,8 @@ class Signature(NamedTuple):
 
     def as_words(self, location: Location) -> dict[str, str]:
         """Operation, arguments and line of a call, by name."""
-        given = {"shape": self.shape, "dtype": self.dtype, "reduction": self.reduction, "root": self.root}
+        reduction = None if self.reduction is None else spelled(self.reduction)
+        given = {"shape": self.shape, "dtype": self.dtype, "reduction": reduction, "root": self.root}
         words = {name: str(value).removeprefix("torch.") for name, value in given.items() if value is not None}
         return {"operation": self.op, **words, "algorithm": self.algorithm, "at": str(location)}
 
@@ -117,6 +119,8 @@ class Communicator:
         environ: what the environment said to the collective library when a member first used the group.
         players: where not all ranks run, who takes part for each member (:mod:`kernbench.simulation.folding`).
         expected: members that call.
+        made: whether the library has made it: NCCL does in the first call, of which all members must be.
+        joined: members that have called something, until it is made.
     """
 
     def __init__(
@@ -135,6 +139,8 @@ class Communicator:
         self._sequence = dict.fromkeys(ranks, 0)
         self._open: dict[int, Collective] = {}
         self.environ: tuple[tuple[str, str], ...] | None = None
+        self.made = False
+        self.joined: set[int] = set()
         self._monitors: Communicator | None = None
         self._sips: dict[int, tuple[int, Location]] = {}
 
@@ -142,6 +148,12 @@ class Communicator:
         """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
         first = self._sips.setdefault(sip, (rank, location))
         return None if first[0] == rank else first
+
+    def join(self, rank: int) -> None:
+        """A member calls something for which the library must have made it."""
+        if not self.made:
+            self.joined.add(rank)
+            self.made = len(self.joined) >= self.expected
 
     @property
     def monitors(self) -> Communicator:

@@ -24,6 +24,7 @@ class Call:
         sequence: the collective's number in its group, -1 for a message.
         peer: the other side of a message (a rank of the world).
         shapes: of the tensors that the rank gave.
+        nth: of a message, how many the rank had sent to its peer before, or received from it.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Call:
     location: Location
     peer: int | None = None
     shapes: tuple[tuple[int, ...], ...] = ()
+    nth: int = 0
 
     @property
     def profiled_name(self) -> str:
@@ -49,7 +51,9 @@ class Call:
         return "scheduled" if self.op.start is None else "started"
 
     def __str__(self) -> str:
-        which = f" #{self.sequence}" if self.sequence >= 0 else ""
+        which = f" #{self.sequence if self.sequence >= 0 else self.nth}"
+        if self.sequence < 0 and self.peer is not None:
+            which = f"{which} {'to' if self.signature.op == 'send' else 'from'} rank {self.peer}"
         return f"{self.signature}{which} on {self.group.name}, {self.state}, at {self.location}"
 
 
@@ -86,6 +90,7 @@ class History:
         location: Location,
         peer: int | None,
         shapes: tuple[tuple[int, ...], ...] | None,
+        nth: int = 0,
     ) -> None:
         """Note a call; ``shapes`` None: of one tensor, with the signature's shape."""
         calls = self._calls.get(rank)
@@ -94,7 +99,7 @@ class History:
             self._counts[rank] = 0
         number = self._counts[rank]
         self._counts[rank] = number + 1
-        calls.append((rank, number, group, sequence, signature, op, location, peer, shapes))
+        calls.append((rank, number, group, sequence, signature, op, location, peer, shapes, nth))
         if self.noted is not None:
             self.noted(op, _given(signature, shapes))
         if self.told and (tell := self.told.get(rank)) is not None:
@@ -107,9 +112,9 @@ class History:
     def of(self, rank: int) -> list[Call]:
         """The last calls of a rank, oldest first."""
         calls = []
-        for caller, number, group, sequence, signature, op, location, peer, shapes in self._calls.get(rank, ()):
+        for caller, number, group, sequence, signature, op, location, peer, shapes, nth in self._calls.get(rank, ()):
             given = _given(signature, shapes)
-            calls.append(Call(caller, number, group, sequence, signature, op, location, peer, given))
+            calls.append(Call(caller, number, group, sequence, signature, op, location, peer, given, nth))
         return calls
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kernbench.ccl.reduce_op import spelled
 from kernbench.plugins.events import (
     CollectiveEvent,
     ContextEvent,
@@ -255,7 +256,8 @@ def _kernel(op: Operation, number: int) -> KernelEvent:
 
 def _collective(signature: Signature, **others: Any) -> CollectiveEvent:
     """An event of a call with this signature; ``others``: its other fields."""
+    reduction = None if signature.reduction is None else spelled(signature.reduction)
     return CollectiveEvent(
         op=signature.op, shape=signature.shape, dtype=None if signature.dtype is None else _dtype(signature.dtype),
-        reduction=signature.reduction, root=signature.root, algorithm=signature.algorithm, **others,
+        reduction=reduction, root=signature.root, algorithm=signature.algorithm, **others,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from kernbench.ccl.expressions import WIDE_DTYPES
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.reduce_op import PREMULTIPLIED_AVERAGE, ReduceOp, Reduction
 from kernbench.errors import ConfigError, DeadlockError
 from kernbench.triton_engine.launching import set_launch_sink
 from kernbench.triton_engine.machine import Execution, Launch
@@ -74,7 +74,7 @@ class KernelCollectives:
         ranks: tuple[int, ...],
         inputs: Sequence[Sequence[torch.Tensor]],
         outputs: Sequence[Sequence[torch.Tensor]],
-        op: ReduceOp | None,
+        op: Reduction | None,
         root: int | None,
     ) -> None:
         """Move the values of one collective.
@@ -89,6 +89,8 @@ class KernelCollectives:
             DeadlockError: every member waits for a signal that nobody sends.
         """
         sent = [_joined(tensors) for tensors in inputs]
+        if op is PREMULTIPLIED_AVERAGE:
+            sent = [op.contribution(buffer, len(ranks)) for buffer in sent]
         received = [_joined(tensors) for tensors in outputs]
         count = max((buffer.numel() for buffer in (*sent, *received)), default=0)
         if count == 0:
@@ -104,7 +106,7 @@ class KernelCollectives:
             call = KernelCall(
                 rank=number, world=len(ranks), count=count, inputs=tables[0], outputs=tables[1], signals=tables[2],
                 dtype=_triton_type(dtype), wide=_triton_type(WIDE_DTYPES.get(dtype, dtype)),
-                op="sum" if op in (None, ReduceOp.AVG) else op.value, epoch=epoch, root=root,
+                op="sum" if op in (None, ReduceOp.AVG, PREMULTIPLIED_AVERAGE) else op.value, epoch=epoch, root=root,
             )  # fmt: skip
             collected.append(_launches_of(module, call, rank))
         lengths = {len(launches) for launches in collected}

@@ -27,6 +27,7 @@ from kernbench.simulation.history import History
 from kernbench.simulation.hooks import RunHooks
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.locations import user_location
+from kernbench.simulation.message_runs import MessageRuns
 from kernbench.simulation.messages import Mailbox
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import storage_of
@@ -50,6 +51,7 @@ class Matcher:
         posted: how many have been posted so far.
         history: the last calls of each rank.
         mailbox: point-to-point messages.
+        messages: runs those that have met.
         runs: starts what has been matched.
     """
 
@@ -67,6 +69,10 @@ class Matcher:
         self._loads: dict[tuple[Any, ...], Load] = {}
         self.history = History()
         self.mailbox = Mailbox(self.engine, self.hosts, self.streams, self.history, self.hooks)
+        self.messages = MessageRuns(
+            self.engine, self.hosts, self.runs, self.mailbox, self._values_ready,
+            lambda pair: self._run(pair.collective, pair.arrivals, pair.count, 0, None),
+        )  # fmt: skip
 
     def clear(self) -> None:
         """Forget what has been posted."""
@@ -76,6 +82,7 @@ class Matcher:
     def reset(self) -> None:
         """Forget everything that waits."""
         self.mailbox.clear()
+        self.messages.clear()
         self.runs.clear()
 
     def post(
@@ -143,6 +150,8 @@ class Matcher:
         if self.hooks is not None:
             self.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
         self.engine.progress += 1
+        self.engine.reserve(op)
+        group.join(rank)
         if error is not None:
             self._forget(collective)
             for other in collective.arrivals.values():
@@ -224,16 +233,7 @@ class Matcher:
 
     def start_matched(self) -> bool:
         """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
-        started = self.mailbox.match_any_source()
-        if self.mailbox.paired:
-            paired, self.mailbox.paired = self.mailbox.paired, []
-            for item in paired:
-                pair, arrivals, count = item
-                if self._values_ready(arrivals):
-                    self._run(pair, arrivals, count, 0, None)
-                    started = True
-                else:
-                    self.mailbox.paired.append(item)
+        started = self.messages.start()
         if self._matched:
             matched, self._matched = sorted(self._matched, key=lambda collective: collective.number), []
             for collective in matched:

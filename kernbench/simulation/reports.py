@@ -12,6 +12,7 @@ from kernbench.simulation.groups import Arrival, Collective
 from kernbench.simulation.history import History
 from kernbench.simulation.locations import NOWHERE, Location, location_of
 from kernbench.simulation.matching import Matcher
+from kernbench.simulation.stuck_streams import StuckStreams
 from kernbench.simulation.waits import Waits
 
 _MOST_RANKS = 64
@@ -24,7 +25,8 @@ def deadlock_report(
     title: str, scheduler: RankScheduler, waits: Waits, matcher: Matcher, executor: DataExecutor
 ) -> str:
     """Describe why nobody can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
-    waits_for, doing = who_waits(scheduler, waits, matcher)
+    stuck = StuckStreams(matcher.engine, matcher)
+    waits_for, doing = who_waits(scheduler, waits, matcher, stuck)
     lines = [f"rank {rank.index} has ended by {rank.ended_by}" for rank in scheduler.ranks if rank.ended_by]
     lines.append(f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight.")
     cycle = find_cycle(waits_for)
@@ -44,6 +46,7 @@ def deadlock_report(
             f"To go on: {_ranks(missing)} must call {collective.signature} as collective #{collective.sequence} of "
             f"{collective.group.name}." + "".join(_never(scheduler.rank(rank)) for rank in missing[:8])
         )
+    lines += stuck.lines()
     for message in messages:
         if message.peer is None:
             lines.append(
@@ -58,8 +61,13 @@ def deadlock_report(
     return "\n".join([*lines, *history_lines(matcher.history)])
 
 
-def who_waits(scheduler: RankScheduler, waits: Waits, matcher: Matcher) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """Which ranks each one waits for, and what each does, in words; of very many ranks, the first ones."""
+def who_waits(
+    scheduler: RankScheduler, waits: Waits, matcher: Matcher, stuck: StuckStreams | None = None
+) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """Which ranks each one waits for, and what each does, in words; of very many ranks, the first ones.
+
+    ``stuck``: what stands on streams, where nothing can go on.
+    """
     unmatched = [collective for collective in matcher.pending if not collective.matched]
     origin = matcher.runs.awaited
     awaited = {id(op): (op, target) for op, target in ((origin(op), t) for op, t in waits.pending)}
@@ -90,10 +98,16 @@ def who_waits(scheduler: RankScheduler, waits: Waits, matcher: Matcher) -> tuple
             words = f"waits in {message}: {message.signature} at {message.location}"
         else:
             words = f"waits for {op.name} ({op.kind}) at {_where(side or scheduler.rank(rank))}"
+            on_streams = "" if stuck is None else stuck.words(rank)
+            if on_streams:
+                words = f"{words}: its GPU is in {on_streams}"
         if side is None:
             waiting_line[rank] = words
         else:
             of_threads.setdefault(rank, []).append(f"its thread {side.name!r} {words}")
+
+    for rank, others in ({} if stuck is None else stuck.waits_for()).items():
+        waits_for.setdefault(rank, []).extend(others)
 
     shown = scheduler.ranks[:_MOST_RANKS]
     doing = {rank.index: waiting_line.get(rank.index) or _state(rank) for rank in shown}

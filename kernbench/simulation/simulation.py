@@ -182,6 +182,7 @@ class Simulation:
             engine, self.hosts, self.storages, lambda: self.ccl_config, lambda: self.torch_recorder.paused(), self.hooks
         )
         self.matcher = Matcher(engine, self.hosts, self.streams, self.executor, self.runs, self.hooks)
+        self.matcher.mailbox.first.remark = self.remarks.setdefault
         self.deadlines = Deadlines()
         self.monitored = MonitoredBarriers(self.matcher, self.deadlines)
         self.polls = Polls(engine, self.hosts, scheduler, self.waits)

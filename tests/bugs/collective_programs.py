@@ -126,14 +126,15 @@ def all_that_is_received_in_one_batch(fixed: bool) -> None:
     """A skip connection: rank 2 gets from 0 and from 1 at once, while 1 sends only behind what 2 would send it."""
     rank = dist.get_rank()
     x, y = torch.ones(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
+    dist.barrier()  # makes the communicator of the batches
     if rank == 0:
         dist.send(x, 1)
-        dist.send(x, 2)
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 2)])
     elif rank == 1:
         dist.recv(x, 0)
         if not fixed:
             dist.recv(y, 2)  # here
-        dist.send(x, 2)
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 2)])
     else:
         ops = [dist.P2POp(dist.irecv, x, 0), dist.P2POp(dist.irecv, y, 1)]
         for work in dist.batch_isend_irecv(ops):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.libraries import Library
+from kernbench.ccl.reduce_op import ReduceOp, multiplied
 from kernbench.errors import KernbenchError
 from kernbench.simulation.cells import Cells, wholes
 from kernbench.simulation.tensors import plain
@@ -112,32 +113,39 @@ def require_contiguous(op: str, tensors: Tensors) -> None:
             )
 
 
-def reduction_of(opts: Any, dtype: torch.dtype) -> ReduceOp:
+def reduction_of(opts: Any) -> ReduceOp:
     """The reduction of options, of a torch ``ReduceOp``, or sum."""
     wanted = getattr(opts, "reduceOp", opts)
     if wanted is None or isinstance(wanted, timedelta):
         return ReduceOp.SUM
-    return _checked(getattr(wanted, "op", wanted), dtype)
+    return _parsed(getattr(wanted, "op", wanted))
 
 
 _PREMUL_SUM = dist.ReduceOp.PREMUL_SUM
 
 
 @functools.cache
-def _checked(op: Any, dtype: torch.dtype) -> ReduceOp:
-    reduction = ReduceOp.SUM if op == _PREMUL_SUM else ReduceOp.parse(op)
-    reduction.check_dtype(dtype)
-    return reduction
+def _parsed(op: Any) -> ReduceOp:
+    return ReduceOp.SUM if op == _PREMUL_SUM else ReduceOp.parse(op)
 
 
-def premultiplied(opts: Any, tensors: Tensors) -> Tensors:
-    """What is summed up: the tensors, or those times the factor of NCCL's ``PREMUL_SUM``; of unknown values themselves."""
+def premultiplied(opts: Any, tensors: Tensors, library: Library) -> Tensors:
+    """What is summed up: the tensors, or those times the factor of NCCL's ``PREMUL_SUM``; of unknown values themselves.
+
+    Raises TypeError, with torch's words, of a type that NCCL does not multiply.
+    """
     wanted = getattr(opts, "reduceOp", opts)
     if getattr(wanted, "op", None) != _PREMUL_SUM:
         return tensors
+    for tensor in tensors:
+        if library in ("nccl", "rccl") and tensor.dtype not in _MULTIPLIED:
+            raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
     factor = wanted.__getstate__()[1]
     with plain_torch():
-        return [tensor if is_unknown(tensor) else tensor.data * factor for tensor in tensors]
+        return [tensor if is_unknown(tensor) else multiplied(tensor.data, factor) for tensor in tensors]
+
+
+_MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def root_of(opts: Any) -> int:

@@ -17,7 +17,6 @@ class BackendStandIn:
     """
 
     supports_splitting = True
-    supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
 
@@ -28,6 +27,11 @@ class BackendStandIn:
 
     def name(self) -> str:
         return self._backend
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Whether ``batch_isend_irecv`` is one call: NCCL's is."""
+        return self._backend == "nccl"
 
     def rank(self) -> int:
         return self._group.rank()

@@ -47,7 +47,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         tensor = one_tensor(tensors)
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, opts)
-        reduction = reduction_of(opts, tensor.dtype)
+        reduction = reduction_of(opts)
         target = tensor if out is None else plain(out)
         if target.shape != tensor.shape or target.dtype != tensor.dtype:
             raise CallError(
@@ -65,12 +65,12 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
             return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
         return self._post(
             "all_reduce", tuple(tensors), tuple(tensors), opts, shape=tuple(tensor.numel() for tensor in tensors),
-            dtype=tensors[0].dtype, reduction=reduction_of(opts, tensors[0].dtype),
+            dtype=tensors[0].dtype, reduction=reduction_of(opts),
         )  # fmt: skip
 
     def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> Work:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
-        if reduction_of(opts, tensor.dtype) is not ReduceOp.SUM:
+        if reduction_of(opts) is not ReduceOp.SUM:
             raise CallError("all_reduce of sparse tensors only supports sum")
         mine = tensor.detach().coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size())]
@@ -100,7 +100,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors, "reduce", self.backend_name)
         root = root_of(opts)
-        reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None, tensor.dtype)
+        reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None)
         outputs = (tensor,) if root == self._rank else ()
         return self._post(
             "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape),
@@ -183,7 +183,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
         return self._post(
             "reduce_scatter", inputs, (tensor,), opts, shape=shape, dtype=tensor.dtype, splits=splits,
-            reduction=reduction_of(opts, tensor.dtype),
+            reduction=reduction_of(opts),
         )  # fmt: skip
 
     @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, any_reduction()))
@@ -197,7 +197,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         cells = cells_of(input.reshape(-1), output.numel()) if output.numel() else [input] * self.size()
         return self._post(
             "reduce_scatter", cells, (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
-            reduction=reduction_of(opts, output.dtype), given=(input,),
+            reduction=reduction_of(opts), given=(input,),
         )  # fmt: skip
 
     _reduce_scatter_base = reduce_scatter_single
@@ -293,20 +293,10 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     # -- point to point ----------------------------------------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        tensor = one_tensor(tensors, "message", self.backend_name)
-        operation = self.matcher.mailbox.post(
-            self.communicator, tensor, peer=self.communicator.ranks[dst], tag=tag, sends=True
-        )
-        self._limit(operation, None)
-        return self._work(operation, (tensor,))
+        return self._post_message(tensors, "send", dst, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
-        tensor = one_tensor(tensors, "message", self.backend_name)
-        operation = self.matcher.mailbox.post(
-            self.communicator, tensor, peer=self.communicator.ranks[src], tag=tag, sends=False
-        )
-        self._limit(operation, None)
-        return self._work(operation, (tensor,), lambda: src)
+        return self._post_message(tensors, "recv", src, tag, lambda: src)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensor = one_tensor(tensors, "message", self.backend_name)

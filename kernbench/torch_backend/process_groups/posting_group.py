@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.ccl.libraries import Library, as_the_library_computes, library_of, refusal
+from kernbench.ccl.reduce_op import ReduceOp, Reduction
 from kernbench.errors import KernbenchError
 from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
@@ -21,13 +22,16 @@ from kernbench.simulation.capture_effects import keep
 from kernbench.simulation.cells import wholes
 from kernbench.simulation.groups import Communicator, Signature
 from kernbench.simulation.locations import user_location
+from kernbench.simulation.messages import CONNECTION, MessageRoute
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.placement import block_of, place
 from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.versions import NCCL
 from kernbench.torch_backend.process_groups import absent_members, backend_classes
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
+    one_tensor,
     parts_of,
     premultiplied,
     require_contiguous,
@@ -98,6 +102,8 @@ class PostingGroup(STOCK):
         self._futures = futures
         self.communicator = communicator
         self._connected = False
+        self._connected_to: set[int] = set()
+        self._batches = 0
         self._seen = communicator.size == 1 or backend not in _NCCL
         self.splits = 0
         self._rank = rank
@@ -263,11 +269,13 @@ class PostingGroup(STOCK):
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
         if self.backend_name != "gloo":
             require_contiguous(op, held)
+        library = "" if algorithm else self._library_for(held)  # an algorithm that is named is no library's
+        combined = reduction if dtype is None else self._taken(library, op, dtype, reduction)
         signature = Signature(
             op,
             shape,
             dtype,
-            None if reduction is None else reduction._value_,
+            None if combined is None else combined.value,
             None if root is None else self.communicator.ranks[root],
             algorithm or self.simulation.ccl_config.algorithm_for(op),
         )
@@ -279,7 +287,7 @@ class PostingGroup(STOCK):
             simulation.values.settle_stream()
         if self.communicator.players is not None:
             absent_members.check(simulation, self.communicator, op, signature.root, inputs, outputs)
-        summands = premultiplied(opts, inputs) if reduction is not None and opts is not None else inputs
+        summands = premultiplied(opts, inputs, library) if reduction is not None and opts is not None else inputs
         self._count_memory(summands, outputs)
         if not self._seen:
             self._look_at_device(op, opts, summands, outputs)
@@ -301,6 +309,37 @@ class PostingGroup(STOCK):
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work
+
+    @functools.cached_property
+    def _libraries(self) -> tuple[Library, Library]:
+        """Whose rules hold for tensors of the host, and of GPUs."""
+        gpus = self._target.backend
+        on_host, on_gpu = (library_of(self.backends.get(kind, ""), gpus) for kind in ("cpu", "cuda"))
+        # DDP's reducer gives tensors of the host that are on the GPU on hardware
+        return (on_gpu if self.backend_name == "nccl" else on_host), on_gpu
+
+    @property
+    def _target(self) -> Any:
+        return self.simulation.engine.topology.device.target
+
+    def _library_for(self, tensors: Tensors) -> Library:
+        """Whose rules hold for a call with these tensors."""
+        on_host, on_gpu = self._libraries
+        if on_host == on_gpu or not any(block_of(tensor) is not None for tensor in tensors):
+            return on_host
+        return on_gpu
+
+    def _taken(self, library: Library, op: str, dtype: torch.dtype, reduction: ReduceOp | None) -> Reduction | None:
+        """What the library makes of the reduction that was asked for. Raises torch's error of what it does not take."""
+        if library:
+            arch = self._target.arch
+            row = refusal(library, op, dtype, reduction, arch if isinstance(arch, int) else None, NCCL[:2])
+            if row is not None:
+                raise row.exception(dtype, reduction)
+        if reduction is None:
+            return None
+        reduction.check_dtype(dtype)
+        return as_the_library_computes(library, dtype, reduction)
 
     def _count_memory(self, inputs: Tensors, outputs: Tensors) -> None:
         """Note what takes part, and (once) the buffers that the library makes when a group first communicates on GPUs."""
@@ -364,6 +403,33 @@ class PostingGroup(STOCK):
             self._coalescing.append(work)
         return work
 
+    def _post_message(self, tensors: Any, op: str, peer: int, tag: int, source: Any = None) -> Work:
+        """Send to, or receive from, a member. Raises torch's error of a type that the library does not take."""
+        tensor = one_tensor(tensors, "message", self.backend_name)
+        library = self._library_for((tensor,))
+        self._taken(library, op, tensor.dtype, None)
+        route = CONNECTION
+        if library in ("nccl", "rccl") or (self.backend_name == "kernbench" and block_of(tensor) is not None):
+            batch = None if self._coalescing is None else self._batches
+            eager = self.bound_device_id is not None
+            route = MessageRoute("pair" if batch is None and not eager else "group", batch, eager)
+            self._count_memory_of_message(tensor, peer, route)
+        operation = self.matcher.mailbox.post(
+            self.communicator, tensor, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
+        )
+        self._limit(operation, None)
+        return self._work(operation, (tensor,), source)
+
+    def _count_memory_of_message(self, tensor: torch.Tensor, peer: int, route: MessageRoute) -> None:
+        """Note the buffers of the communicator that carries a message: the group's, or one of the pair's own."""
+        if route.lane == "group":
+            self._count_memory((tensor,), ())
+            return
+        block = block_of(tensor)
+        if block is not None and peer not in self._connected_to and peer != self._rank:
+            self._connected_to.add(peer)
+            block.owner.connect()
+
     def _joined(self, works: Sequence[Work]) -> Work:
         operations = [operation for work in works for operation in work.operations]
         tensors = [tensor for work in works for tensor in work.tensors]
@@ -373,6 +439,7 @@ class PostingGroup(STOCK):
 
     def _start_coalescing(self, device: Any) -> None:
         self._coalescing = []
+        self._batches += 1
 
     def _end_coalescing(self, device: Any) -> Work:
         works, self._coalescing = self._coalescing or [], None

@@ -30,6 +30,8 @@ _NCCL = {
     "all_reduce": "AllReduce", "reduce": "Reduce", "reduce_scatter": "ReduceScatter", "all_gather": "AllGather",
     "broadcast": "Broadcast", "barrier": "AllReduce",
 }  # fmt: skip
+_REDUCTIONS = {"avg": "SumPostDiv", "premul_avg": "PreMulSum", "product": "Prod", "min": "MinMax", "max": "MinMax"}
+"""NCCL's device functions by reductions, where they are not called the same."""
 _DTYPES = {
     torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.uint8: "u8",
     torch.int8: "i8", torch.int32: "i32", torch.int64: "i64",
@@ -82,4 +84,6 @@ def _name(op: Operation, call: Call | None) -> str:
     if kind in ("AllGather", "Broadcast"):
         return f"ncclDevKernel_{kind}"
     dtype: Any = signature.dtype
-    return f"ncclDevKernel_{kind}_{(signature.reduction or 'sum').capitalize()}_{_DTYPES.get(dtype, 'u8')}"
+    asked = signature.reduction or "sum"
+    reduction = _REDUCTIONS.get(asked, asked.capitalize())
+    return f"ncclDevKernel_{kind}_{reduction}_{_DTYPES.get(dtype, 'u8')}"

@@ -1,0 +1,177 @@
+"""Running messages that have met: when both sides start together, and when one goes ahead into the other's buffer.
+
+Gloo's start when both sides are there. NCCL's are kernels, each in its place on a stream: a receive runs until all has come,
+and a send until all has gone into the receiver's buffer, which the receiver empties. What fits there goes without the
+receiver; what does not keeps the sender's stream until it has come to the receive. The buffer has :data:`SLOTS` slots, and
+a message takes one for each :func:`slot_bytes` of it, one at least. It counts as one channel's: two GPUs may be joined by
+more of them (up to 32 on NVSwitch), but NCCL promises none of that, and a program that passes here passes with any number.
+
+Sources: ``NCCL_STEPS`` (``src/include/device.h``), ``DEFAULT_BUFFSIZE`` and ``computeBuffSizes`` (``src/init.cc``), ``runSend``
+and ``runRecv`` (``src/device/sendrecv.h``) of NCCL 2.27; ``NCCL_BUFFSIZE`` in its user guide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.simulation.collective_runs import CollectiveRuns
+from kernbench.simulation.groups import Arrival
+from kernbench.simulation.hosts import Hosts
+from kernbench.simulation.messages import Mailbox, MatchedPair, Message
+from kernbench.topology import Topology
+
+SLOTS = 8
+"""Chunks that a channel's buffer holds (``NCCL_STEPS``)."""
+
+CHUNK_NVLINK, CHUNK_ELSE = 512 << 10, 128 << 10
+"""Bytes of a chunk among a node's GPUs (``NCCL_P2P_NVL_CHUNKSIZE``), and over a network (``NCCL_P2P_NET_CHUNKSIZE``).
+It is small over PCIe, too; systems do not say what their links are, and are taken to have NVLink or its like."""
+
+
+def slot_bytes(topology: Topology, sips: Iterable[int]) -> int:
+    """Bytes of a message that a slot of the buffer between two members of a communicator holds.
+
+    Args:
+        sips: of all members: a communicator of several nodes cuts all its messages into smaller chunks.
+    """
+    one_node = len(set(map(topology.node_of, sips))) == 1
+    chunk = CHUNK_NVLINK if one_node else CHUNK_ELSE
+    given = os.environ.get("NCCL_BUFFSIZE", "")
+    return min(chunk, int(given) // SLOTS) if given.isdigit() and int(given) >= SLOTS else chunk
+
+
+class MessageRuns:
+    """Starts messages.
+
+    Args:
+        mailbox: has those that have met.
+        ready: whether the values of what takes part are there.
+        run: starts a message both of whose sides begin together.
+
+    Attributes:
+        in_flight: of NCCL's that have met, those that have not ended, each once per side.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        runs: CollectiveRuns,
+        mailbox: Mailbox,
+        ready: Callable[[Iterable[Arrival]], bool],
+        run: Callable[[MatchedPair], None],
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._runs = runs
+        self._mailbox = mailbox
+        self._ready = ready
+        self._run = run
+        self._used: dict[tuple[Any, ...], int] = {}
+        self._slot_bytes: dict[tuple[int, ...], int] = {}
+        self.in_flight: dict[Operation, Message] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._used.clear()
+        self.in_flight.clear()
+
+    def start(self) -> bool:
+        """Start what can start; False if there is nothing."""
+        mailbox = self._mailbox
+        started = mailbox.match_any_source()
+        for send in list(mailbox.unsent):
+            if self._may_start(send) and self._fits(send) and self._ready((arrival := send.arrival(),)):
+                mailbox.unsent.remove(send)
+                self._send(send, arrival, alone=True)
+                started = True
+        if mailbox.paired:
+            paired, mailbox.paired = mailbox.paired, []
+            for pair in paired:
+                if self._start_pair(pair):
+                    started = True
+                else:
+                    mailbox.paired.append(pair)
+        return started
+
+    def _start_pair(self, pair: MatchedPair) -> bool:
+        send, receive = pair.send, pair.receive
+        if not send.route.lane:
+            if not self._ready(pair.arrivals):
+                return False
+            self._run(pair)
+            pair.let_go()
+            return True
+        for side in (send, receive):
+            if side.op.end is None and side.op not in self.in_flight:
+                self.in_flight[side.op] = side
+                side.op.when_resolved(partial(self._ended, side.op))
+        if not self._may_start(send):
+            return False
+        if send.arrived is None:
+            if not self._ready(pair.arrivals):
+                return False
+            if self._slots(send) > SLOTS:
+                self._run(pair)
+                pair.let_go()
+                return True
+            if not self._fits(send):
+                return False  # until the receiver has taken what came before
+            self._send(send, pair.arrivals[0], alone=False)
+        elif not self._ready(pair.arrivals[1:]):
+            return False
+        self._receive(pair)
+        return True
+
+    def _ended(self, op: Operation) -> None:
+        self.in_flight.pop(op, None)
+
+    def _may_start(self, message: Message) -> bool:
+        """Whether the communicator that carries it has been made."""
+        return message.route.lane == "pair" or message.route.made or message.group.made
+
+    # -- the receiver's buffer ---------------------------------------------------------------------------------------
+
+    def _slots(self, send: Message) -> int:
+        pair = send.route.lane == "pair"
+        members = (send.rank, send.peer) if pair else send.group.ranks
+        sips = tuple(map(self._hosts.sip_of, [rank for rank in members if rank is not None]))
+        size = self._slot_bytes.get(sips)
+        if size is None:
+            size = self._slot_bytes[sips] = slot_bytes(self._engine.topology, sips)
+        nbytes = send.tensor.numel() * send.tensor.element_size()
+        return max(1, -(-nbytes // size))
+
+    def _fits(self, send: Message) -> bool:
+        return self._used.get(send.way, 0) + self._slots(send) <= SLOTS
+
+    def _send(self, send: Message, arrival: Arrival, *, alone: bool) -> None:
+        """All of it goes into the receiver's buffer. ``alone``: the receive is to come, and the sender may go on meanwhile."""
+        assert send.peer is not None
+        slots, way = self._slots(send), send.way
+        self._used[way] = self._used.get(way, 0) + slots
+        collective = self._mailbox.collective_of(send, send.peer)
+        if alone:
+            send.tensor, send.brought = self._runs.taken(arrival)
+        send.arrived = self._runs.send_ahead(collective, arrival, send.peer, send.tensor.numel())
+
+    def _receive(self, pair: MatchedPair) -> None:
+        """The receiver takes it out of the buffer."""
+        send, receive = pair.send, pair.receive
+        assert send.arrived is not None
+        arrival = pair.arrivals[0]
+        arrival.inputs, arrival.brought = (send.tensor,), send.brought
+        way, slots = send.way, self._slots(send)
+
+        def emptied() -> None:
+            self._used[way] = max(self._used.get(way, 0) - slots, 0)
+
+        nbytes = send.tensor.numel() * send.tensor.element_size()
+        seconds = nbytes / self._engine.topology.device.hbm_copy_bandwidth
+        self._runs.take(pair.collective, pair.arrivals, pair.count, send.arrived, seconds)
+        receive.op.when_resolved(emptied)
+        pair.let_go()
