@@ -16,7 +16,6 @@ from kernbench.simulation.failures import SpawnException, headed
 from kernbench.standard_output import LostOutput, require_output
 from kernbench.trace.memory_report import notes_that_python_hides
 
-
 _ENDED_FROM_HERE = (RankDiedError, HiddenBlockingError, NoProgressError)
 """What a rank's process cannot have shown itself."""
 

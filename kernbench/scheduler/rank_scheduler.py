@@ -182,8 +182,8 @@ class RankScheduler:
             frame = None if carrier is None else sys._current_frames().get(carrier.thread.ident or 0)
             stack = "" if frame is None else f"\n{shown_stack(frame).rstrip()}"
             tell(
-                f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, as "
-                f"in Python (daemon=True){stack}"
+                f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, "
+                f"as in Python (daemon=True){stack}"
             )
 
     def drop_side_thread(self, side: SideThread) -> None:
