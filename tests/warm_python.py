@@ -31,7 +31,20 @@ _PYTHON = sys.executable
 _CLIENT = Path(__file__).with_name("warm_client.py")
 
 _SHELLS_OWN = frozenset(
-    ("COLUMNS", "HOME", "LINES", "OLDPWD", "PATH", "PWD", "PYTHONPATH", "PY_COLORS", "SHLVL", "USERPROFILE", "_")
+    (
+        "COLUMNS",
+        "HOME",
+        "KERNBENCH_PROGRESS",
+        "LINES",
+        "OLDPWD",
+        "PATH",
+        "PWD",
+        "PYTHONPATH",
+        "PY_COLORS",
+        "SHLVL",
+        "USERPROFILE",
+        "_",
+    )
 )
 _PYTESTS_OWN = "PYTEST_"
 """What the environment of a command may have otherwise: none of it is looked at by an import."""

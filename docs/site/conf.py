@@ -44,6 +44,7 @@ highlight_language = "none"  # of blocks that name no language
 
 CONTENTS = {
     "Programs": [
+        "docs/tour",
         "docs/versions", "docs/distributed", "docs/processes", "docs/programs", "docs/runtime", "docs/triton",
         "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/memory", "docs/order",
         "docs/bugs",

@@ -24,8 +24,8 @@ _OPTIONS = (
     click.option("--tokens-per-step", type=_COUNT, metavar="N", help="Tokens that all ranks together train on in a step; by "
                  "default what the program tells (kernbench.report_batch)."),
     click.option("--samples-per-step", type=_COUNT, metavar="N", help="The same in samples."),
-    click.option("--progress/--no-progress", default=None, help="Show how far the run has got, on stderr; by default if it is "
-                 "a terminal."),
+    click.option("--progress/--no-progress", default=None, envvar="KERNBENCH_PROGRESS", help="Show how far the run has got, on "
+                 "stderr; by default if it is a terminal (KERNBENCH_PROGRESS=1|0)."),
     click.option("--json", metavar="FILE", help="Write what the run came to here, for machines."),
 )  # fmt: skip
 

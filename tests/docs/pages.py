@@ -151,6 +151,7 @@ class Page:
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "120",
+            "KERNBENCH_PROGRESS": "0",  # how far a run has got is a matter of the machine
         }
         done = subprocess.run(
             command, shell=True, cwd=self.folder, env=environment, text=True,
