@@ -390,7 +390,7 @@ class ProcessMemories:
         """The memory of a process that has not used this SIP before; those that have ended leave what they cached."""
         kept = []
         for each in self.opened:
-            if each.host not in self.alive:
+            if not self.is_alive(each.host):
                 each.allocator.empty_cache()
                 if not each.allocator.reserved:
                     self._give_back_overhead(each)
@@ -421,10 +421,10 @@ class ProcessMemories:
         hosts = self.hosts
         return len(hosts.of_rank) or 1 if hosts.folding is None else hosts.folding.world
 
-    @property
-    def alive(self) -> set[Host]:
-        """The processes that have not ended."""
-        return {self.hosts.main, *self.hosts.of_rank.values()}
+    def is_alive(self, host: Host) -> bool:
+        """Whether a process has not ended."""
+        hosts = self.hosts
+        return host is hosts.main if host.rank is None else hosts.of_rank.get(host.rank) is host
 
     @staticmethod
     def _give_back_overhead(memory: ProcessMemory) -> None:

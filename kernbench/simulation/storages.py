@@ -62,8 +62,8 @@ class DeviceMemory:
         found = self._by_host.get(host)
         if found is None:
             assert self._processes is not None
-            alive = self._processes.alive
-            self._by_host = {each: memory for each, memory in self._by_host.items() if each in alive}
+            is_alive = self._processes.is_alive
+            self._by_host = {each: memory for each, memory in self._by_host.items() if is_alive(each)}
             found = self._by_host[host] = self._processes.open(host, self.sip, self.index)
         return found
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import kernbench
 from kernbench.ccl.config import load_ccl_config
@@ -72,6 +73,21 @@ def test_world_sizes_and_counts(world, count):
     inputs = [make(torch.float32, count, seed=rank) for rank in range(world)]
     for found in all_reduce(inputs, "sum", nodes=-(-world // 8)):
         assert_same_bits(found, ring_oracle(inputs, "sum"))
+
+
+@pytest.mark.long
+def test_thousands_of_ranks_with_a_gpu_each():
+    world, found = 4096, set()
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        x = torch.ones(256, device="cuda")
+        dist.all_reduce(x)
+        found.add(float(x.sum()))
+
+    with kernbench.simulate("dgx_h100", nodes=world // 8) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=world)
+    assert found == {256.0 * world}
 
 
 @pytest.mark.parametrize(("dtype", "op"), list(itertools.product(FLOATS + INTEGERS, OPS)))

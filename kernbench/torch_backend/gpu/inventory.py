@@ -61,10 +61,10 @@ def bus_of(index: int) -> int:
 def gpus_of_node(device: RankDevice) -> list[Gpu]:
     """Those of the rank's node, in the order of the node, also those that its program does not see."""
     topology, memories = device.simulation.topology, device.simulation.memories
-    node, alive = topology.node_of(device.host.sip), memories.alive
+    node = topology.node_of(device.host.sip)
     used = dict.fromkeys(topology.sips_of(node), 0)
     for each in memories.opened:
-        if each.ledger.sip in used and each.host in alive:
+        if each.ledger.sip in used and memories.is_alive(each.host):
             used[each.ledger.sip] += each.overhead.total + each.allocator.reserved
     return [
         gpu._replace(used={os.getpid(): taken} if taken else {})
