@@ -336,6 +336,11 @@ class RankScheduler:
             self._lingering.clear()
 
     @property
+    def has_given_up(self) -> bool:
+        """Whether a thread of the ranks goes on that was told to end: Python would wait for it, for ever."""
+        return isinstance(self.runner, CarrierRunner) and self.runner.baton.given_up
+
+    @property
     def interrupted(self) -> bool:
         """Whether a signal from outside ends the ranks."""
         return self._turns.interrupted
@@ -442,8 +447,13 @@ class _Here:
         return "" if frame is None else shown_stack(frame)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
-        """See :class:`Stoppable`."""
-        self._scheduler.runner.stop(error, attempt)
+        """See :class:`Stoppable`. What a thread of a rank raises ends that thread alone, in Python; here it is the rank's failure."""
+        scheduler = self._scheduler
+        for index in scheduler.runner.running(scheduler.ranks) if scheduler.runner.runs_side and not attempt else ():
+            rank = scheduler.rank(index)
+            if rank is not None and rank.live:
+                scheduler.fail(rank, error)
+        scheduler.runner.stop(error, attempt)
 
     def blocked(self, seconds: float) -> None:
         """See :class:`Stoppable`: that of a carrier is the watchdog's own business."""
