@@ -447,12 +447,12 @@ class _Here:
         return "" if frame is None else shown_stack(frame)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
-        """See :class:`Stoppable`. What a thread of a rank raises ends that thread alone, in Python; here it is the rank's failure."""
+        """See :class:`Stoppable`. An error of a rank's further thread, which ends that thread alone in Python, is the rank's."""
         scheduler = self._scheduler
-        for index in scheduler.runner.running(scheduler.ranks) if scheduler.runner.runs_side and not attempt else ():
-            rank = scheduler.rank(index)
-            if rank is not None and rank.live:
-                scheduler.fail(rank, error)
+        if scheduler.runner.runs_side and not attempt:
+            for rank in filter(None, map(scheduler.rank, self.running())):
+                if rank.live:
+                    scheduler.fail(rank, error)
         scheduler.runner.stop(error, attempt)
 
     def blocked(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ BESIDE = "With --isolation process (isolation='process') it would end alone"
     [
         ("os._exit(7)", "rank 1 ends the process that all ranks share: os._exit(7) at ", "ended with exit code 7"),
         ("os.abort()", "rank 1 ends the process that all ranks share: os.abort() at ", "was killed by SIGABRT"),
-        ("os.execv('/bin/true', ['true'])", "rank 1 ends the process that all ranks share: os.exec of ", "ended with exit code 0"),
+        ("os.execv('/bin/true', ['true'])", "rank 1 ends the process that all ranks share: os.exec of ", "exit code 0"),
         ("import ctypes; ctypes.string_at(0)", "in rank 1 (ranks share this process: see --isolation process)", "by SIGSEGV"),
     ],
     ids=["_exit", "abort", "execv", "null"],
