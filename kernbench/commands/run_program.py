@@ -15,6 +15,7 @@ import click
 from kernbench.commands.report_option import LIVE
 from kernbench.commands.run_command import RankCommand, found
 from kernbench.commands.run_failures import ShownFailures
+from kernbench.commands.standard_output import require_output
 from kernbench.commands.steps_options import StepsOptions
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
@@ -212,10 +213,14 @@ def run(
         if reports:
             outputs.write(asked.write_report, ctx, report_file, program, args, errors, live)
         outputs.write(asked.write_json, ctx, program, args, errors)
+    ends_with = (code if starter is not None else 1 if errors or races_found else 0) or outputs.failed
     if signalled is not None:
         click.echo(f"kernbench: {ctx.simulation.interrupted} has ended the run", err=True)
-        sys.exit(signalled.exit_code)
-    sys.exit((code if starter is not None else 1 if errors or races_found else 0) or outputs.failed)
+        ends_with = signalled.exit_code
+    if ctx.simulation.scheduler.has_given_up:  # Python would wait for a thread that never ends
+        require_output()
+        os._exit(ends_with)
+    sys.exit(ends_with)
 
 
 class Outputs:

@@ -69,12 +69,13 @@ class Baton:
         holder: the carrier that has it, None for main.
         ended: carriers whose body has ended and whose front has not been told.
         unwinding: whether the thread that gets it is to end.
+        given_up: whether one has been given up that goes on.
     """
 
     def __init__(self, choose: Callable[[], Carrier | None]) -> None:
         self.holder: Carrier | None = None
         self.ended: list[Carrier] = []
-        self.unwinding = False
+        self.unwinding = self.given_up = False
         self._choose = choose
         self._failure: BaseException | None = None
         self._home = allocate_lock()
@@ -150,7 +151,7 @@ class Baton:
         if self.holder is None:  # it has been given back, or no thread could be started
             self._home.acquire(timeout=0.1)
         else:  # it waits where no exception reaches it, or swallows it: go on without it
-            self.holder.stuck = True
+            self.holder.stuck = self.given_up = True
             tell(
                 f"rank {self.holder.index} has been told to end, twice, and goes on: it is given up. An 'except BaseException' "
                 "(or a bare 'except') inside a loop of the program swallows SystemExit, or it is in a call that does not return"

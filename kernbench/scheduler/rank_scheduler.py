@@ -30,10 +30,12 @@ from kernbench.scheduler.runners import CarrierRunner, GreenletRunner, Runner, T
 from kernbench.scheduler.standstill import (
     LINGERING,
     SHORT,
+    Alarm,
     Outlook,
     Standstill,
     Stoppable,
     hang_after,
+    raised_in,
     shown_stack,
     tell,
 )
@@ -90,6 +92,7 @@ class RankScheduler:
         self.outlook: Outlook | None = None
         self.apart: Stoppable | None = None
         self._standstill: Standstill | None = None
+        self._alarms: dict[int, Alarm] = {}
         self._lingering: dict[int, tuple[float, str]] = {}
         self._effects = effects if effects is not None else HostEffects.from_environment()
         self._refusals = 0
@@ -169,8 +172,30 @@ class RankScheduler:
         else:
             self._lingering.pop(rank, None)
 
-    def tell_lingering(self) -> None:
-        """In the watchdog's thread: say which rank waits for a thread for long, once."""
+    def set_alarm(self, rank: int, alarm: Alarm | None) -> float:
+        """Let an alarm ring for a rank, if it stands still for as long; None: none. Gives the seconds of the one before."""
+        before = self._alarms.pop(rank, None)
+        if alarm is not None:
+            self._alarms[rank] = alarm
+        return 0.0 if before is None else before.seconds
+
+    def _besides(self, still: float) -> None:
+        """In the watchdog's thread, now and then; ``still``: seconds without progress."""
+        self._tell_lingering()
+        for rank in self.runner.running(self.ranks) if self._alarms else ():
+            alarm, found = self._alarms.get(rank), self.rank(rank)
+            if alarm is None or found is None or found.carrier is None or still < alarm.due:
+                continue
+            alarm.rung += 1
+            if not alarm.interval:
+                del self._alarms[rank]
+            try:
+                alarm.ring(self.runner.frame_of(found))
+            except BaseException as error:
+                raised_in(found.carrier.thread.ident or 0, error)
+
+    def _tell_lingering(self) -> None:
+        """Say which rank waits for a thread for long, once."""
         for rank, (since, name) in [*self._lingering.items()]:
             if perf_counter() - since < LINGERING:
                 continue
@@ -296,7 +321,7 @@ class RankScheduler:
         if self.outlook is not None:
             ranks = self.apart or _Here(self)
             self._standstill = Standstill(
-                self.outlook, ranks, hang_after(), says=self.runner.says_standstill, besides=self.tell_lingering
+                self.outlook, ranks, hang_after(), says=self.runner.says_standstill, besides=self._besides
             )
         try:
             with (
@@ -307,6 +332,13 @@ class RankScheduler:
         finally:
             self._turns.interrupted = False
             self._standstill = None
+            self._alarms.clear()
+            self._lingering.clear()
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether a thread of the ranks goes on that was told to end: Python would wait for it, for ever."""
+        return isinstance(self.runner, CarrierRunner) and self.runner.baton.given_up
 
     @property
     def interrupted(self) -> bool:
@@ -415,8 +447,13 @@ class _Here:
         return "" if frame is None else shown_stack(frame)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
-        """See :class:`Stoppable`."""
-        self._scheduler.runner.stop(error, attempt)
+        """See :class:`Stoppable`. An error of a rank's further thread, which ends that thread alone in Python, is the rank's."""
+        scheduler = self._scheduler
+        if scheduler.runner.runs_side and not attempt:
+            for rank in filter(None, map(scheduler.rank, self.running())):
+                if rank.live:
+                    scheduler.fail(rank, error)
+        scheduler.runner.stop(error, attempt)
 
     def blocked(self, seconds: float) -> None:
         """See :class:`Stoppable`: that of a carrier is the watchdog's own business."""

@@ -72,6 +72,11 @@ class Runner:
     says_standstill = True
     """Whether a rank that comes no further keeps others waiting, so that it is to be said."""
 
+    @property
+    def runs_side(self) -> bool:
+        """In any thread: whether a further thread of a rank runs now."""
+        return False
+
     def watched(self, standstill: Standstill | None) -> AbstractContextManager[None]:
         """A block in which ranks run: what is to look after them."""
         return nullcontext() if standstill is None else Watchdog(standstill).watching()
@@ -262,6 +267,12 @@ class CarrierRunner(Runner):
             return Watchdog(standstill).watching() if limited else nullcontext()
         return Watchdog(standstill, self.baton, self._carriers.values(), self._give_up).watching()
 
+    @property
+    def runs_side(self) -> bool:
+        """See :class:`Runner`."""
+        holder = self.baton.holder
+        return holder is not None and holder.is_side
+
     def running(self, ranks: Sequence[Rank]) -> list[int]:
         """See :class:`Runner`: the one that has the baton."""
         holder = self.baton.holder
@@ -280,6 +291,7 @@ class CarrierRunner(Runner):
         if holder is None:
             raised_in(self._thread, error)
         elif attempt and not holder.is_ending and not self._adopted:
+            self.baton.given_up = True
             self._give_up(holder, error)
         elif not holder.is_ending and holder.thread.ident is not None:
             raised_in(holder.thread.ident, error)

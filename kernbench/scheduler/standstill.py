@@ -5,7 +5,7 @@ an exception that is caught and caught again, a lock that its own process holds)
 So the wall clock is looked at, by the watchdog's thread. It changes no result. It writes to ``stderr`` after :data:`SILENCE`
 seconds without progress, and again whenever twice the time has passed; with ``--hang-after SECONDS`` (:data:`VARIABLE`) the
 rank that runs gets :class:`~kernbench.errors.NoProgressError` after as long, at the line where it is. One that does not end by
-that within :data:`GRACE` seconds is given up: the second attempt is final (ADR 0165).
+that within :data:`GRACE` seconds is given up: the second attempt is final (ADR 0166).
 
 Progress is any operation, message, resumption or move of a clock. A rank that computes on the host for long makes none.
 """
@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter  # the machine's own clock
 from types import FrameType
@@ -63,6 +64,28 @@ class Outlook(NamedTuple):
     waiting: Callable[[], Mapping[int, str]]
 
 
+@dataclass
+class Alarm:
+    """What a rank has asked to be called for if it stands still (``signal.alarm``).
+
+    Attributes:
+        seconds: of wall-clock time without progress.
+        interval: after which it rings again; 0: never.
+        ring: called in the watchdog's thread with where the rank is; what it raises is raised there.
+        rung: how often it has.
+    """
+
+    seconds: float
+    interval: float
+    ring: Callable[[FrameType | None], None]
+    rung: int = 0
+
+    @property
+    def due(self) -> float:
+        """Seconds without progress after which it rings next."""
+        return self.seconds + self.rung * self.interval
+
+
 class Stoppable(Protocol):
     """The ranks of a world, from the watchdog's thread."""
 
@@ -98,7 +121,7 @@ class Standstill:
         ranks: that it has.
         limit: seconds without progress after which what runs is ended; None: never.
         says: whether it is said before.
-        besides: called at each look.
+        besides: called at each look with the seconds without progress.
     """
 
     def __init__(
@@ -108,7 +131,7 @@ class Standstill:
         limit: float | None,
         *,
         says: bool = True,
-        besides: Callable[[], None] = lambda: None,
+        besides: Callable[[float], None] = lambda still: None,
     ) -> None:
         self._outlook = outlook
         self._besides = besides
@@ -128,8 +151,8 @@ class Standstill:
 
     def look(self) -> None:
         """See whether something has happened since the last time."""
-        self._besides()
         seen, now = self._progress(), perf_counter()
+        self._besides(now - self._since if seen == self._seen else 0.0)
         if seen != self._seen:
             self._seen, self._since, self._attempts, self._looked = seen, now, 0, False
             self._next = min(self._next, SILENCE) if self._next != float("inf") else self._next
@@ -219,17 +242,10 @@ def _is_threading(frame: FrameType) -> bool:
     return frame.f_code.co_filename == threading.__file__
 
 
-def raised_in(thread: int, error: NoProgressError) -> None:
+def raised_in(thread: int, error: BaseException) -> None:
     """Raise an error in another thread, at the next line of Python that it runs."""
     import ctypes
 
-    report = str(error)
-
-    def init(self: Any) -> None:
-        NoProgressError.__init__(self, report)
-
-    # the interpreter makes the exception of its class, without arguments
-    kind = type(
-        NoProgressError.__name__, (NoProgressError,), {"__init__": init, "__module__": NoProgressError.__module__}
-    )
+    # the interpreter takes a class, and makes the exception of it in the thread where it is raised: it gets this one
+    kind = type(type(error).__name__, (type(error),), {"__new__": lambda cls: error})
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -121,7 +121,10 @@ class Environment:
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
             self._daemon_processes.install(self._patches)
-            signals.install(self._patches, lambda text: self._host_devices.simulation.remarks.setdefault(text))
+            simulation = self._host_devices.simulation
+            signals.install(
+                self._patches, lambda text: simulation.remarks.setdefault(text), simulation.scheduler.set_alarm
+            )
             if not self._alone:
                 self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
             checkpoint_files.install(self._patches, self._host_devices.simulation)

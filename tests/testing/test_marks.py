@@ -316,6 +316,7 @@ def test_others_that_run_a_body_do_not_make_it_pass(pytester: pytest.Pytester, r
         (("--kernbench-ports", "1:x"), "--kernbench-ports: '1:x': expected FIRST:COUNT"),
         (("--kernbench-wait", "nan"), "--kernbench-wait: 'nan': expected seconds"),
         (("--kernbench-explore", "-3"), "--kernbench-explore: '-3': expected an integer"),
+        (("--kernbench-hang-after", "soon"), "--kernbench-hang-after: 'soon': expected seconds"),
     ],
 )
 def test_options_that_are_wrong(
@@ -366,3 +367,24 @@ def test_defaults_are_what_is_read_without_a_mark() -> None:
     assert read_mark("world_size", pytest.mark.world_size(2, 4, seed=3).mark)["n"] == (2, 4)
     with pytest.raises(MarkError, match="n is there twice"):
         read_mark("requires_cuda", pytest.mark.requires_cuda(1, n=2).mark)
+
+
+def test_a_test_that_stands_still_fails(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    """And the next one runs."""
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.mark.world_size(2)
+        def test_hangs(rank):
+            while rank == 1:
+                sum(range(100))
+
+        @pytest.mark.world_size(2)
+        def test_goes_on(rank):
+            assert rank < 2
+        """
+    )
+    result = run_pytest("--kernbench-hang-after=1")
+    result.assert_outcomes(failed=1, passed=1)
+    assert any("NoProgressError" in line for line in result.outlines)

@@ -2,20 +2,24 @@
 
 Trainers handle signals to stop in good order (``signal.signal(signal.SIGTERM, ...)``), and Python lets only the main thread
 do so. A rank in a thread of its own keeps its handlers here. What it raises itself reaches them; what comes from outside is
-the run's. Alarms ring by the machine's clock, by which a rank cannot be late: they are set, and never ring.
+the run's. Alarms ring by the machine's clock, on which no result of a rank that gets on may depend: one rings when its rank,
+while it runs, has stood still in virtual time for as long. Its handler is called beside it; what that raises is raised there.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from kernbench.scheduler.crew import current_thread_is_side
+from kernbench.scheduler.standstill import Alarm
 from kernbench.torch_backend.gpu.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 
@@ -25,15 +29,28 @@ HANDLED = (
 )
 """What the summary says of a rank that handles signals itself."""
 
-ALARMED = "alarms that ranks set (signal.alarm, setitimer): they would ring by the machine's clock, and never ring"
+ALARMED = (
+    "alarms that ranks set (signal.alarm, setitimer): they would ring by the machine's clock, and do only in a rank that has "
+    "not come further for as long"
+)
 """What the summary says of a rank that sets an alarm."""
+
+_OF_TIMER: dict[int, signal.Signals] = {
+    signal.ITIMER_REAL: signal.SIGALRM, signal.ITIMER_VIRTUAL: signal.SIGVTALRM, signal.ITIMER_PROF: signal.SIGPROF,
+}  # fmt: skip
+"""The signal that each timer sends."""
 
 _stock_signal, _stock_getsignal, _stock_raise = signal.signal, signal.getsignal, signal.raise_signal
 _stock_kill, _stock_alarm, _stock_setitimer = os.kill, signal.alarm, signal.setitimer
 
 
-def install(patches: Patches, remark: Callable[[str], Any]) -> None:
-    """Give each rank handlers of its own. ``remark``: says something in the summary."""
+def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[[int, Alarm | None], float]) -> None:
+    """Give each rank handlers of its own.
+
+    Args:
+        remark: says something in the summary.
+        set_alarm: lets an alarm ring for a rank, as the scheduler does.
+    """
     handlers: dict[tuple[int, int], Any] = {}
 
     def whose() -> int | None:
@@ -85,21 +102,31 @@ def install(patches: Patches, remark: Callable[[str], Any]) -> None:
         if pid != os.getpid() or not reached(sig):
             _stock_kill(pid, sig)
 
-    @functools.wraps(_stock_alarm)
-    def alarm(seconds: int) -> int:
-        if whose() is None:
-            return _stock_alarm(seconds)
+    def arm(rank: int, seconds: float, interval: float, which: int = signal.ITIMER_REAL) -> float:
+        number = _OF_TIMER[which]
+
+        def ring(frame: FrameType | None) -> None:
+            handler = handlers.get((rank, int(number)), signal.SIG_DFL)
+            if handler is signal.SIG_DFL:
+                raise SystemExit(128 + number)  # it would have ended its process
+            if handler is not signal.SIG_IGN:
+                handler(int(number), frame)
+
         if seconds:
             remark(ALARMED)
-        return 0
+        return set_alarm(rank, Alarm(seconds, interval, ring) if seconds else None)
+
+    @functools.wraps(_stock_alarm)
+    def alarm(seconds: int) -> int:
+        rank = whose()
+        return _stock_alarm(seconds) if rank is None else math.ceil(arm(rank, seconds, 0.0))
 
     @functools.wraps(_stock_setitimer)
     def setitimer(which: int, seconds: float, interval: float = 0.0) -> tuple[float, float]:
-        if whose() is None:
+        rank = whose()
+        if rank is None:
             return _stock_setitimer(which, seconds, interval)
-        if seconds:
-            remark(ALARMED)
-        return 0.0, 0.0
+        return arm(rank, seconds, interval, which), 0.0
 
     for owner, value in (
         (signal, set_handler), (signal, get_handler), (signal, raise_signal), (os, kill), (signal, alarm), (signal, setitimer),
