@@ -17,7 +17,7 @@ from kernbench.ccl.lower import lower, lower_library, paced
 from kernbench.ccl.movements import move
 from kernbench.ccl.placement import Placement
 from kernbench.ccl.protocols import ProtocolCosts
-from kernbench.ccl.reduce_op import Reduction
+from kernbench.ccl.reduce_op import PREMULTIPLIED_AVERAGE, Reduction
 from kernbench.ccl.registry import algorithm_module, build_schedule, require_reduction
 from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
 from kernbench.ccl.selection import VARIABLES, Selection, select
@@ -303,13 +303,10 @@ class CollectiveRunner:
         move(request.op, request.schedule, inputs, outputs, reduction, request.root)
 
 
-_SWITCHES_REDUCE = frozenset({None, "sum", "min", "max"})
-"""Reductions that switches do for NCCL (``ncclNvlsSupported``, ``src/include/device.h`` of 2.27): no averages."""
-
-
 def _in_switches(reduction: str | None, environ: Environ) -> Environ:
-    """What the environment says, and that switches cannot do this reduction; who has named algorithms is taken at the word."""
-    if reduction in _SWITCHES_REDUCE or any(name == "NCCL_ALGO" for name, _ in environ):
+    """What the environment says, and that switches do not average floats for NCCL (``ncclNvlsSupported``,
+    ``src/include/device.h`` of 2.27); who has named algorithms is taken at the word."""
+    if reduction != PREMULTIPLIED_AVERAGE.value or any(name == "NCCL_ALGO" for name, _ in environ):
         return environ
     return (*environ, ("NCCL_ALGO", "^nvls,nvls_tree"))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernbench.html_report.columns import Columns, folded
 from kernbench.trace.critical import PathStep, collective_of
-from kernbench.trace.timeline import HOST, Span, pack
+from kernbench.trace.timeline import HOST, Span, lane_of, pack
 
 _ORDER = (HOST, "compute", "stream", "comm", "send", "recv", "copy")
 _NOT_SHARED = frozenset({"sequence"})
@@ -94,7 +94,7 @@ def rows_of(spans: Iterable[Span]) -> list[Row]:
     """The rows of spans, by rank and stream. Streams whose names begin with the same word share rows, as few as do."""
     groups: dict[tuple[int | None, str], list[Span]] = {}
     for span in spans:
-        groups.setdefault((span.rank, span.track.partition(" ")[0]), []).append(span)
+        groups.setdefault((span.rank, lane_of(span)), []).append(span)
     rows = []
     for (rank, word), members in sorted(groups.items(), key=lambda item: _place(*item[0])):
         members.sort(key=lambda span: (span.begin, span.end))

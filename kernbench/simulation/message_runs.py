@@ -13,6 +13,7 @@ and ``runRecv`` (``src/device/sendrecv.h``) of NCCL 2.27; ``NCCL_BUFFSIZE`` in i
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -72,44 +73,61 @@ class MessageRuns:
         self._ready = ready
         self._run = run
         self._used: dict[tuple[Any, ...], int] = {}
+        self._boarded: dict[tuple[Any, ...], deque[MatchedPair]] = {}
         self._slot_bytes: dict[tuple[int, ...], int] = {}
         self.in_flight: dict[Operation, Message] = {}
 
     def clear(self) -> None:
         """Forget everything."""
         self._used.clear()
+        self._boarded.clear()
         self.in_flight.clear()
 
     def start(self) -> bool:
         """Start what can start; False if there is nothing."""
         mailbox = self._mailbox
         started = mailbox.match_any_source()
-        for send in list(mailbox.unsent):
-            if self._may_start(send) and self._fits(send) and self._ready((arrival := send.arrival(),)):
-                mailbox.unsent.remove(send)
-                self._send(send, arrival, alone=True)
-                started = True
+        if mailbox.unsent:
+            for waiting in list(mailbox.unsent.values()):
+                while waiting and self._go_ahead(waiting[0]):
+                    started = True
         if mailbox.paired:
             paired, mailbox.paired = mailbox.paired, []
             for pair in paired:
-                if self._start_pair(pair):
+                if pair.send.route.lane:
+                    self._board(pair)
+                elif self._ready(pair.arrivals):
+                    self._run(pair)
+                    pair.let_go()
                     started = True
                 else:
                     mailbox.paired.append(pair)
+        if self._boarded:
+            for way, queue in list(self._boarded.items()):
+                while queue and self._start_pair(queue[0]):
+                    queue.popleft()
+                    started = True
+                if not queue:
+                    del self._boarded[way]
         return started
 
-    def _start_pair(self, pair: MatchedPair) -> bool:
-        send, receive = pair.send, pair.receive
-        if not send.route.lane:
-            if not self._ready(pair.arrivals):
-                return False
-            self._run(pair)
-            pair.let_go()
-            return True
-        for side in (send, receive):
-            if side.op.end is None and side.op not in self.in_flight:
+    def _go_ahead(self, send: Message) -> bool:
+        """Let a message go into the receiver's buffer before there is a receive, if it can."""
+        if not (self._may_start(send) and self._fits(send) and self._ready((arrival := send.arrival(),))):
+            return False
+        self._mailbox.sent(send)
+        self._send(send, arrival, alone=True)
+        return True
+
+    def _board(self, pair: MatchedPair) -> None:
+        self._boarded.setdefault(pair.send.way, deque()).append(pair)
+        for side in (pair.send, pair.receive):
+            if side.op.end is None:
                 self.in_flight[side.op] = side
                 side.op.when_resolved(partial(self._ended, side.op))
+
+    def _start_pair(self, pair: MatchedPair) -> bool:
+        send = pair.send
         if not self._may_start(send):
             return False
         if send.arrived is None:

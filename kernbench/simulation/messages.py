@@ -134,7 +134,7 @@ class Mailbox:
     """The messages of one simulation that wait for their other side.
 
     Attributes:
-        unsent: of NCCL's, sends that may go into the receiver's buffer without it, and have not.
+        unsent: of NCCL's, by the way that they take, sends that may go into the receiver's buffer without it, and have not.
         paired: those that have met the other side and are to be run.
         first: the first messages of pairs.
         pick: says whose message a receive from any source gets (:mod:`kernbench.order.choices`); None: the first one's.
@@ -152,7 +152,7 @@ class Mailbox:
         self._receives: dict[tuple[int, int, int, Hashable], deque[Message]] = {}
         self._any_source: list[Message] = []
         self._numbers: dict[tuple[Hashable, ...], int] = {}
-        self.unsent: list[Message] = []
+        self.unsent: dict[tuple[int, int, int, Hashable], deque[Message]] = {}
         self.paired: list[MatchedPair] = []
         self._pairs: dict[tuple[Communicator, int, int], Communicator] = {}
         self.pick: Callable[[str, Sequence[Hashable]], int] | None = None
@@ -259,7 +259,7 @@ class Mailbox:
         else:
             mine.setdefault(key, deque()).append(message)
             if sends and route.lane:
-                self.unsent.append(message)
+                self.unsent.setdefault(key, deque()).append(message)
 
     def match_any_source(self) -> bool:
         """MatchedPair receives from any source with the sends that are there; False if there is none."""
@@ -303,14 +303,22 @@ class Mailbox:
                 error = CollectiveMismatchError.between(text, where, -1, sides)
                 side.op.fail(error, self._hosts.current().clock)
             return
-        if send in self.unsent:
-            self.unsent.remove(send)
+        if send.arrived is None and send.way in self.unsent:
+            self.sent(send)
         arrivals = [send.arrival(), receive.arrival()]
         for arrival in arrivals:
             arrival.signature = send.signature
         collective = self.collective_of(send, receive.rank)
         collective.arrivals = dict(enumerate(arrivals))
         self.paired.append(MatchedPair(send, receive, collective, arrivals, send.tensor.numel()))
+
+    def sent(self, send: Message) -> None:
+        """The first of what :attr:`unsent` has on its way has met its receive, or has gone ahead."""
+        waiting = self.unsent[send.way]
+        if waiting and waiting[0] is send:
+            waiting.popleft()
+        if not waiting:
+            del self.unsent[send.way]
 
     def collective_of(self, send: Message, receiver: int) -> Collective:
         """As which a message goes its way."""
@@ -331,7 +339,9 @@ class Mailbox:
                 elif len(kept) < len(queue):
                     table[key] = kept
         self._any_source = [message for message in self._any_source if message.op is not op]
-        self.unsent = [message for message in self.unsent if message.op is not op]
+        for queue in self.unsent.values():
+            for message in [each for each in queue if each.op is op]:
+                queue.remove(message)
 
 
 def note_tail(host: Host, op: Operation, peer: int | None, route: MessageRoute) -> None:

@@ -10,7 +10,7 @@ from kernbench.output_files import write_file
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.topology.svg import Canvas
 from kernbench.topology.units import DURATION, SIZE
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, pack
+from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, lane_of, pack
 
 _STYLE = """
   text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1f2937 }
@@ -114,11 +114,11 @@ def _draw(timeline: Timeline, begin: float, end: float | None, width: int, title
 def _lanes(spans: Sequence[Span]) -> dict[tuple[int | None, str, int], list[Span]]:
     """The spans of each lane: (rank, group of streams, number).
 
-    Streams whose names begin with the same word (``send 0->1``, ``send 0->2``) share lanes, as few as do without overlaps.
+    Streams of one kind, and messages of one direction, share lanes, as few as do without overlaps.
     """
     groups: dict[tuple[int | None, str], list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.begin, span.end)):
-        groups.setdefault((span.rank, span.track.partition(" ")[0]), []).append(span)
+        groups.setdefault((span.rank, lane_of(span)), []).append(span)
     lanes: dict[tuple[int | None, str, int], list[Span]] = {}
     for (rank, group), members in groups.items():
         for span, lane in zip(members, pack([(span.begin, span.end) for span in members]), strict=True):

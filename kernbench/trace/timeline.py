@@ -15,6 +15,9 @@ from kernbench.sim_engine.op_log import CollectiveTrace, LoggedOperations
 from kernbench.topology import Topology
 
 COMPUTE_KINDS = frozenset({"kernel", "gemm", "attention", "math"})
+MESSAGES = frozenset({"send", "recv"})
+"""Names of the two sides of a message."""
+
 HOST = "host"
 
 MAX_STEPS = 20_000
@@ -268,6 +271,12 @@ def _messages(trace: CollectiveTrace) -> Iterator[ChunkStep]:
             bool(plan.reduces[i]),
             plan.queue_links[plan.queue[i]],
         )
+
+
+def lane_of(span: Span) -> str:
+    """The lanes that a picture draws a span on: messages by direction, whatever stream carries them, others by the first word
+    of their stream's name (``comm``)."""
+    return span.name if span.kind == "collective" and span.name in MESSAGES else span.track.partition(" ")[0]
 
 
 def pack(intervals: Sequence[tuple[float, float]]) -> list[int]:
