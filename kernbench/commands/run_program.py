@@ -15,7 +15,6 @@ import click
 from kernbench.commands.report_option import LIVE
 from kernbench.commands.run_command import RankCommand, found
 from kernbench.commands.run_failures import ShownFailures
-from kernbench.commands.standard_output import require_output
 from kernbench.commands.steps_options import StepsOptions
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
@@ -32,6 +31,7 @@ from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.scheduler.standstill import VARIABLE as HANG_AFTER
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
 from kernbench.stand_ins import standing_in
+from kernbench.standard_output import require_output
 from kernbench.topology import resolve_topology
 from kernbench.torch_backend import relies_on
 from kernbench.trace import check_trace_path, write_trace
