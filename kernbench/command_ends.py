@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from kernbench.advice import advice_for
 from kernbench.errors import HiddenBlockingError, KernbenchError
 from kernbench.standard_output import LostOutput, forget_lost, require_output
 
@@ -67,6 +68,9 @@ def exit_code_of(
         from kernbench.scheduler.tracebacks import user_traceback
 
         click.echo(user_traceback(error).rstrip(), err=True)
+        if advice := advice_for(error):
+            click.echo(advice, err=True)
+        click.echo(f"{name}: failed: {type(error).__name__}", err=True)
         return 1
     return 0
 

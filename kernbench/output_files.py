@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import platform
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         with _explained(path):
             yield Path(path)
         return
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".{target.name}.{_host()}-{os.getpid()}.part")
+    _remove_left(target)
     with _explained(path):
         try:
             yield part
@@ -68,6 +70,30 @@ def replacing(path: str | Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
+
+
+def _host() -> str:
+    return platform.node().replace("/", "_")
+
+
+def _remove_left(target: Path) -> None:
+    """What processes of this machine have left of this file that were ended while they wrote it (a second Ctrl-C)."""
+    before = f".{target.name}.{_host()}-"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(target.parent):
+            number = name.removeprefix(before).removesuffix(".part")
+            if name.startswith(before) and name.endswith(".part") and number.isdecimal() and not _is_alive(int(number)):
+                target.with_name(name).unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_file(path: str | Path, content: str | bytes, *, compressed: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.autotune.rank import Ranked, rank_configs
 from kernbench.autotune.seeds import entry, kernel_name
+from kernbench.cost.devices import resolve_device
 from kernbench.errors import ConfigError
 from kernbench.grid import Point, expand, label
 from kernbench.precompile.arguments import DTYPES
-from kernbench.precompile.kernels import load_kernel
+from kernbench.precompile.kernels import importing_within, load_kernel
+from kernbench.runtime_api.program_gpus import program_gpus
 from kernbench.spec_files import read_spec
 
 DEFAULT_DEVICE = "h100_sxm"
@@ -86,7 +89,8 @@ def tune(
     results = []
     for each in document.kernels:
         place, _, name = each.kernel.rpartition(":")
-        kernel = load_kernel(f"{path.parent / place}:{name}" if place.endswith(".py") else each.kernel)
+        with importing_within(partial(program_gpus, resolve_device(target))):
+            kernel = load_kernel(f"{path.parent / place}:{name}" if place.endswith(".py") else each.kernel)
         key_names = each.key or list(getattr(kernel, "keys", None) or [])
         for point in expand(each.axes, each.where):
             arguments = {

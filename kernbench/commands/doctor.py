@@ -88,7 +88,7 @@ def examine() -> Iterator[Finding]:
         try:
             yield from check()
         except Exception as error:
-            from kernbench.commands.advice import advice_for
+            from kernbench.advice import advice_for
 
             yield Finding(FAIL, check.__name__.strip("_"), reason(error), advice_for(error) or "")
 

@@ -10,8 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from kernbench.commands.program_options import module_option, stand_in_option
 from kernbench.errors import ConfigError
 from kernbench.names import SYSTEM
+from kernbench.stand_ins import standing_in
 
 if TYPE_CHECKING:
     from kernbench.triton_engine.launching import LaunchRecord
@@ -19,30 +21,32 @@ if TYPE_CHECKING:
 
 @click.command("kernel", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="FILE.py[:KERNEL]")
+@module_option
+@stand_in_option
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--system", type=SYSTEM, metavar="NAME|FILE", help="System whose GPU the script has.  [default: sip8]")
 @click.option("--ttir", is_flag=True, help="Print the TTIR that runs.")
 @click.option("--resources", "with_resources", is_flag=True, help="Compile in full: registers, shared memory, spills.")
 @click.option("--lines", default=12, show_default=True, help="Source lines to show per kernel, by wall time.")
 def command(
-    target: str, args: tuple[str, ...], system: str | None, ttir: bool, with_resources: bool, lines: int
-) -> None:
-    """Run FILE.py (with ARGS), as kernbench run does, and report the kernels that it launches.
+    target: str, args: tuple[str, ...], module: bool, stand_ins: tuple[str, ...], system: str | None, ttir: bool,
+    with_resources: bool, lines: int,
+) -> None:  # fmt: skip
+    """Run FILE.py (with ARGS), as kernbench run does, and report the kernels that it launches. With -m it is MODULE[:KERNEL].
 
     Shown per kernel: launches, programs, bytes, operations, modelled time on the target, resources, and where the wall
     time of this machine goes, per source line. KERNEL limits the report to kernels of that name.
     """
     path, _, name = target.partition(":")
-    if not Path(path).is_file():
-        raise ConfigError(f"no such script: {path}; expected FILE.py or FILE.py:KERNEL")
     from kernbench.commands.run_failures import ShownFailures
     from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
+    from kernbench.scheduler.interruption import ending_signals
     from kernbench.triton_engine.launching import record_launches
 
-    program = launcher.RankProgram.script(path, args)
+    program = (launcher.RankProgram.module if module else launcher.RankProgram.script)(path, args)
     failures = ShownFailures()
-    with simulate(system) as ctx, record_launches(profile=True) as records:
+    with ending_signals(), standing_in(stand_ins), simulate(system) as ctx, record_launches(profile=True) as records:
         try:
             launcher.run_once(ctx, program, prefix=False)
         except SystemExit as end:

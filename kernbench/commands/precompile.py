@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.program_options import stand_in_option
 from kernbench.defaults import TARGETS
+from kernbench.stand_ins import standing_in
 
 if TYPE_CHECKING:
     from kernbench.precompile import Compilation, Report, Variant
@@ -25,30 +28,38 @@ if TYPE_CHECKING:
 @click.option("--values", is_flag=True, help="Compile what kernbench's own engine runs, not the device's binaries.")
 @click.option("--list", "list_only", is_flag=True, help="Print the variants and compile nothing.")
 @click.option("--times", is_flag=True, help="Compare cold-serial, cold-parallel and warm, in caches of their own.")
+@stand_in_option
 @click.option("--verbose", "-v", is_flag=True, help="Print the whole traceback of each failure.")
 def command(
     spec: str, jobs: int | None, targets: tuple[str, ...], cache_dir: Path | None, values: bool, list_only: bool,
-    times: bool, verbose: bool,
+    times: bool, stand_ins: tuple[str, ...], verbose: bool,
 ) -> None:  # fmt: skip
     """Compile every variant of SPEC: a YAML file, or a Python module or file with declared spaces.
+
+    Modules are imported as kernbench run runs a program: they have simulated GPUs, of the first --target.
 
     Exits with 1 if a variant could not be compiled.
     """
     from kernbench.precompile import read_spaces, variants
+    from kernbench.precompile.kernels import importing_within
+    from kernbench.precompile.target import normalise
+    from kernbench.runtime_api.program_gpus import device_for, program_gpus
 
-    todo = variants(read_spaces(spec), targets)
-    if list_only:
-        for variant in todo:
-            click.echo(variant.name)
-        return
-    if times:
-        report = _compare(todo, jobs, values)
-    else:
-        report = _with_bar("compiling", todo, jobs, cache_dir, values)
-        click.echo(
-            f"{len(todo)} variants: {report.compiled} compiled, {report.hits} in the cache, {len(report.failed)} failed; "
-            f"{report.seconds:.1f} s with {report.jobs} processes"
-        )
+    device = device_for(normalise(targets[0])) if targets else None
+    with standing_in(stand_ins), importing_within(partial(program_gpus, device)):
+        todo = variants(read_spaces(spec), targets)
+        if list_only:
+            for variant in todo:
+                click.echo(variant.name)
+            return
+        if times:
+            report = _compare(todo, jobs, values)
+        else:
+            report = _with_bar("compiling", todo, jobs, cache_dir, values)
+            click.echo(
+                f"{len(todo)} variants: {report.compiled} compiled, {report.hits} in the cache, {len(report.failed)} failed; "
+                f"{report.seconds:.1f} s with {report.jobs} processes"
+            )
     for outcome in report.failed:
         click.echo(f"FAILED {outcome.name}: {outcome.error}", err=True)
         if verbose and outcome.detail:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kernbench.commands.jitter_options import Straggler
+from kernbench.commands.program_options import module_option, stand_in_option
 from kernbench.commands.report_option import report_option
 from kernbench.commands.steps_options import steps_options
 from kernbench.commands.torchrun_options import Nodes, RanksPerNode, TorchrunCommand, torchrun_options
@@ -83,9 +84,8 @@ GIVEN: dict[str, Any] = {
               "said after 30 seconds, and again ever less often.")  # fmt: skip
 @click.option("--prefix/--no-prefix", default=True, help="Put [rankN] in front of every line that a rank prints.")
 @click.option("--summary/--no-summary", default=True, help="Print where the modelled time went.")
-@click.option("--stand-in", "stand_ins", metavar="NAME", multiple=True, help="Let the program import NAME, a package of CUDA "
-              "builds that is not installed, as its functions on torch's operations: flash_attn. May be repeated.")  # fmt: skip
-@click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
+@stand_in_option
+@module_option
 @steps_options
 @torchrun_options
 @click.argument("program")

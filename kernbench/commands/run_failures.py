@@ -8,7 +8,7 @@ from typing import TextIO
 
 import click
 
-from kernbench.commands.advice import advice_for
+from kernbench.advice import advice_for
 from kernbench.errors import HiddenBlockingError, NoProgressError
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.program_options import stand_in_option
 from kernbench.commands.report_option import report_option
+from kernbench.stand_ins import standing_in
 
 if TYPE_CHECKING:
     from kernbench.sweep import Outcome
@@ -26,13 +29,17 @@ if TYPE_CHECKING:
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin that takes part in every point, "
               "besides those of SPEC: a module, module:object or .py file; repeatable.")  # fmt: skip
+@stand_in_option
 @report_option
 @click.option("--list", "list_only", is_flag=True, help="Print the points and run nothing.")
 def command(
     spec: Path, scheduler: str | None, jobs: int | None, output: Path | None, fresh: bool, retry_failed: bool,
-    plugins: tuple[str, ...], report_file: str | None, list_only: bool,
+    plugins: tuple[str, ...], stand_ins: tuple[str, ...], report_file: str | None, list_only: bool,
 ) -> None:  # fmt: skip
-    """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended."""
+    """Run the program of SPEC (a YAML file) at every point of its grid; resumes where an earlier run ended.
+
+    Exits with 1 if a point has failed.
+    """
     from kernbench.grid import label
     from kernbench.html_report.study import write_study
     from kernbench.sweep import read_sweep
@@ -42,10 +49,15 @@ def command(
 
     described = read_sweep(spec)
     beside = [plugin_beside(reference, Path.cwd()) for reference in plugins]
-    described = described.model_copy(update={"plugins": [*described.plugins, *beside]})
+    given = {
+        "plugins": [*described.plugins, *beside],
+        "stand_ins": [*dict.fromkeys([*described.stand_ins, *stand_ins])],
+    }
+    described = described.model_copy(update=given)
     if list_only:
-        for task in tasks_of(described):
-            click.echo(label(task.point))
+        with standing_in(described.stand_ins):
+            for task in tasks_of(described):
+                click.echo(label(task.point))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -68,3 +80,5 @@ def command(
         write_study(report_file, study_of(described, result))
         files.append(report_file)
     click.echo("written: " + ", ".join(files))
+    if result.failed:
+        sys.exit(1)

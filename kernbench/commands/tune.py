@@ -9,7 +9,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from kernbench.commands.program_options import stand_in_option
 from kernbench.names import DEVICE
+from kernbench.stand_ins import standing_in
 
 if TYPE_CHECKING:
     from kernbench.autotune.tune import Tuned
@@ -21,8 +23,9 @@ _PIPED_WIDTH = 160  # columns when the output is no terminal, so that nothing is
 @click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", type=DEVICE, help="Tune for this one (shipped name or YAML file) instead of the file's.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write a file for `seeded`.")
+@stand_in_option
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Configs to print per launch.")
-def command(spec: Path, device: str | None, output: Path | None, top: int) -> None:
+def command(spec: Path, device: str | None, output: Path | None, stand_ins: tuple[str, ...], top: int) -> None:
     """Rank the configs of every launch that SPEC (a YAML file) describes, by modelled time on the device."""
     from kernbench.autotune.seeds import write_seeds
     from kernbench.autotune.tune import tune
@@ -30,7 +33,8 @@ def command(spec: Path, device: str | None, output: Path | None, top: int) -> No
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPED_WIDTH)
-    name, results = tune(spec, device=device, progress=lambda tuned: console.print(_table(tuned, top)))
+    with standing_in(stand_ins):
+        name, results = tune(spec, device=device, progress=lambda tuned: console.print(_table(tuned, top)))
     if output is not None:
         write_seeds(output, name, [tuned.entry for tuned in results])
         console.print(f"{len(results)} rankings for {name} written to {output}", markup=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kernbench.commands.program_options import module_option
 from kernbench.commands.report_option import report_option
 from kernbench.names import SYSTEMS
 
@@ -64,7 +65,7 @@ from kernbench.names import SYSTEMS
     multiple=True,
     help="A further option of kernbench run, such as --seed=7; repeatable.",
 )
-@click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a module.")
+@module_option
 @click.option(
     "--jobs", "-j", type=click.IntRange(min=0), help="Runs side by side; by default one per core; 0: one by one."
 )

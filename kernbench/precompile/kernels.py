@@ -1,16 +1,50 @@
-"""Kernels by reference: ``package.module:kernel`` or ``path/to/file.py:kernel``, so that worker processes find them."""
+"""Kernels and programs by reference: ``package.module:name`` or ``path/to/file.py:name``, so that worker processes find them.
+
+The module is executed as ``kernbench run`` executes a program: ``sys.path`` begins with the file's folder (of a module: with
+the working directory), ``sys.argv`` is the file's name alone, and what surrounds the execution (:func:`importing_within`) gives
+it the GPUs of a simulation. It differs in its name, which is not ``__main__``.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.program_files import compiled_program, find_module, read_program
+
+Surroundings = Callable[[], AbstractContextManager[object]]
+"""Opens what a program is executed in; a function at the top of a module, or a partial of one, so that workers find it."""
+
+_surroundings: list[Surroundings] = [nullcontext]
+
+
+@contextmanager
+def importing_within(surroundings: Surroundings) -> Iterator[None]:
+    """For the length of a block, modules that :func:`load_module` executes are executed within what this opens."""
+    _surroundings.append(surroundings)
+    try:
+        yield
+    finally:
+        _surroundings.pop()
+
+
+def import_within(surroundings: Surroundings) -> None:
+    """The same until this process ends: a worker's."""
+    _surroundings.append(surroundings)
+
+
+def surroundings_now() -> Surroundings:
+    """What modules are executed within, for processes that do the same."""
+    return _surroundings[-1]
 
 
 def load_module(reference: str) -> ModuleType:
@@ -20,33 +54,50 @@ def load_module(reference: str) -> ModuleType:
     module's name, so a script that is run as ``__main__`` finds what was compiled here.
 
     Raises:
-        ConfigError: there is no such module, or importing it fails.
+        ConfigError: there is no such module, or it is no Python. What it raises itself is raised as it is.
     """
     if reference.endswith(".py") or "/" in reference:
-        path = Path(reference).expanduser().resolve()
-        if not path.is_file():
-            raise ConfigError(f"{reference}: no such file")
-        name = f"_kernbench_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        if name in sys.modules:
-            return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        if str(path.parent) not in sys.path:
-            sys.path.insert(0, str(path.parent))  # what lies beside a script can be imported, as when it is run
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # as `python -m` does; console scripts do not
-    try:
+        return _load_file(reference)
+    if (loaded := sys.modules.get(reference)) is not None:
+        return loaded
+    spec = find_module(reference)
+    if spec is None:
+        raise ConfigError(f"no module named {reference}")
+    if spec.origin is not None and spec.origin.endswith(".py"):
+        compiled_program(read_program(spec.origin), spec.origin)
+    with _started(spec.origin or reference, os.getcwd()):
         return importlib.import_module(reference)
-    except ImportError as error:
-        raise ConfigError(f"module {reference!r} cannot be imported: {error}") from error
+
+
+def _load_file(reference: str) -> ModuleType:
+    path = Path(reference).expanduser().resolve()
+    name = f"_kernbench_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    code = compiled_program(read_program(path), str(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        with _started(reference, str(path.parent)):
+            exec(code, vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextmanager
+def _started(argument: str, folder: str) -> Iterator[None]:
+    """As Python starts ``argument``. What lies in ``folder`` can be imported later, too: by the functions of the program."""
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    argv, sys.argv = sys.argv, [argument]
+    try:
+        with surroundings_now()():
+            yield
+    finally:
+        sys.argv = argv
 
 
 def load_kernel(reference: str) -> Any:

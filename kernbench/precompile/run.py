@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernbench.errors import KernbenchError
+from kernbench.precompile.kernels import surroundings_now
 from kernbench.precompile.space import Space, Variant, read_spaces, variants
-from kernbench.precompile.worker import COMPILED, FAILED, HIT, Compilation, compile_variant, set_cache
+from kernbench.precompile.worker import COMPILED, FAILED, HIT, Compilation, begin_worker, compile_variant
+from kernbench.stand_ins import TOLD
 
 Progress = Callable[[Compilation], None]
 
@@ -157,8 +159,9 @@ def _alone(variant: Variant, cache: str | None, values: bool) -> Compilation:
 
 @contextmanager
 def _pool(jobs: int, cache: str | None) -> Iterator[ProcessPoolExecutor]:
+    given = cache, surroundings_now(), os.environ.get(TOLD, "")
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=set_cache, initargs=(cache,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker, initargs=given)
     try:
         yield pool
     finally:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from kernbench.precompile import target as triton_target
 from kernbench.precompile.arguments import stand_in
 from kernbench.precompile.events import count_compiles
-from kernbench.precompile.kernels import load_kernel
+from kernbench.precompile.kernels import Surroundings, import_within, load_kernel
 from kernbench.precompile.space import Variant
+from kernbench.stand_ins import stand_in_as_told
 
 COMPILED, HIT, FAILED = "compiled", "hit", "failed"
 
@@ -36,10 +37,13 @@ class Compilation:
     detail: str = ""
 
 
-def set_cache(directory: str | None) -> None:
-    """Start of a worker process: where Triton keeps what it compiles."""
+def begin_worker(directory: str | None, surroundings: Surroundings, stand_ins: str) -> None:
+    """Start of a worker process: where Triton keeps what it compiles, what modules of kernels are executed within, and which
+    packages they can import besides (:data:`kernbench.stand_ins.TOLD`)."""
     if directory is not None:
         os.environ["TRITON_CACHE_DIR"] = directory
+    import_within(surroundings)
+    stand_in_as_told(stand_ins)
 
 
 def compile_variant(variant: Variant, values: bool = False) -> Compilation:

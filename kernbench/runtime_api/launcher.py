@@ -5,21 +5,18 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
-import importlib.util
 import marshal
 import os
-import pkgutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.program_files import compiled_program, find_module, read_program
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.at_exit import AtExit
@@ -53,23 +50,20 @@ class RankProgram:
     @classmethod
     def script(cls, path: str, args: Sequence[str]) -> RankProgram:
         """``python path args...``. Raises :class:`ConfigError` if it cannot be read or compiled."""
-        try:
-            source = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-        return cls(_compile(source, os.path.abspath(path)), os.path.abspath(path), None, (path, *args))
+        source = read_program(path)
+        return cls(compiled_program(source, os.path.abspath(path)), os.path.abspath(path), None, (path, *args))
 
     @classmethod
     def module(cls, name: str, args: Sequence[str]) -> RankProgram:
         """``python -m name args...``. Raises :class:`ConfigError` if there is no such module."""
-        spec = _find(name)
+        spec = find_module(name)
         if spec is not None and spec.submodule_search_locations is not None:
             name += ".__main__"
-            spec = _find(name)
+            spec = find_module(name)
         if spec is None or spec.origin is None or not spec.has_location:
             raise ConfigError(f"no module named {name} that could be run")
         source = Path(spec.origin).read_bytes()
-        return cls(_compile(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
+        return cls(compiled_program(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
 
     def within(self, ctx: RuntimeContext) -> RankProgram:
         """As it is executed there: without data, numbers that are assumed keep their marks in its text."""
@@ -87,45 +81,6 @@ class RankProgram:
         vars(main)["__cached__"] = None
         vars(main).update(self.names)
         return main
-
-
-def _find(name: str) -> ModuleSpec | None:
-    """Where the module is that ``python -m name`` runs. Its packages are not imported: each rank does that itself."""
-    here, found = [os.getcwd(), *sys.path], None
-    path: Sequence[str] = here
-    for end in [at for at, sign in enumerate(name) if sign == "."] + [len(name)]:
-        full = name[:end]
-        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
-        specs = (find(full, None if path is here else path) for find in finders if find is not None)
-        found = _find_in(path, full) or next((spec for spec in specs if spec is not None), None)
-        if found is None or (end < len(name) and found.submodule_search_locations is None):
-            return None
-        path = found.submodule_search_locations or ()
-    return found
-
-
-def _find_in(path: Sequence[str], name: str) -> ModuleSpec | None:
-    """As ``PathFinder`` does, which would need a namespace package that ``name`` is in to be imported."""
-    portions: list[str] = []
-    for entry in path:
-        finder: Any = pkgutil.get_importer(entry or os.getcwd())
-        spec: ModuleSpec | None = None if finder is None else finder.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            return spec
-        portions += (spec and spec.submodule_search_locations) or ()
-    if not portions:
-        return None
-    namespace = ModuleSpec(name, None, is_package=True)
-    namespace.submodule_search_locations = portions
-    return namespace
-
-
-def _compile(source: bytes, path: str) -> CodeType:
-    try:
-        code: CodeType = compile(source, path, "exec", dont_inherit=True)  # not this file's __future__
-    except SyntaxError as error:
-        raise ConfigError("".join(traceback.format_exception_only(error)).strip()) from None
-    return code
 
 
 @contextmanager

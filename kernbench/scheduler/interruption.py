@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from _thread import start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import kill
+from time import sleep
 from typing import Any
 
 
@@ -31,6 +34,25 @@ _DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handle
 """The signals that end a run, where they are handled as Python does by itself."""
 
 
+_AGAIN = 0.01
+"""Seconds of real time after which a signal comes again that has come at a bad moment."""
+
+
+def _send_again(process: int, signum: int) -> None:
+    """In a thread: of the machine's, at the machine's time, whatever rank is running."""
+    sleep(_AGAIN)
+    kill(process, signum)
+
+
+def _is_in_finalizer(frame: Any) -> bool:
+    """Whether a frame is called, however deeply, by ``__del__`` or by what a weak reference calls."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class EndingHandler:
     """A handler that raises :class:`Interrupted` once; from then on such a signal ends the process at once.
 
@@ -49,6 +71,9 @@ class EndingHandler:
     def __call__(self, signum: int, frame: Any) -> None:
         """A signal has come."""
         if self.is_mine:
+            if _is_in_finalizer(frame):  # Python drops what is raised there: the signal comes again
+                start_new_thread(_send_again, (self._process, signum))
+                return
             for each in _DEFAULTS:
                 signal.signal(each, signal.SIG_DFL)
             raise Interrupted(signum)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import traceback
+import os
 from typing import Any
 
-from kernbench.errors import ConfigError
+from kernbench.advice import advice_for
+from kernbench.errors import ConfigError, message_of
+from kernbench.scheduler import user_traceback
+from kernbench.scheduler.tracebacks import program_line
+from kernbench.simulation.failures import SpawnException
+from kernbench.stand_ins import stand_in_as_told
 from kernbench.sweep.outcome import FAILED, OK, Outcome
 from kernbench.sweep.spec import Task, accepted, load_program
+
+_MOST_OF_A_LINE = 100
+"""Characters of a message beside which there is advice."""
 
 
 def run_task(task: Task) -> Outcome:
@@ -15,12 +23,25 @@ def run_task(task: Task) -> Outcome:
     try:
         metrics = _simulate(task)
     except Exception as error:
-        line = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
-        return Outcome(
-            task.index, task.key, FAILED, {}, f"{type(error).__name__}: {line}",
-            "".join(traceback.format_exception(error)),
-        )  # fmt: skip
+        text = _in_a_line(error)
+        return Outcome(task.index, task.key, FAILED, {}, text, user_traceback(error))
     return Outcome(task.index, task.key, OK, metrics)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What has failed, the program's line, and what to do where that is known. The same on every machine."""
+    rank = ""
+    if isinstance(error, SpawnException):
+        first, cause = next(iter(error.errors.items()), (None, error))
+        rank, error = ("" if first is None else f"rank {first}: "), cause
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    advice = advice_for(error)
+    said = "" if not lines else lines[-1] if advice is None else lines[0][:_MOST_OF_A_LINE]
+    where = program_line(error)
+    return (
+        f"{rank}{type(error).__name__}: {said}" + (f" ({os.path.basename(where)})" if where else "")
+        + (f": {advice}" if advice else "")
+    )  # fmt: skip
 
 
 def _simulate(task: Task) -> dict[str, Any]:
@@ -29,6 +50,7 @@ def _simulate(task: Task) -> dict[str, Any]:
     from kernbench.runtime_api.context import simulate
     from kernbench.topology import resolve_topology
 
+    stand_in_as_told(",".join(task.stand_ins))
     program = load_program(task.program)
     parameters = task.parameters
     options = {name: parameters[name] for name in ("world_size", "seed", "policy", "enable_data") if name in parameters}

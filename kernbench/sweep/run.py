@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernbench.stand_ins import standing_in
 from kernbench.sweep.cluster import run_here, run_on_dask
 from kernbench.sweep.journal import Journal
 from kernbench.sweep.outcome import FAILED, OK, Outcome
@@ -87,6 +88,16 @@ def sweep(
             described = spec
         else:
             described = SweepSpec.model_validate({**spec, "program": reference_of(spec["program"])})
+    with standing_in(described.stand_ins):
+        return _swept(
+            described, directory, scheduler, jobs, resume=resume, retry_failed=retry_failed, progress=progress
+        )
+
+
+def _swept(
+    described: SweepSpec, directory: Path, scheduler: str | None, jobs: int | None, *, resume: bool, retry_failed: bool,
+    progress: Progress | None,
+) -> SweepResult:  # fmt: skip
     tasks = tasks_of(described)
     journal = Journal(directory / "journal.jsonl")
     todo, done = journal.todo(tasks, resume=resume, retry_failed=retry_failed)

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.grid import Point, expand, label
-from kernbench.precompile.kernels import load_module
+from kernbench.precompile.kernels import importing_within, load_module
+from kernbench.runtime_api.program_gpus import program_gpus
 from kernbench.spec_files import read_spec
 from kernbench.version import __version__
 
@@ -43,6 +44,7 @@ class SweepSpec(BaseModel):
         fixed: parameters that are the same at every point.
         where: filters over the points.
         plugins: references of plugins that take part (``module``, ``module:object``, ``path/file.py``).
+        stand_ins: packages of CUDA builds that the program imports and that are not installed (``flash_attn``).
         plot: drawn at the end, if given.
     """
 
@@ -53,6 +55,7 @@ class SweepSpec(BaseModel):
     fixed: dict[str, Any] = {}
     where: list[str] = []
     plugins: list[str] = []
+    stand_ins: list[str] = []
     plot: PlotSpec | None = None
 
 
@@ -66,6 +69,7 @@ class Task:
         parameters: those and the fixed ones.
         program: reference of the program, a file's path absolute.
         plugins: references of plugins.
+        stand_ins: names of packages.
         key: what a journal knows it by: program with its source, parameters, kernbench's version.
     """
 
@@ -74,6 +78,7 @@ class Task:
     parameters: Point
     program: str
     plugins: tuple[str, ...]
+    stand_ins: tuple[str, ...]
     key: str
 
 
@@ -119,7 +124,8 @@ def load_program(reference: str) -> Program:
     place, _, name = reference.rpartition(":")
     if not place:
         raise ConfigError(f"program {reference!r}: expected package.module:function or path/file.py:function")
-    found = getattr(load_module(place), name, None)
+    with importing_within(program_gpus):
+        found = getattr(load_module(place), name, None)
     if not callable(found):
         raise ConfigError(f"program {reference!r}: there is no function {name!r}")
     return found
@@ -143,7 +149,7 @@ def tasks_of(spec: SweepSpec) -> list[Task]:
         identity = [__version__, spec.program, source, parameters, *spec.plugins]
         text = json.dumps(identity, sort_keys=True, default=repr)
         key = hashlib.sha256(text.encode()).hexdigest()
-        tasks.append(Task(index, point, parameters, spec.program, tuple(spec.plugins), key))
+        tasks.append(Task(index, point, parameters, spec.program, tuple(spec.plugins), tuple(spec.stand_ins), key))
     if not tasks:
         raise ConfigError(f"no point of the grid passes {', '.join(spec.where)}")
     repeated = {task.key: task for task in tasks}

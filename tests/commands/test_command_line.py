@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from kernbench.commands.advice import advice_for
+from kernbench.advice import advice_for
 from kernbench.errors import MOST_OF_A_MESSAGE, OutputError, message_of
 from kernbench.output_files import replacing, write_file
 from kernbench.scheduler import user_traceback
+from kernbench.scheduler.interruption import Interrupted, ending_signals
 
 MAIN = "import sys; from kernbench.cli import main; sys.argv = ['kernbench', *sys.argv[1:]]; main()"
 SMALL = (
@@ -69,6 +71,69 @@ def test_a_signal_ends_a_run_with_what_it_has_come_to(tmp_path: Path, signum: si
     assert f"interrupted by {signum.name}" in output.decode()
     assert json.loads(result.read_text())["status"] == "interrupted"
     assert f"interrupted by {signum.name}" in json.loads(trace.read_text())["otherData"]["note"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["__del__", "weakref"])
+def test_a_signal_in_a_finalizer_is_not_lost(ctrl_c: None, how: str, signum: signal.Signals) -> None:
+    """What is raised there Python prints, and goes on."""
+
+    class Ends:
+        def __del__(self) -> None:
+            if how == "__del__":
+                signal.raise_signal(signum)
+            for _ in range(10):  # where Python looks for signals
+                pass
+
+    ends = Ends()
+    if how == "weakref":
+        weakref.finalize(ends, signal.raise_signal, signum)
+    kept = [ends]
+    del ends
+
+    def work() -> None:
+        kept.clear()
+        time.sleep(60)
+
+    with pytest.raises(Interrupted) as caught, ending_signals():
+        work()
+    assert caught.value.signum == signum
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],
+)
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals, second: signal.Signals) -> None:
+    """While the first file is written in the end: what was there before is there still, and the others are as they were."""
+    mark, half, program, result = (tmp_path / name for name in ("mark", "half", "program.py", "result.json"))
+    program.write_text(ENDLESS.format(mark=str(mark)))
+    result.write_text("of an earlier run")
+    slow = (
+        "import pathlib, time\nwrite = pathlib.Path.write_bytes\n"
+        "def slowly(self, data):\n"
+        "    write(self, data[:len(data) // 2])\n"
+        f"    open({str(half)!r}, 'w').close()\n"
+        "    time.sleep(120)\n"
+        "pathlib.Path.write_bytes = slowly\n"
+    )
+    words = ["run", "--nproc-per-node", "2", "--json", str(result), str(program)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow + MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    for awaited, signum in ((mark, first), (half, second)):
+        while not awaited.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signum)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == -second, errors
+    assert f"interrupted by {first.name}" in output.decode()
+    assert "Traceback" not in errors.decode()
+    assert result.read_text() == "of an earlier run"
+    assert len(list(tmp_path.glob(".result.json.*.part"))) == 1
+    write_file(result, "of a later run")
+    assert result.read_text() == "of a later run"
+    assert list(tmp_path.glob(".*.part")) == []
 
 
 @pytest.mark.parametrize("text", [SMALL, TRAINS], ids=["a collective", "training with kernels of its own"])

@@ -15,9 +15,18 @@ from tests.house.source import Package
 
 LAYERS = (
     ("defaults", "errors", "programs", "reporting", "standard_output", "version"),
-    ("callable_module", "collective_kinds", "grid", "output_files", "plugins", "scheduler", "stand_ins"),
-    ("command_ends", "memory", "order", "topology"),
-    ("cost", "names", "sim_engine", "spec_files"),
+    (
+        "callable_module",
+        "collective_kinds",
+        "grid",
+        "output_files",
+        "plugins",
+        "program_files",
+        "scheduler",
+        "stand_ins",
+    ),
+    ("advice", "memory", "order", "topology"),
+    ("command_ends", "cost", "names", "sim_engine", "spec_files"),
     ("ccl", "triton_engine"),
     ("precompile", "simulation"),
     ("trace",),

@@ -44,7 +44,9 @@ def test_a_row_per_point_in_the_order_of_the_grid(serial: tuple[SweepResult, byt
     ]
     for row in rows:
         if row["n"] == "13":
-            assert (row["status"], row["error"], row["sum"]) == ("failed", "ValueError: is not a size", "")
+            assert (row["status"], row["error"], row["sum"]) == (
+                "failed", "ValueError: is not a size (program.py:13 in run)", "",
+            )  # fmt: skip
         else:
             world = int(row["world_size"])
             assert float(row["sum"]) == int(row["n"]) * world * (world + 1) / 2
@@ -167,7 +169,7 @@ def test_a_local_cluster_and_the_plot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"program": "kernbench.nowhere:run"}, "module 'kernbench.nowhere' cannot be imported"),
+        ({"program": "kernbench.nowhere:run"}, "no module named kernbench.nowhere"),
         ({"program": f"{PROGRAM}:walk"}, "there is no function 'walk'"),
         ({"axes": {"m": [1], "n": [1]}}, "has no parameter m; it has n, dtype"),
         ({"fixed": {"n": 1}}, "n: both an axis and fixed"),

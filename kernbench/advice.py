@@ -33,7 +33,21 @@ def _no_program(error: BaseException, files: Sequence[str]) -> str | None:
     return None
 
 
-_ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (_no_cache, _no_compiler, _no_program)
+def _no_gpu(error: BaseException, files: Sequence[str]) -> str | None:
+    said = str(error)
+    if "Torch not compiled with CUDA enabled" in said or (
+        "Could not run 'aten::" in said and "the 'CUDA' backend" in said
+    ):
+        return (
+            "there is no simulated GPU here: device='cuda' is for ranks (ctx.multiprocessing.spawn) and for what runs in a "
+            "block of kernbench.simulated_gpu()"
+        )
+    return None
+
+
+_ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (
+    _no_cache, _no_compiler, _no_program, _no_gpu,
+)  # fmt: skip
 """Each is given an error and the files of its frames, outermost first; the first that knows it is taken."""
 
 

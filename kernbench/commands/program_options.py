@@ -1,0 +1,14 @@
+"""Options of all commands that run, or import, a program of the user's."""
+
+from __future__ import annotations
+
+import click
+
+stand_in_option = click.option(
+    "--stand-in", "stand_ins", metavar="NAME", multiple=True, help="Let the program import NAME, a package of CUDA builds that "
+    "is not installed, as its functions on torch's operations: flash_attn. May be repeated.",
+)  # fmt: skip
+"""``--stand-in NAME``, which a command gets as ``stand_ins``."""
+
+module_option = click.option("-m", "--module", "module", is_flag=True, help="PROGRAM is the name of a module.")
+"""``-m``, which a command gets as ``module``."""
