@@ -447,7 +447,7 @@ class _Here:
         return "" if frame is None else shown_stack(frame)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
-        """See :class:`Stoppable`. An error of a rank's further thread is the rank's; in Python it would end that thread alone."""
+        """See :class:`Stoppable`. An error of a rank's further thread is the rank's; in Python it ends that thread alone."""
         scheduler = self._scheduler
         if scheduler.runner.runs_side and not attempt:
             for rank in filter(None, map(scheduler.rank, self.running())):
