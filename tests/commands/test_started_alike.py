@@ -16,7 +16,7 @@ import pytest
 from tests.commands.test_command_line import MAIN
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.usefixtures("started_warm")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("started_warm")]  # minutes
 
 PROGRAM = """
 import json, os, sys

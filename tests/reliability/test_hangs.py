@@ -104,7 +104,9 @@ INNERMOST = {"spins": "spins", "swallows": "swallows", "recurs": "recurs", "thre
 
 
 @isolations
-@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each == "spins" else pytest.mark.long) for each in HANGS]
+)
 def test_a_rank_that_runs_for_ever_is_ended_after_a_limit(tmp_path: Path, name: str, isolation: str) -> None:
     ended = run(tmp_path, HANGS[name], isolation, "--hang-after", "2")
     assert ended.returncode in (1, 2), ended.stderr
@@ -119,6 +121,7 @@ def test_a_rank_that_runs_for_ever_is_ended_after_a_limit(tmp_path: Path, name: 
 
 @isolations
 @pytest.mark.parametrize("name", ["spins", "swallows"])
+@pytest.mark.long  # runs that wait by the clock
 def test_ctrl_c_ends_it_with_the_report(tmp_path: Path, name: str, isolation: str) -> None:
     path = write(tmp_path, HANGS[name].replace("    while True", "    open('begun', 'w').close()\n    while True"))
     command = [*RUN, "--isolation", isolation, str(path)]
@@ -226,6 +229,7 @@ def test_a_limit_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPa
 
 
 @isolations
+@pytest.mark.long  # runs that wait by the clock
 def test_a_rank_that_swallows_its_end_is_given_up(tmp_path: Path, isolation: str) -> None:
     """Another one has failed: the second attempt to end this one is final."""
     body = """
@@ -245,6 +249,7 @@ raise ValueError("of rank 0")
 
 
 @isolations
+@pytest.mark.long  # runs that wait by the clock
 def test_an_alarm_rings_in_its_rank(tmp_path: Path, isolation: str) -> None:
     body = """
 def rings(number, frame):
@@ -282,6 +287,7 @@ dist.barrier()
     ],
     ids=["exit", "words", "raise", "return", "_exit", "barrier"],
 )
+@pytest.mark.long  # runs that wait by the clock
 def test_what_a_rank_forks_ends_by_itself(tmp_path: Path, child: str, code: int, said: str, isolation: str) -> None:
     body = f"""
 pid = 1
@@ -306,6 +312,7 @@ dist.barrier()
 
 
 @isolations
+@pytest.mark.long  # runs that wait by the clock
 def test_a_thread_that_keeps_its_rank_is_named(tmp_path: Path, isolation: str) -> None:
     """It sleeps in virtual time, which goes on: no rank stands still."""
     body = """
@@ -350,6 +357,7 @@ if rank == 1:
 
 
 @isolations
+@pytest.mark.long  # runs that wait by the clock
 def test_a_lock_that_is_never_released(tmp_path: Path, isolation: str) -> None:
     body = """
 lock = threading.Lock()
@@ -365,6 +373,7 @@ dist.barrier()
     assert "no other thread or process is there that could release it" in ended.stderr
 
 
+@pytest.mark.long  # runs that wait by the clock
 def test_a_lock_with_a_limit_is_waited_for(tmp_path: Path) -> None:
     """Longer than what is taken for a lock that is never released."""
     body = f"""
@@ -381,6 +390,7 @@ dist.barrier()
 
 
 @isolations
+@pytest.mark.long  # runs that wait by the clock
 def test_thousands_of_messages_under_way(tmp_path: Path, isolation: str) -> None:
     body = """
 if rank == 0:
@@ -398,6 +408,7 @@ if rank == 1:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.long  # runs that wait by the clock
 def test_ranks_whose_launcher_is_killed_end(tmp_path: Path, number: int) -> None:
     path = write(
         tmp_path, f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid()))\ndist.barrier()\n" + SPINS

@@ -9,6 +9,8 @@ import pytest
 
 from tests.reliability.test_hangs import ENVIRON, LIMIT, RUN, isolations, run, write
 
+pytestmark = pytest.mark.long  # interpreters that import torch
+
 BESIDE = "With --isolation process (isolation='process') it would end alone"
 
 
