@@ -251,7 +251,7 @@ class Achieved:
     Attributes:
         seconds: per step.
         gpus: that made them.
-        tokens, samples: per step, of the whole job; 0 if nobody told.
+        tokens, samples: per step, of the whole job; 0 if not reported.
         flops, recomputed: per step over all ranks, by format.
         peaks: of one device's matrix engines by format, FLOP/s.
     """
