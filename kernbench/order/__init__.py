@@ -56,7 +56,7 @@ class Order:
 
     Args:
         mode: what to do about a race (:data:`MODES`).
-        locate: says where in the program whoever runs is.
+        locate: says where in the program the running rank is.
         weak: says what reads see that nothing orders; None: what was written last.
 
     Attributes:

@@ -161,7 +161,7 @@ class RankOrder:
 
     @property
     def follows(self) -> bool:
-        """Whether somebody wants to know what is not ordered, and no race."""
+        """Whether a listener receives what is not ordered, and no race."""
         return self._races.unordered is not None
 
     def of_host(self, name: str) -> MemoryAccess:
@@ -221,7 +221,7 @@ class RankOrder:
                     self.report(shadow, cell.region, access, access is cell.write, late, True, does="frees")
 
     def looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str = "reads") -> None:
-        """Somebody for whom it matters looks at bytes. Raises UndefinedMemoryError if nobody has written some of them (unless
+        """A reader to which their values matter reads bytes. Raises UndefinedMemoryError if some are unwritten (unless
         that is only collected)."""
         undefined = shadow.undefined
         if undefined is not None and undefined.any(region):
@@ -378,7 +378,7 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
 
 
 def met(members: Sequence[Moment | None], *, sender: int | None = None) -> None:
-    """All members of a collective have come (None: one that nobody watches): each ends after all have begun.
+    """All members of a collective have come (None: one that is not watched): each ends after all have begun.
 
     Of a message, the side with the number ``sender`` ends by itself: what it sends may be on its way before anybody receives.
     """

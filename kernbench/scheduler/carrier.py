@@ -128,9 +128,9 @@ class Baton:
         self._home.release()
 
     def recall(self) -> None:
-        """In main, interrupted while it waited: get the baton back by unwinding whoever has it.
+        """In main, interrupted while it waited: get the baton back by unwinding its holder.
 
-        That thread may be in any Python code of the user, or have just given the baton back. It is told to end, and if it does
+        That thread may be in any Python code of the user, or have just given the baton back. It is asked to end, and if it does
         not, once more; then it is given up, unless it is doing what it has to at its end (a ``finally``).
         """
         attempts, waited = 0, 0.0
@@ -161,7 +161,7 @@ GRACE = 0.6
 """Seconds of wall-clock time that a rank has to end, once it has been told to, before it is given up."""
 
 _ATTEMPTS = 2
-"""How often it is told to."""
+"""How often it is asked to."""
 
 _NESTED = 8
 """Exceptions that it may handle within one another meanwhile."""

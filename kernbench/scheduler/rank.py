@@ -1,4 +1,4 @@
-"""What a rank is to the scheduler, and who is told of its life."""
+"""What a rank is to the scheduler, and the observer of its life."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RaisedElsewhere(BaseException):
 
 
 class RankObserver(Protocol):
-    """Is told when ranks begin and end; where they do."""
+    """Is notified when ranks begin and end; where they do."""
 
     def rank_started(self, rank: Rank) -> None:
         """A rank's body is about to run."""

@@ -70,7 +70,7 @@ class Stoppable(Protocol):
         """Those that run: the others wait for them."""
 
     def stack_of(self, rank: int) -> str:
-        """The program's lines that lead to where a rank is, as Python shows them; empty if that cannot be told."""
+        """The program's lines that lead to where a rank is, as Python shows them; empty if not known."""
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """End what runs: the first ``attempt`` (0) raises the error in it, the second one gives it up."""
