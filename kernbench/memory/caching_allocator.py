@@ -7,7 +7,7 @@ device, which the program keeps ("reserved") after its blocks are free, until th
 The rules and their figures are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). Left out: pools of CUDA graphs, memory
 shared between processes. A program's own pool has segments of its own, which are kept as long as the program keeps the pool.
 
-A block that streams other than its own have used is free when they have: whoever frees it says which **uses** are open, and the
+A block that streams other than its own have used is free when they have: its freer says which **uses** are open, and the
 allocator asks at its next request which have ended.
 """
 

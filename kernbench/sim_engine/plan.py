@@ -24,7 +24,7 @@ _SMALL_PLAN = 512
 
 A 1-KiB all-reduce over eight ranks moves 14 rounds of eight transfers: numpy's calls on arrays of eight elements cost more than
 what they compute. Starts and ends of members are therefore lists of floats, of which larger plans make arrays, and members that
-end at the same time end together, in one pass. Neither the order of reduction nor any time depends on which way is taken.
+end at the same time are notified together, in one pass. Neither order of reduction nor any time depends on which way is taken.
 """
 
 _CLASSIFIED_PLAN = 1 << 16

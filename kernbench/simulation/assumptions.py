@@ -1,4 +1,4 @@
-"""What a program without data is told when it looks at a value that nobody has computed.
+"""What a program without data receives when it reads a value that is not computed.
 
 A simulation with ``enable_data=False`` computes small values that follow from known ones, and no others. Each storage is
 known or unknown (:class:`~kernbench.simulation.storages.Stored`); an unknown one has a *stand-in*: what each element is taken

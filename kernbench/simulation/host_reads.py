@@ -109,7 +109,7 @@ class HostReads:
             self.await_values(source, self.storages.of(source))
 
     def synchronize(self, failed: Sequence[Operation]) -> None:
-        """Wait for all streams of this rank, those of its groups too, and raise what nobody has seen fail."""
+        """Wait for all streams of this rank, those of its groups too, and raise failures that have not been raised yet."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()

@@ -95,7 +95,7 @@ class Steps:
 
     Attributes:
         limit: steps after which each rank is stopped; None: none is.
-        noted: told of each end of an optimizer's step, with its number; None: nobody is.
+        noted: receives each end of an optimizer's step, with its number; None: no listener.
     """
 
     def __init__(self, hosts: Hosts) -> None:
