@@ -1,6 +1,6 @@
-"""The ranks of a world whose processes somebody else has started, and which have joined.
+"""The ranks of a world whose processes another launcher has started, and which have joined.
 
-Nobody here is their parent: what has started them hears how they have ended, and ends the others if one fails. The simulation
+No parent of theirs is here: what has started them hears how they have ended, and ends the others if one fails. The simulation
 holds a socket of each, their *lifeline*; when that closes, also because the simulation was killed, the system kills them.
 """
 

@@ -34,7 +34,7 @@ _WAITS: tuple[tuple[Any, str, str, Callable[..., bool]], ...] = (
 _MADE: tuple[tuple[Any, str], ...] = (
     (synchronize.Condition, "__init__"), (connections.Connection, "__init__"), (forks.Popen, "__init__"),
 )  # fmt: skip
-"""What makes conditions and connections, and starts processes; a connection that somebody has sent is rebuilt."""
+"""What makes conditions and connections, and starts processes; a connection that was sent is rebuilt."""
 
 
 class Absent(Protocol):

@@ -1,7 +1,7 @@
 """Values: runs what was launched, in the order of each rank's streams, as late as it may.
 
 Launches are deferred until a value is read. That is what lets one drain run the same kernel of many ranks as one batch. A
-kernel may find that it waits for memory that another rank has yet to write: it is suspended, what its rank launched after
+kernel may find that it waits for memory that another writer has yet to write: it is suspended, what its rank launched after
 it on the same stream waits behind it, and it is resumed at the next drain.
 """
 
@@ -44,7 +44,7 @@ class Running(Protocol):
 
     @property
     def errors(self) -> Sequence[BaseException | None] | None:
-        """None while it waits for another rank; once it has ended, an error or None for each launch of the batch."""
+        """None while it waits for another writer; once it has ended, an error or None for each launch of the batch."""
 
     def describe_wait(self) -> str:
         """What it waits for, for a deadlock report."""
@@ -61,7 +61,7 @@ class Finished:
         return False
 
     def describe_wait(self) -> str:
-        """It waits for no rank."""
+        """It waits for no writer."""
         return "nothing"
 
 
@@ -165,11 +165,11 @@ class DataExecutor:
         return told
 
     def suspended(self) -> list[tuple[list[Deferred], str]]:
-        """The batches that wait for another rank, and for what."""
+        """The batches that wait for another writer, and for what."""
         return [(batch, running.describe_wait()) for running, batch in self._suspended]
 
     def suspended_ranks(self) -> set[int]:
-        """The ranks whose kernels wait for another rank."""
+        """The ranks whose kernels wait for another writer."""
         return {launch.rank for _, batch in self._suspended for launch in batch if launch.rank is not None}
 
     def abandon(self, error: BaseException, now: float) -> None:
@@ -255,7 +255,7 @@ class DataExecutor:
         return bool(heads)
 
     def withdraw(self, op: Operation, error: BaseException, now: float) -> None:
-        """Fail what waits for another rank and has waited too long; what its stream has behind it goes on."""
+        """Fail what waits for another writer and has waited too long; what its stream has behind it goes on."""
         for _, batch in self._suspended:
             for launch in [launch for launch in batch if launch.op is op]:
                 batch.remove(launch)

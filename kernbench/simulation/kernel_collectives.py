@@ -31,7 +31,7 @@ EPOCHS = 2
 
 
 _MOST_YIELDS = 1000
-"""Turns in a row that kernels may give way without anything changing, before they count as waiting for another rank."""
+"""Turns in a row that kernels may give way without anything changing, before they count as waiting for another writer."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from kernbench.triton_engine.reuse import look_at_wave
 from kernbench.triton_engine.signals import Party, Words
 
 _MOST_YIELDS = 1000
-"""Turns in a row that a kernel may give way without anything changing, before it counts as waiting for another rank."""
+"""Turns in a row that a kernel may give way without anything changing, before it counts as waiting for another writer."""
 
 
 _MOST_SIGNAL_BYTES = 1 << 16
@@ -181,7 +181,7 @@ class KernelLauncher:
         deferred = (SampledLaunch if launch.blind else TritonLaunch)(self, op, launch, awaited)
         self.executor.submit(deferred)
         if not tensors or not all(map(tells_of_looks, tensors)):
-            # no event says when the host reads a plain tensor: run it now, or at least until it waits for another rank
+            # no event says when the host reads a plain tensor: run it now, or at least until it waits for another writer
             if not awaited and op.stream not in host.unsettled:
                 self.waits.block_on(deferred.attempt)
             if not op.executed:
@@ -245,7 +245,7 @@ class SampledLaunch(TritonLaunch):
     """A launch whose values are not needed: a few programs run without storing, and their counts are scaled up.
 
     Bytes that programs share count once: they are capped at the size of the tensors. A launch that cannot be sampled (it
-    waits for another rank) takes the time of reading its tensors.
+    waits for another writer) takes the time of reading its tensors.
     """
 
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:
@@ -351,7 +351,7 @@ class RunningBatch:
         self.errors: Sequence[BaseException | None] | None = None
 
     def run(self) -> bool:
-        """Go on until the end, or until every lane waits for another rank."""
+        """Go on until the end, or until every lane waits for another writer."""
         launcher = self._launches[0].launcher
         activity = launcher.activity()
         if activity != self._seen:  # a rank, a collective or a copy may have written memory meanwhile

@@ -42,7 +42,7 @@ class Values:
     def settle_stream(self) -> None:
         """What this rank's current stream has to do first has been computed; its host's clock stays where it is.
 
-        For operations that torch computes at once: a launch before them may wait for another rank still.
+        For operations that torch computes at once: a launch before them may wait for another writer still.
         """
         host = self._hosts.current()
         behind = [*host.unsettled.pop(host.stream, ()), *host.awaiting_values()]

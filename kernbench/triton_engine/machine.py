@@ -48,7 +48,7 @@ _LANE_GRIDS = 256
 class Execution(Binding):
     """One or several launches (ranks) of one program on one grid, run as a resumable whole.
 
-    ``run()`` returns ``"done"``, ``"waiting"`` (every lane waits for memory that somebody else must write) or
+    ``run()`` returns ``"done"``, ``"waiting"`` (every lane waits for memory that another writer must write) or
     ``"yielded"`` (lanes poll memory under a changing counter: they can go on, but others should have a turn first).
     """
 

@@ -1,6 +1,6 @@
 """What Dynamo and Inductor ask of the GPU that they compile for, answered by the simulated one (ADR 0111).
 
-They ask by one interface per kind of device, keep what they are told, and take the answers into the keys of their caches. What
+They ask by one interface per kind of device, keep what they receive, and take the answers into the keys of their caches. What
 they keep is forgotten at both ends of a simulation: the next one may have another GPU.
 """
 

@@ -55,7 +55,7 @@ SKIP, COLLECTIVE, COMPOSITE, HIGHER, CUSTOM, VIEW, TRANSFER, COMPUTE = range(8)
 _TORCHS_OWN = frozenset({"aten", "prims", "torchvision"})
 _FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})
 _RUN_ELSEWHERE = frozenset({"c10d", "c10d_functional", "symm_mem", "profiler", "prim"})
-"""Namespaces of what is no kernel, or is put on its stream by whoever carries it out."""
+"""Namespaces of what is no kernel, or is put on its stream by its executor."""
 _WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
 """Namespaces of what torch composes of other operations, in Python."""
 _SIZES = ("SymInt[]", "int[]", "List[int]")

@@ -63,7 +63,7 @@ class Frame:
 class State:
     """A frame while it runs. ``mask``: the invocations that execute the instruction at hand.
 
-    ``changed``: memory was written since somebody last waited; ``watched``: the addresses read last.
+    ``changed``: memory was written since the last wait; ``watched``: the addresses read last.
     """
 
     def __init__(self, frame: Frame, memory: GlobalMemory) -> None:
