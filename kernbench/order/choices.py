@@ -151,7 +151,7 @@ class Choices:
         taken: the answers so far that were not 0.
         places: for each of them, where the program was, or what goes first.
         asked: how often each point was asked.
-        follow: told of every point that is asked, with its number, options, answer, and how many other than 0 were given
+        follow: receives every point that is asked, with its number, options, answer, and how many other than 0 were given
             before; None: no listener.
         made: of all that this process has made, how many.
     """

@@ -1,4 +1,4 @@
-"""Findings: two accesses that nothing orders, told in words.
+"""Findings: two accesses that nothing orders, described in words.
 
 A report has the voice of the deadlock report: what, who twice, why nothing orders them, and what would.
 """

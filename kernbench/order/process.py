@@ -1,7 +1,7 @@
 """One rank's strands: what its host launches, what its streams wait for, what it gives back.
 
 Everything is said as the host does it, in the order of the program. An operation on a stream happens after what its host
-has done or waited for, after the operation before it, and after what the stream was told to wait for. A collective begins
+has done or waited for, after the operation before it, and after what the stream has to wait for. A collective begins
 after what the stream that it is called on has done, and ends after all its members have begun.
 """
 
@@ -26,7 +26,7 @@ class RankOrder:
     Args:
         rank: its number.
         world: of the ranks that run together.
-        races: told of those that are found.
+        races: receives those that are found.
         locate: says where in the program the host is.
         weak: as the attribute.
 

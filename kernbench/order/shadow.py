@@ -19,7 +19,7 @@ from kernbench.order.weak import EarlierBytes, ReplacedBytes
 from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
-"""Told of two accesses that nothing orders, atomic ones too: the bytes, the earlier one, whether it writes, the later one."""
+"""Receives two accesses that nothing orders, atomic ones too: the bytes, the earlier one, whether it writes, the later one."""
 
 _MANY = 32
 """Ranges in one access from which on it is worth looking for those that need not be kept apart."""
@@ -54,7 +54,7 @@ class Shadow:
     """What was done to one storage.
 
     Args:
-        found: told of races.
+        found: receives races.
         nbytes: of the storage.
         shared: whether other ranks touch it: else theirs are other memory, which stands at the same place here.
 

@@ -87,7 +87,7 @@ class WeakMemory:
 
     Args:
         pick: the schedule; None: there is none, and all of them see the oldest that they may.
-        remark: told, in a sentence, of each line that has seen something older.
+        remark: receives, as a sentence, each line that has seen something older.
 
     Attributes:
         reading: what operations see, that read later than they are called: by operation.

@@ -121,7 +121,7 @@ class Company(RankProcesses):
                         self.end(rank, RankDiedError(_ORPHAN))
 
     def part(self) -> None:
-        """One has failed, or could not go on: the others are given time to be ended by who has started them, then told to."""
+        """One has failed, or could not go on: the others are given time to be ended by who has started them, then asked to."""
         until = perf_counter() + PARTING
         left = [each.descriptor for each in self._company.values() if not each.gone]
         while left and (seconds := until - perf_counter()) > 0:

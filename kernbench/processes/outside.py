@@ -47,7 +47,7 @@ class Absent(Protocol):
 
 
 def watch(rank: Absent) -> None:
-    """From now on, have this process's waits told."""
+    """From now on, have this process's waits reported."""
 
     def waiting(stock: Callable[..., Any], awaits: str, over: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(stock)

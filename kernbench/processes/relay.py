@@ -49,7 +49,7 @@ class _Lane:
         side: what it is to the scheduler; None: the rank's own.
         inbox: what has come from it.
         asked: the call that it waits for.
-        promised: what it has been told its clock will be then.
+        promised: what was sent to it as its clock then.
         late: what it receives with its next request.
         away: what it waits for that is not seen here.
     """

@@ -121,7 +121,7 @@ class Seat:
 
     Attributes:
         rank: its number.
-        welcome: what it was told.
+        welcome: what it received.
         wire: to the simulation.
         shared: memory shared with it.
         stacks: where to write where this process was when it crashes.

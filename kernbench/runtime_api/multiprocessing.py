@@ -98,7 +98,7 @@ class Multiprocessing:
         fold: decides which of the ranks of a spawn run; None: all.
 
     Attributes:
-        configure: told of the environment of carriers before it is opened.
+        configure: receives the environment of carriers before it is opened.
     """
 
     def __init__(

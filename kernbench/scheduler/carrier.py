@@ -67,7 +67,7 @@ class Baton:
 
     Attributes:
         holder: the carrier that has it, None for main.
-        ended: carriers whose body has ended and whose front has not been told.
+        ended: carriers whose body has ended and whose front has not been notified.
         unwinding: whether the thread that gets it is to end.
     """
 
@@ -98,7 +98,7 @@ class Baton:
             raise failure
 
     def _await_end(self) -> None:
-        """The thread that has the baton has been told to end: it has what time it takes for that, but not to go on."""
+        """The thread that has the baton has been asked to end: it has what time it takes for that, but not to go on."""
         while not self._home.acquire(timeout=GRACE):
             if self.holder is not None and not self.holder.is_ending:
                 self.recall()
@@ -158,7 +158,7 @@ class Baton:
 
 
 GRACE = 0.6
-"""Seconds of wall-clock time that a rank has to end, once it has been told to, before it is given up."""
+"""Seconds of wall-clock time that a rank has to end, once it has been asked to, before it is given up."""
 
 _ATTEMPTS = 2
 """How often it is asked to."""
@@ -167,7 +167,7 @@ _NESTED = 8
 """Exceptions that it may handle within one another meanwhile."""
 
 _LONGEST_END = 10.0
-"""Seconds that it has if it is in a ``finally``, or handles the exception that has told it."""
+"""Seconds that it has if it is in a ``finally``, or handles the exception that asks it to end."""
 
 
 class Carrier:
@@ -309,7 +309,7 @@ class Carrier:
 
     @property
     def is_ending(self) -> bool:
-        """In any thread: whether the rank handles what has told it to end: it is in a ``finally``, or an ``except``."""
+        """In any thread: whether the rank handles what has asked it to end: it is in a ``finally``, or an ``except``."""
         raised: Any = sys._current_exceptions().get(self.thread.ident or 0)  # noqa: SLF001
         if isinstance(raised, tuple):  # until Python 3.12
             raised = raised[1]

@@ -33,7 +33,7 @@ SILENCE = 30.0
 """Seconds of wall-clock time without progress before that is said for the first time."""
 
 GRACE = 0.6
-"""Seconds of wall-clock time that a rank has to end once it has been told to, unless it is in its own ``finally``."""
+"""Seconds of wall-clock time that a rank has to end once it has been asked to, unless it is in its own ``finally``."""
 
 BLOCKED = 10.0
 """Seconds without progress after which it is looked whether a rank that is a process waits for a lock for ever."""

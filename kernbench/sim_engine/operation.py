@@ -130,7 +130,7 @@ class Operation:
     def resolve(self, start: float, end: float) -> None:
         """Fix the times (once), and notify what depends on them.
 
-        A dependent that resolves another operation has that one's dependents told after it, by the outermost call: a chain
+        A dependent that resolves another operation has that one's dependents notified after it, by the outermost call: a chain
         may be as long as a program enqueues ahead of what it waits for, longer than a stack is deep.
         """
         self.start = start

@@ -78,7 +78,7 @@ class HostReads:
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=3)
 
     def to_host(self, sip: int, nbytes: int, *, waits: bool = True) -> Operation:
-        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it unless told otherwise."""
+        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it by default."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
@@ -91,7 +91,7 @@ class HostReads:
         return op
 
     def finish_stream(self, name: str) -> None:
-        """Wait for one of the streams of this rank, and for what it was told to wait for."""
+        """Wait for one of the streams of this rank, and for what it has to wait for."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()

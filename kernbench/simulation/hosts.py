@@ -281,7 +281,7 @@ class Hosts:
         folding: which ranks of it run, None: all.
         needs: if all run, who has wanted something of whom that only they can do.
         detours: reasons for which all hosts take the whole path: features of the simulation that listen.
-        observing: whether a plugin is being told something: what it does is not the program's.
+        observing: whether a plugin's hook is running: what it does is not the program's.
         inside_kernel: whether a kernel written in Python is running.
         order: watches the order of events in ranks; None: no watcher.
     """

@@ -403,7 +403,7 @@ class KernelOrder:
         shadow.read(access, region)
 
     def reading(self, read: Callable[[], Tensor | None]) -> Tensor | None:
-        """Does the load that it was told of: memory is as the programs see it."""
+        """Does the load that it has received: memory is as the programs see it."""
         readers, self._readers = self._readers, {}
         older = []
         for each in readers.values():

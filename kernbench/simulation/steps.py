@@ -21,7 +21,7 @@ from kernbench.simulation.accounts import Account
 from kernbench.simulation.hosts import Host, Hosts
 
 TOLD = -1
-"""In place of an optimizer's number: the program has told of the step itself."""
+"""In place of an optimizer's number: the program has reported the step itself."""
 
 _MOST_RELEASES = 100
 """Times that ranks which wait are stopped: a program may wait again in its ``finally`` blocks, and not for ever."""

@@ -407,7 +407,7 @@ def _starts_workers(cls: Any, world_size: int) -> None:
 
 
 def _run_workers(run: RunRanks, case: Any) -> None:
-    """Run the test that the workers were told: new ones for each test."""
+    """Run the test that the workers have received: new ones for each test."""
     cls: Any = type(case)
 
     def body(rank: int) -> None:

@@ -38,7 +38,7 @@ class StepTime:
         idle: the rest: the device waits for its host, or for other ranks.
         flops: by format, over all ranks.
         recomputed: the same of forward work that was repeated.
-        tokens, samples: of the whole job, as the program told; 0 if it did not.
+        tokens, samples: of the whole job, as the program reported; 0 if it did not.
     """
 
     number: int
@@ -293,7 +293,7 @@ def achieved(
     Args:
         times: of the run.
         device: that each rank drives.
-        tokens, samples: per step, of the whole job; by default what the program told.
+        tokens, samples: per step, of the whole job; by default what the program reported.
     """
     steps = times.typical
     if not steps:

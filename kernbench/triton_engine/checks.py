@@ -68,7 +68,7 @@ class AllChecks:
     words, fence, meet, ended = _in_turn("words"), _in_turn("fence"), _in_turn("meet"), _in_turn("ended")
 
     def reading(self, read: Callable[[], Tensor | None]) -> Tensor | None:
-        """Does the load that they were told of, as each of them sees memory."""
+        """Does the load that they have received, as each of them sees memory."""
         for each in self.parts:
             read = partial(each.reading, read)
         return read()

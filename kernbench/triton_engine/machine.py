@@ -434,7 +434,7 @@ class Execution(Binding):
         return count(self, self.ready, self.block_lanes, programs)
 
     def counts_by_launch(self) -> list[Counts]:
-        """What each launch did so far (bytes by line of the kernel are not told apart)."""
+        """What each launch did so far (bytes by line of the kernel are not separated)."""
         launches = range(self.n_ranks)
         return [count(self, self.ready, self.block_lanes, self.programs, launch) for launch in launches]
 

@@ -66,7 +66,7 @@ def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None)
 
 
 class Checks(Protocol):
-    """Told of what programs touch: all that an ``Access`` consists of, before it is done."""
+    """Receives what programs touch: all that an ``Access`` consists of, before it is done."""
 
     def read_piece(self, access: Any, piece: Any) -> None:
         """Elements of a piece are loaded."""
@@ -85,7 +85,7 @@ class Checks(Protocol):
         """Elements ``index`` are stored."""
 
     def reading(self, read: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-        """Does the load that it was told of: what ``read`` gives."""
+        """Does the load that it has received: what ``read`` gives."""
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,

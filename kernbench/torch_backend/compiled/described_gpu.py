@@ -66,7 +66,7 @@ _OF_A_WORKER: dict[str, Any] = {
 }
 
 _KEEPS_ANSWERS = ("torch.utils._triton", "torch._inductor.utils", "torch._inductor.comm_analysis")
-"""Modules whose functions keep what they were told of the GPU."""
+"""Modules whose functions keep what they have read of the GPU."""
 
 
 def _keeps(module: Any) -> bool:

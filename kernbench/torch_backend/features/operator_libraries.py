@@ -211,7 +211,7 @@ def install(
         whose: the rank whose state the process has.
         modules: the globals that ranks have of modules.
         on_gpu_of: the rank that runs, also one that has the process to itself.
-        remark: told, in a sentence, of an implementation that is not called.
+        remark: receives, as a sentence, an implementation that is not called.
     """
     C: Any = torch._C
     make = C._dispatch_library

@@ -276,7 +276,7 @@ class RankDevice:
         self.simulation.polls.look(f"{name} of memory that ranks share")
 
     def finish_stream(self, name: str) -> None:
-        """Wait for one of the rank's streams, and for what it was told to wait for."""
+        """Wait for one of the rank's streams, and for what it has to wait for."""
         self.simulation.host_reads.finish_stream(name)
 
     def synchronize(self) -> None:

@@ -234,14 +234,14 @@ class TorchOperator:
         return self.check is not None and any(each.dtype.itemsize == 1 for each in inputs)
 
     def is_flagged(self, args: Any, kwargs: Any) -> bool:
-        """Whether an attention was told to skip what comes later, or a product to keep its sums in 32 bits."""
+        """Whether an attention has to skip what comes later, or a product to keep its sums in 32 bits."""
         if self.flag is None:
             return False
         (at, name), value = self.flag
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
     def is_non_blocking(self, args: Any, kwargs: Any) -> bool:
-        """Whether a copy was told not to wait for its end."""
+        """Whether a copy is not to wait for its end."""
         if kwargs and "non_blocking" in kwargs:
             return bool(kwargs["non_blocking"])
         return self.name == "copy_" and len(args) > 2 and bool(args[2])

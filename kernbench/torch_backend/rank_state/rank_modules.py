@@ -48,7 +48,7 @@ class RankModules:
     Args:
         named: packages that are, whatever they consist of.
         shared: packages that are not.
-        remark: told, in a sentence, of a package that ranks have to share.
+        remark: receives, as a sentence, a package that ranks have to share.
     """
 
     def __init__(
