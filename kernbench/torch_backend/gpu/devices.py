@@ -231,7 +231,7 @@ class Devices:
         return self.mine().number(device)
 
     def told(self, index: int) -> int:
-        """What torch receives of the GPU of this number by the rank that runs."""
+        """What the running rank reports to torch about the GPU of this number."""
         return self.mine().told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -121,7 +121,7 @@ def told_gpus() -> list[Gpu]:
 
 
 def variables_of_children(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process that the current rank starts receives of its GPUs, as they are now, if it would find ``nvidia-smi``."""
+    """What a process that the current rank starts receives about its GPUs, as they are now, if it would find ``nvidia-smi``."""
     device = current_device()
     if device is None or nvidia_smi.directory() not in environ.get("PATH", "").split(os.pathsep):
         return {}

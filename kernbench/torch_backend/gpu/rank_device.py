@@ -132,7 +132,7 @@ class RankDevice:
         return self.index if self._hidden else self.simulation.sips.index(sip)
 
     def told(self, index: int) -> int:
-        """What torch receives of the SIP of this number: the same, unless GPUs are counted from another one."""
+        """What torch receives about the SIP of this number: the same, unless GPUs are counted from another one."""
         return {0: self._first, self._first: 0}.get(index, index)
 
     @contextmanager

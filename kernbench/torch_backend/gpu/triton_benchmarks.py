@@ -57,7 +57,7 @@ class Interface:
 
 
 class TritonsGpu:
-    """What Triton's driver receives of the simulated GPU of the rank that runs."""
+    """What Triton's driver receives about the simulated GPU of the rank that runs."""
 
     def index(self) -> int | None:
         """Its number; None outside ranks."""
