@@ -1,4 +1,4 @@
-"""The collectives: one row each. Whoever has to know something of a collective reads it here.
+"""The collectives: one row each. What is known of a collective is read here.
 
 A row says what a member brings and what it gets, from which follow the shape of its work buffer, what a schedule must end
 with and where its values go; what the vendor's library runs for it; and how nccl-tests counts it. A collective of

@@ -28,7 +28,7 @@ class KernbenchError(RuntimeError):
     """Base class of every error that kernbench raises on its own account.
 
     Attributes:
-        ranks: of a kernel's error, those whose programs it concerns; empty: nobody says.
+        ranks: of a kernel's error, those whose programs it concerns; empty: not known.
         exit_code: of a command that ends with it: 1, or 2 if the command line or a description is wrong.
     """
 
@@ -60,7 +60,7 @@ class DeadlockError(KernbenchError):
     """No rank can run and nothing is in flight. The message holds the wait-for cycle and one line per rank.
 
     Attributes:
-        waits_for: of each rank that waits for others, these; empty where nobody has looked.
+        waits_for: of each rank that waits for others, these; empty where not determined.
         doing: what the ranks of the message do, in words.
     """
 
@@ -82,7 +82,7 @@ class CollectiveMismatchError(KernbenchError):
     any data moves, in every rank concerned.
 
     Attributes:
-        group: where they were called; empty: nobody says.
+        group: where they were called; empty: not known.
         sequence: the collective's number in the group, -1 for a message.
         sides: what the ranks that have come called: of each the operation and its arguments by name, and the line (``"at"``).
     """
@@ -115,7 +115,7 @@ class RaceError(MemoryAccessError):
 
 
 class UndefinedMemoryError(MemoryAccessError):
-    """The program looks at memory that nobody has written since it was allocated. The message names both lines."""
+    """The program looks at memory that is unwritten since it was allocated. The message names both lines."""
 
 
 class OutOfMemoryError(KernbenchError, MemoryError):

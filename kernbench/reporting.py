@@ -18,7 +18,7 @@ from typing import Any
 def report_batch(*, tokens: int = 0, samples: int = 0) -> None:
     """Say how much is trained on: what the **whole job** works on here, over all ranks together.
 
-    What is told between two steps is added up, so a program that accumulates gradients may call it for each microbatch. Every
+    What is given between two steps is added up, so a program that accumulates gradients may call it for each microbatch. Every
     rank may call it, and one is enough: of a step, the largest of the ranks' sums counts, and if they differ that is said.
 
     Args:
@@ -49,6 +49,6 @@ def report_step() -> None:
 
 
 def _current_simulation() -> Any:
-    """The simulation whose rank runs, None outside: then nobody has imported what knows it."""
+    """The simulation whose rank runs, None outside: then the module that knows it is not imported."""
     known = sys.modules.get("kernbench.simulation.current")
     return None if known is None else known.current_simulation()

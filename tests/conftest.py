@@ -77,7 +77,7 @@ def started_warm(warm_python: str) -> Iterator[None]:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Python's own reaction to Ctrl-C, also where whoever started the tests has it ignored (in the background of a shell)."""
+    """Python's own reaction to Ctrl-C, also where the parent of the tests has it ignored (in the background of a shell)."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -97,7 +97,7 @@ def _serve(owner: socket.socket, listener: socket.socket) -> list[str]:
     """Start a process for each command until the owner is gone. In that process: be it, and return its command line."""
     gc.freeze()  # what is imported is never looked through again, which would copy its pages
     environment = dict(os.environ)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those end that look after the commands
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no parent asks how those end that look after the commands
     while True:
         if owner in select.select([owner, listener], [], [])[0]:
             os._exit(0)
@@ -127,7 +127,7 @@ def _look_after(client: socket.socket, environment: Mapping[str, str]) -> list[s
     for each in files:
         os.close(each)
     ended = os.pidfd_open(command)
-    if client in select.select([ended, client], [], [])[0]:  # nobody waits for it any more
+    if client in select.select([ended, client], [], [])[0]:  # it has no waiter any more
         os.kill(command, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
     client.sendall(CODE.pack(code if code >= 0 else 128 - code))

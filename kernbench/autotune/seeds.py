@@ -106,7 +106,7 @@ def seeded(path: str | Path, *, keep: int = 1) -> Callable[[TunerT], TunerT]:
     """Decorate an autotuner, so that it measures the ``keep`` best configs of the file only.
 
     A pruning function that the autotuner has is applied first. A file that does not exist changes nothing, so that a
-    program runs where nobody has tuned yet.
+    program runs where no tuning has been done yet.
     """
 
     def decorate(tuner: TunerT) -> TunerT:

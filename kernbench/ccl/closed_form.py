@@ -51,7 +51,7 @@ def closed_form_seconds(
 
 
 def closed_form_plan(name: str, members: int, seconds: float) -> TransferPlan:
-    """A plan in which every member ends ``seconds`` after the last one has come. It uses no link, so it meets nobody.
+    """A plan in which every member ends ``seconds`` after the last one has come. It uses no link.
 
     Members tell each other that they have come (in ``log2(members)`` steps that take no time), then wait.
     """

@@ -85,7 +85,7 @@ class CclConfig(BaseModel):
         return self.algorithms[wanted]
 
     def world_size(self, sip_count: int, algorithm: str | None = None) -> int:
-        """Ranks when nobody says: the algorithm's ``world_size``, else the defaults', else the number of SIPs."""
+        """Ranks if not given: the algorithm's ``world_size``, else the defaults', else the number of SIPs."""
         return self.select(algorithm).world_size or sip_count
 
 

@@ -70,7 +70,7 @@ def lower_library(
 
     A rank's port into its node and a node's NICs are divided among the transfers of a round that use them. Rounds only
     order transfers, they do not hold them up, so this is what a pipeline in its steady state gets. The division is part
-    of the plan: alone on its links it meets nobody else.
+    of the plan: alone on its links it shares them with no other plan.
     """
     queues = queues_of(schedule, topology, sips)
     nbytes = (counts * itemsize).astype(np.float64)

@@ -299,7 +299,7 @@ def queue_keys(
     src: IntArray, dst: IntArray, channel: IntArray, to_chunk: IntArray, way: IntArray, members: int, slots: int
 ) -> IntArray:
     """``[transfers]`` a number per queue: of a pair of members and a channel, of a member's link to the switch or back, or of
-    a chunk that is written locally (which waits for nobody)."""
+    a chunk that is written locally (which waits for no rank)."""
     channels = int(channel.max(initial=0)) + 1
     pairs = (src * members + dst) * channels + channel
     if not (way >= Way.LOCAL).any():
@@ -381,7 +381,7 @@ def _unroll(nodes: IntArray, previous: IntArray, folded: IntArray, members: int)
     node = nodes.copy()
     for position in range(members - 1, -1, -1):
         if (node < 0).any():
-            return None  # somebody does not contribute
+            return None  # a rank does not contribute
         chains[:, position] = folded[node]
         node = previous[node]
     if (node >= 0).any() or (np.sort(chains, axis=1) != np.arange(members)).any():

@@ -30,7 +30,7 @@ def binary_tree(members: int) -> list[int]:
 
 
 def double_binary_tree(members: int) -> tuple[list[int], list[int]]:
-    """Two binary trees in which (almost) nobody is an inner member of both: half of the data goes over each.
+    """Two binary trees in which (almost) no rank is an inner member of both: half of the data goes over each.
 
     The second is the first mirrored (even number of members) or shifted by one (odd). Sanders, Speck and Träff,
     "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35 (2009).

@@ -2,7 +2,7 @@
 
 Ways to the same bits, chosen by shape and size (tests hold them against the schedule run round by round):
 
-- *expressions*, whatever the shape (trees, halving and doubling): each partial sum that somebody computes is computed once;
+- *expressions*, whatever the shape (trees, halving and doubling): each partial sum is computed once;
 - *chains in blocks*, when the schedule folds members one after the other into each chunk (a ring does): a block that
   stays in cache is folded over all members and written to all of them, so every input is read once and every output
   written once, which is what memory allows;

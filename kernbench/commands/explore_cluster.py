@@ -30,7 +30,7 @@ class ClusterRuns:
         self._client = client
 
     def __call__(self, asked: AskedRuns, schedules: Iterable[str]) -> Iterator[Trial]:
-        """What each run came to, in the order of the schedules. Runs that nobody waits for any more are ended."""
+        """What each run came to, in the order of the schedules. Runs that have no waiter left are ended."""
         path, directory = modules_path(), str(Path.cwd())
         over = self._distributed.Event(f"kernbench-{uuid.uuid4()}", client=self._client)
         left, running = iter(schedules), deque[Any]()
@@ -59,7 +59,7 @@ class ClusterRuns:
 
 @contextmanager
 def runs_on(scheduler: str) -> Iterator[ClusterRuns]:
-    """Runs on the cluster of a scheduler. Raises :class:`ConfigError` if nobody answers there, or Dask is not installed."""
+    """Runs on the cluster of a scheduler. Raises :class:`ConfigError` if there is no answer, or Dask is not installed."""
     with connected(scheduler) as (distributed, client):
         yield ClusterRuns(distributed, client)
 

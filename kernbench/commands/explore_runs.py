@@ -99,7 +99,7 @@ class ForkedRuns:
         self._jobs = jobs
 
     def __call__(self, asked: AskedRuns, schedules: Iterable[str]) -> Iterator[Trial]:
-        """What each run came to, in the order of the schedules. Runs that nobody waits for any more are ended."""
+        """What each run came to, in the order of the schedules. Runs that have no waiter left are ended."""
         left, running = iter(schedules), deque[tuple[Any, Any]]()
         try:
             while True:

@@ -20,7 +20,7 @@ from kernbench.explore import Trial
 
 _MODULE = "kernbench.commands.explore_worker"
 _PATIENCE = 1.0
-"""Seconds of this machine between looks whether somebody still waits for a run."""
+"""Seconds of this machine between checks whether a run still has a waiter."""
 
 
 class WarmProcess:
@@ -46,7 +46,7 @@ class WarmProcess:
         self._ask, self._told = Connection(mine_to_write, readable=False), Connection(mine_to_read, writable=False)
 
     def run(self, asked: AskedRuns, schedule: str, is_wanted: Callable[[], bool]) -> Trial:
-        """What a run comes to. Raises KernbenchError, also if the process dies, or nobody wants it any more."""
+        """What a run comes to. Raises KernbenchError, also if the process dies, or the run has no waiter left."""
         try:
             self._ask.send((asked, schedule))
             while not self._told.poll(_PATIENCE):
@@ -92,7 +92,7 @@ def run_here(asked: AskedRuns, schedule: str, directory: str, path: list[str], i
 
 
 def main(system: str, to_read: str, to_write: str) -> None:
-    """Answer requests until nobody can ask any more."""
+    """Answer requests until no more can arrive."""
     requests, answers = Connection(int(to_read), writable=False), Connection(int(to_write), readable=False)
     warm_up(system or None)
     while True:

@@ -51,7 +51,7 @@ class ShownFailures:
         return error.errors
 
     def joined(self, error: SpawnException) -> None:
-        """Ranks that somebody else has started have failed: what they have not shown themselves is shown, once."""
+        """Ranks started by other processes have failed: what they have not shown themselves is shown, once."""
         ended = [cause for cause in error.errors.values() if isinstance(cause, _ENDED_FROM_HERE)]
         for text in dict.fromkeys(map(str, ended)):
             self._show(f"kernbench: {text}")

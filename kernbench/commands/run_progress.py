@@ -1,6 +1,6 @@
 """How far a run has got, on the terminal while it lasts: a line on stderr that is gone when the run has ended.
 
-A thread of its own reads counters now and then; nothing is told to it, and it tells nobody, so a run is the same with it and
+A thread of its own reads counters now and then; it receives nothing and notifies nothing, so a run is the same with it and
 without. What the program prints meanwhile erases the line first. In a pipe there is no line, unless it is asked for.
 """
 
@@ -168,7 +168,7 @@ class RunProgress:
                 with self._lock:
                     self._draw(text)
             except (OSError, ValueError):
-                return  # nobody reads stderr any more, or it has been closed: that is no reason for a run to end
+                return  # stderr has no reader left, or it has been closed: that is no reason for a run to end
 
     def _draw(self, text: str) -> None:
         if self._in_place:

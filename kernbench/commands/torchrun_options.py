@@ -99,7 +99,7 @@ class TorchrunCommand(PluginCommand):
 def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:
     """The options, with whole names in the place of beginnings that fit one of them, and what comes behind them.
 
-    One that fits one of torchrun's is that one. What cannot be told stays, for click to say.
+    One that fits one of torchrun's is that one. What cannot be decided stays, for click to say.
     """
     options = {name: param for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("-")}
     rest, whole = [*args], []

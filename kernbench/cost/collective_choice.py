@@ -38,7 +38,7 @@ def candidates(world: CollectiveWorld, collective: str) -> list[Candidate]:
 
 
 def direct_candidates(world: CollectiveWorld, collective: str) -> list[Candidate]:
-    """Kernels of serving frameworks that read the peers' buffers; only for who asks, the library has none of them."""
+    """Kernels of serving frameworks that read the peers' buffers; only used by name: the library has none of them."""
     if collective != "all_reduce" or world.nodes > 1 or world.local < 2:
         return []
     return [("one_shot", "direct"), ("two_shot", "direct")]

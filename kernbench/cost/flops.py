@@ -29,7 +29,7 @@ def counted_format(name: str, inputs: Tensors) -> str:
 def counted_work(costs: OpCosts, name: str, inputs: Tensors, outputs: Tensors) -> Counted:
     """What one operation counts: by the work that its program or a plugin states, else by its row of the table.
 
-    ``inputs``, ``outputs``: shape and dtype of each tensor. No FLOPs: it multiplies no matrices, or nobody knows.
+    ``inputs``, ``outputs``: shape and dtype of each tensor. No FLOPs: it multiplies no matrices, or they are not known.
     """
     given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
     stated = costs.stated(name)

@@ -131,7 +131,7 @@ class Generation(Spec):
 
     Attributes:
         backend, first_arch: of the devices that are taken for it when they name none.
-        like: the generation that it is taken for while nobody has measured it.
+        like: the generation that it is taken for while it is not measured.
         attention: shares of the matrix peak that blocks of queries sustain with heads of 128, forward and backward, by variant:
             the softmax between the products runs elsewhere.
         attention_narrow: what is left of them with heads of 64.
@@ -177,7 +177,7 @@ class Transport(Spec):
         tree_share: what trees keep of the NICs' bandwidth, two nodes; more than two.
         tuned: whether the transport's plugin brings a tuner, which then ranks algorithms by their times.
         misjudged: most that the library's formula has been seen to lose by its choice, as a factor: an LL ring kept for
-            too long. What it would lose beyond that, somebody notices and forbids.
+            too long. What it would lose beyond that is noticed and forbidden.
     """
 
     name: str

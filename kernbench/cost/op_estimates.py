@@ -1,7 +1,7 @@
 """How long a torch operation takes: its name, shapes and dtypes say which model to ask.
 
 The one place that knows how an operator's row (:mod:`kernbench.cost.operators`) becomes a duration: programs that are recorded,
-and who asks by name, get the same answer.
+and callers by name, get the same answer.
 
 >>> from kernbench.cost.op_estimates import estimate_op
 >>> estimate_op("aten::addmm.default", [(4096,), (512, 1024), (1024, 4096)], "float16", "h100_sxm").seconds  # doctest: +SKIP
@@ -245,9 +245,9 @@ class OpCosts:
     Attributes:
         unmodelled: operators that were counted by their bytes because nothing is known of them.
         epoch: another number whenever what operations cost may have changed.
-        flops: what operations count, kept by whoever counts with the costs that they have: by ``id`` of the cost that
+        flops: what operations count, kept by the caller that counts, with its costs: by ``id`` of the cost that
             :meth:`of_tensors` gives, that cost, the format that is multiplied, and FLOPs.
-        uncounted: operations of the matrix engines whose FLOPs nobody knows.
+        uncounted: operations of the matrix engines whose FLOPs are not known.
     """
 
     def __init__(

@@ -464,7 +464,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     ("native_layer_norm_backward", _moves("layer_norm", norm_gradient, launches=3)),
     ("rms_norm weight_norm_interface", _moves("rms_norm")),
-    ("fused_rms_norm", _moves("layer_norm")),  # the kernel of a layer norm, told to leave the mean out
+    ("fused_rms_norm", _moves("layer_norm")),  # the kernel of a layer norm, configured to leave the mean out
     ("fused_rms_norm_backward", _moves("layer_norm", norm_gradient, launches=3)),
     (
         "softmax log_softmax safe_softmax masked_softmax cross_entropy sparse_softmax sparse_log_softmax",

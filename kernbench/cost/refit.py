@@ -222,7 +222,7 @@ def refit(
         moving = [knob for knob in group if _get(knob) > 0]
         if moving:
             values |= _fit(tables, moving, values)
-        for knob in moving:  # a generation that nobody measured is as the one that it follows
+        for knob in moving:  # a generation that is not measured is as the one that it follows
             for name, row in GENERATIONS.items():
                 twin = replace(knob, row=name)
                 if row.like == knob.row and twin in values:

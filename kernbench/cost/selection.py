@@ -149,7 +149,7 @@ def _restricted(options: Sequence[Candidate], collective: str, environ: Mapping[
             continue
         allowed = _parse(text, collective)
         kept = [option for option in kept if allowed(option[index])]
-        # Collectives that have but one way to run are not told how.
+        # Collectives that have but one way to run are not passed how.
         if not kept and {option[0] for option in options} <= {"p2p", "copy"}:
             kept = list(options)
         if not kept:

@@ -151,7 +151,7 @@ def load(table: Table, directory: Path) -> MeasuredTable:
     rows = list(select_rows(table, found, path))
     columns = {table.column} if table.column else MEASURED
     filled = [row for row in rows if any(row.get(column) for column in columns)]
-    rows = filled or rows  # rows that were not measured are left out; that none is, is told below
+    rows = filled or rows  # rows that were not measured are left out; that none is, is said below
     if not rows:
         raise ConfigError(f"table {path}: no rows for this entry (ranks, nodes, dtype, device, where)")
     return _LOAD[table.kind](table, path, rows, directory)

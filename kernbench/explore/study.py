@@ -43,7 +43,7 @@ class RunLog:
 def study_of(
     log: RunLog, program: str, how: str, found: FoundTrouble | None, words: Sequence[tuple[str, str]], note: str = ""
 ) -> Study:
-    """What an exploration came to; ``words``: heading and text of what was told besides; ``note``: how far it went."""
+    """What an exploration came to; ``words``: heading and text of what was reported besides; ``note``: how far it went."""
     rows = [[*row[:-1], row[-1] or _difference(row[0], row[2], found)] for row in log.rows]
     columns = [StudyColumn(name) for name in _NAMES]
     findings = []

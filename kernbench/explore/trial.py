@@ -41,7 +41,7 @@ class Trial:
         asked: how many were asked for.
         steps: operations before which ranks could have let others go first.
         trouble: what went wrong; None: nothing did.
-        output: lines that each rank printed, by rank; those of nobody's under -1.
+        output: lines that each rank printed, by rank; those of no rank under -1.
         values: what collectives gave each rank, in the order in which they began: the collective, in words, and a digest.
         kept: the values of one of these, as a tensor, if it was asked for.
         open: of a run that was followed (:class:`~kernbench.order.Conflicts`), the points at which other answers may matter.

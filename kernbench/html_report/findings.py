@@ -73,7 +73,7 @@ def _differing(sides: Sequence[Mapping[str, str]], but: Collection[str]) -> list
 
 
 def _race(found: FoundReport) -> dict[str, Any]:
-    """Two accesses on their strands; of a look at memory that nobody has written, the steps to it."""
+    """Two accesses on their strands; of a read of unwritten memory, the steps to it."""
     told = {**found.record, "kind": "race", "title": found.kind}
     if isinstance(found, Race):
         told["sides"] = [

@@ -25,7 +25,7 @@ MOST_BANDWIDTHS = 400
 @dataclass(frozen=True)
 class ShownLinks:
     """Attributes:
-    header: what is told of links and bandwidths, as JSON.
+    header: the facts on links and bandwidths, as JSON.
     nbytes: ``[links, bins]`` bytes that each shown link carried.
     """
 

@@ -1,6 +1,6 @@
 """A run while it lasts: what another thread than the one that runs can see of it.
 
-Nothing is told to who looks, and who looks tells nobody, so a run is the same whether somebody looks or not. What is read may
+The run notifies no viewer, and viewers notify no rank, so a run is the same with a viewer and without. What is read may
 be of neighbouring moments: ranks go on meanwhile.
 """
 
@@ -56,7 +56,7 @@ def _look_at(simulation: Simulation) -> dict[str, Any]:
     phases = {rank.index: rank.phase.value for rank in [*scheduler.ranks]}
     pending = [*matcher.pending]
     capacity = simulation.topology.device.hbm.size
-    # what a process allocates is told when it ends: until then there is no peak
+    # what a process allocates is reported when it ends: until then there is no peak
     memory = {rank: _memory(each, capacity) for rank, each in memories.items() if each.ledger.peak}
     fullest = max(memory, key=lambda rank: (memory[rank]["peak"], -(rank or 0)), default=None)
     steps = simulation.steps

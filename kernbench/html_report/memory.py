@@ -15,7 +15,7 @@ MOST_RANKS = 16
 MOST_MOMENTS = 1500
 """Moments of a rank that are kept: of those that lie close together, the one with the most in use."""
 _MOST_LINES = 24
-"""Lines and modules that are told apart."""
+"""Lines and modules that are kept distinct."""
 
 
 def memory_of(simulation: Simulation) -> list[dict[str, Any]]:

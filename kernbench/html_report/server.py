@@ -1,8 +1,8 @@
 """Serves a page over HTTP: of a run while it lasts, and then the report that the run came to.
 
 A thread for each connection, from Python's own ``http.server``. They look at the run, at most every :data:`PERIOD` seconds and
-for at most a tenth of the time, and only while somebody has the page open. Changes go to the page as server-sent events,
-each of which is the whole state, so one that is missed matters to nobody. ADR 0149.
+for at most a tenth of the time, and only while a viewer has the page open. Changes go to the page as server-sent events,
+each of which is the whole state, so one that is missed does not matter. ADR 0149.
 
     /             the page
     /state.json   the state, once
@@ -90,7 +90,7 @@ class ReportServer:
         address: of the page, a URL.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: the address cannot be listened on.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -221,7 +221,7 @@ class ReportServer:
             self._changed.notify_all()
 
     def knows(self, name: str | None) -> bool:
-        """Whether a request to the host ``name`` is meant for this one: a page of somebody else's, whose name leads here, may
+        """Whether a request to the host ``name`` is meant for this one: a page of another site, whose name leads here, may
         not read what only this machine is to see."""
         if not self._local:
             return True
@@ -290,7 +290,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                         request.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked has gone, or asked nonsense: nobody's business."""
+        """The client has gone, or its request is malformed: not reported."""
 
 
 def _listening(host: str, port: int, answer: Any) -> _Server:
@@ -382,4 +382,4 @@ class _Answer(BaseHTTPRequestHandler):
             run.follows(-1)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants to read who has asked."""
+        """Requests are not logged."""

@@ -31,7 +31,7 @@ class ReportedRun(Protocol):
 
     @property
     def op_costs(self) -> OpCosts:
-        """What torch's operations cost, and which of them nobody knows."""
+        """What torch's operations cost, and which of the costs are not known."""
 
 
 @dataclass(frozen=True)

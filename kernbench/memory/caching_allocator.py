@@ -2,12 +2,12 @@
 
 Requests are rounded up to 512 bytes and served from free blocks of the same stream and pool (small: up to 1 MiB), the smallest
 that fits first; what is left over is split off, and free neighbours join again. Without one, a **segment** is taken from the
-device, which the program keeps ("reserved") after its blocks are free, until the device is full or somebody empties the cache.
+device, which the program keeps ("reserved") after its blocks are free, until the device is full or the cache is emptied.
 
 The rules and their figures are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). Left out: pools of CUDA graphs, memory
 shared between processes. A program's own pool has segments of its own, which are kept as long as the program keeps the pool.
 
-A block that streams other than its own have used is free when they have: whoever frees it says which **uses** are open, and the
+A block that streams other than its own have used is free when they have: its freer says which **uses** are open, and the
 allocator asks at its next request which have ended.
 """
 
@@ -76,7 +76,7 @@ class PhysicalMemory:
         return True
 
     def addresses(self, nbytes: int) -> int:
-        """Addresses that nobody has had, aligned to 2 MiB."""
+        """Addresses that are unused so far, aligned to 2 MiB."""
         address = self._next
         self._next += -(-nbytes // ROUND_LARGE) * ROUND_LARGE
         return address
@@ -124,8 +124,8 @@ class Extent:
         arena: the expandable segment, None if it is none.
         streams: others that it was used on, as far as its holder has said; None: none.
         kept_at: how often a large block had been looked for when it became free.
-        context: what was noted of whoever has it.
-        segment_context: the same of whoever made the segment; of the first block.
+        context: what was noted of its owner.
+        segment_context: the same of the segment's creator; of the first block.
     """
 
     prev: Extent | None = None
@@ -176,7 +176,7 @@ class CachingAllocator:
         reserved, peak_reserved: bytes of all segments, now and at most.
         limit: bytes that this process may reserve; None: all that there is.
         statistics: torch's.
-        trace: is told of each action, None if nobody wants to know.
+        trace: receives each action; None: no listener.
     """
 
     def __init__(self, device: PhysicalMemory, settings: AllocatorSettings | None = None) -> None:
@@ -453,7 +453,7 @@ class CachingAllocator:
             self._give_back_cached(owner)
 
     def _give_back_cached(self, owner: int = 0) -> None:
-        """Of all pools that nobody keeps, or of one."""
+        """Of all pools that have no owner, or of one."""
         self.statistics.counters["num_sync_all_streams"] += 1
         self._take_back(lambda use: use.finish())
         owned = [pair for number, pair in self._owned.items() if number not in self._kept_pools]

@@ -24,7 +24,7 @@ class AllocationHistory:
 
     Args:
         allocator: whose actions.
-        frames: the Python stack of whoever asks for memory now, innermost first.
+        frames: the Python stack of the current caller, innermost first.
         clock: virtual time, s.
         entries: the last so many are kept; None: none, only who has what.
         context: of what stacks are kept: ``"alloc"`` (and ``"state"``), ``"all"``: of what is freed, too; None: of nothing.

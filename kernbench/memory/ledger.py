@@ -2,7 +2,7 @@
 
 An **entry** is a plain list, made at each allocation, where a list is a third of the price of an object; the names of its
 fields are the constants below. What it was for is often known only later (a gradient, once it is one), so it is noted in the
-entry when it is known, and everything else is computed when somebody asks: the ledger keeps births and deaths in order, and
+entry when it is known, and everything else is computed on request: the ledger keeps births and deaths in order, and
 what was alive at the peak follows from them.
 """
 
@@ -39,7 +39,7 @@ def next_phase(phase: int, kind: int) -> int:
 
 
 def category_of(entry: Entry) -> str:
-    """What an allocation was for. What nobody has claimed is told by when it lived: what a forward pass leaves behind are
+    """What an allocation was for. What is unclaimed is classified by when it lived: what a forward pass leaves behind are
     activations, the rest temporaries."""
     found: str | None = entry[CATEGORY]
     if found is not None:

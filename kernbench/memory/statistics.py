@@ -85,7 +85,7 @@ _BIAS = 8
 class Statistics:
     """All of one allocator's.
 
-    What changes with each block is noted in lists, and summed up when somebody asks: most of a program's time nobody does.
+    What changes with each block is noted in lists, and summed up on request: most of a program's time there is none.
 
     Attributes:
         blocks: bytes of each block that was given out (taken back: negative).

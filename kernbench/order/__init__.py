@@ -2,7 +2,7 @@
 
 :mod:`~kernbench.order.strands` has the clocks, :mod:`~kernbench.order.shadow` who touched which bytes last,
 :mod:`~kernbench.order.process` what one rank does, :mod:`~kernbench.order.graphs` its CUDA graphs (ADR 0147),
-:mod:`~kernbench.order.findings` what is told of a race (ADR 0122), :mod:`~kernbench.order.weak` what reads may see that nothing
+:mod:`~kernbench.order.findings` what describes a race (ADR 0122), :mod:`~kernbench.order.weak` what reads may see that nothing
 orders (ADR 0152), :mod:`~kernbench.order.choices` the schedules (ADR 0129), and :mod:`~kernbench.order.conflicts` where another
 one could matter.
 """
@@ -56,7 +56,7 @@ class Order:
 
     Args:
         mode: what to do about a race (:data:`MODES`).
-        locate: says where in the program whoever runs is.
+        locate: says where in the program the running rank is.
         weak: says what reads see that nothing orders; None: what was written last.
 
     Attributes:

@@ -6,7 +6,7 @@ being what a run without a schedule does. A schedule says the answers, and has a
 
 - ``default``: 0, always;
 - ``random:SEED``: any one, by a generator;
-- ``pct:DEPTH:STEPS:SEED``: priorities, the highest goes first, and ``DEPTH - 1`` times in about ``STEPS`` steps whoever runs
+- ``pct:DEPTH:STEPS:SEED``: priorities, the highest goes first, and ``DEPTH - 1`` times in about ``STEPS`` steps the current one
   gets the lowest one (Burckhardt, Kothari, Musuvathi, Nagarakatte: A Randomized Scheduler with Probabilistic Guarantees of
   Finding Bugs, ASPLOS 2010). A bug that needs ``DEPTH`` things to come in one order is found with probability
   ``1 / (n * STEPS ** (DEPTH - 1))`` or more, of ``n`` that run;
@@ -151,8 +151,8 @@ class Choices:
         taken: the answers so far that were not 0.
         places: for each of them, where the program was, or what goes first.
         asked: how often each point was asked.
-        follow: told of every point that is asked, with its number, options, answer, and how many other than 0 were given
-            before; None: nobody wants to know.
+        follow: receives every point that is asked, with its number, options, answer, and how many other than 0 were given
+            before; None: no listener.
         made: of all that this process has made, how many.
     """
 

@@ -1,4 +1,4 @@
-"""Findings: two accesses that nothing orders, told in words.
+"""Findings: two accesses that nothing orders, described in words.
 
 A report has the voice of the deadlock report: what, who twice, why nothing orders them, and what would.
 """
@@ -77,7 +77,7 @@ class MemoryAccess:
 
 
 class FoundReport(Protocol):
-    """Something that is told of: a :class:`Race`, or a look at memory that nobody has written."""
+    """A reported finding: a :class:`Race`, or a read of unwritten memory."""
 
     @property
     def kind(self) -> str:
@@ -174,7 +174,7 @@ class Race:
 
 @dataclass
 class Races:
-    """The races of one simulation, and its looks at memory that nobody has written.
+    """The races of one simulation, and its reads of unwritten memory.
 
     Args:
         mode: of :data:`MODES`. Raises :class:`ConfigError` for another.
@@ -182,7 +182,7 @@ class Races:
     Attributes:
         found: one for each pair of lines, in the order in which they were found.
         excused: those beside which a comment says why they are none.
-        unordered: told of accesses that nothing orders, those too that may meet; None: nobody wants to know.
+        unordered: receives accesses that nothing orders, those too that may meet; None: no listener.
     """
 
     mode: str = "error"

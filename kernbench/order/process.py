@@ -1,7 +1,7 @@
 """One rank's strands: what its host launches, what its streams wait for, what it gives back.
 
 Everything is said as the host does it, in the order of the program. An operation on a stream happens after what its host
-has done or waited for, after the operation before it, and after what the stream was told to wait for. A collective begins
+has done or waited for, after the operation before it, and after what the stream has to wait for. A collective begins
 after what the stream that it is called on has done, and ends after all its members have begun.
 """
 
@@ -26,7 +26,7 @@ class RankOrder:
     Args:
         rank: its number.
         world: of the ranks that run together.
-        races: told of those that are found.
+        races: receives those that are found.
         locate: says where in the program the host is.
         weak: as the attribute.
 
@@ -161,7 +161,7 @@ class RankOrder:
 
     @property
     def follows(self) -> bool:
-        """Whether somebody wants to know what is not ordered, and no race."""
+        """Whether a listener receives what is not ordered, and no race."""
         return self._races.unordered is not None
 
     def of_host(self, name: str) -> MemoryAccess:
@@ -221,7 +221,7 @@ class RankOrder:
                     self.report(shadow, cell.region, access, access is cell.write, late, True, does="frees")
 
     def looked(self, shadow: Shadow, region: ByteRegion, access: MemoryAccess, does: str = "reads") -> None:
-        """Somebody for whom it matters looks at bytes. Raises UndefinedMemoryError if nobody has written some of them (unless
+        """A reader to which their values matter reads bytes. Raises UndefinedMemoryError if some are unwritten (unless
         that is only collected)."""
         undefined = shadow.undefined
         if undefined is not None and undefined.any(region):
@@ -378,7 +378,7 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
 
 
 def met(members: Sequence[Moment | None], *, sender: int | None = None) -> None:
-    """All members of a collective have come (None: one that nobody watches): each ends after all have begun.
+    """All members of a collective have come (None: one that is not watched): each ends after all have begun.
 
     Of a message, the side with the number ``sender`` ends by itself: what it sends may be on its way before anybody receives.
     """

@@ -19,7 +19,7 @@ from kernbench.order.weak import EarlierBytes, ReplacedBytes
 from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
-"""Told of two accesses that nothing orders, atomic ones too: the bytes, the earlier one, whether it writes, the later one."""
+"""Receives two accesses that nothing orders, atomic ones too: the bytes, the earlier one, whether it writes, the later one."""
 
 _MANY = 32
 """Ranges in one access from which on it is worth looking for those that need not be kept apart."""
@@ -54,7 +54,7 @@ class Shadow:
     """What was done to one storage.
 
     Args:
-        found: told of races.
+        found: receives races.
         nbytes: of the storage.
         shared: whether other ranks touch it: else theirs are other memory, which stands at the same place here.
 
@@ -62,8 +62,8 @@ class Shadow:
         made: what touched it first.
         tensor: dtype and shape that it had then.
         words: through which programs signal.
-        undefined: bytes that nobody has written; None: there are none, or nobody knows.
-        earlier: what writes have replaced, where memory is weak and somebody has written it.
+        undefined: unwritten bytes; None: there are none, or not known.
+        earlier: what writes have replaced, where memory is weak and has been written.
     """
 
     __slots__ = (
@@ -188,11 +188,11 @@ class Shadow:
         return follows
 
     def writer(self, region: ByteRegion) -> MemoryAccess | None:
-        """Who has written exactly these bytes last; None: nobody, or they are not kept together."""
+        """The last writer of exactly these bytes; None: unwritten, or they are not kept together."""
         return next((cell.write for cell in self._sharing(region) if cell.region == region), None)
 
     def history(self, offset: int) -> str:
-        """Who has written the byte at an offset last, and whose signal that has wiped, for people; empty: nobody is known."""
+        """The last writer of the byte at an offset, and whose signal that has wiped, for people; empty: not known."""
         cells = self._sharing(ByteRegion(offset, offset + 1))
         last = next((cell.write for cell in cells if cell.write is not None), None)
         if last is None:
@@ -207,7 +207,7 @@ class Shadow:
         return self.undefined is not None and self.undefined.through is None
 
     def define(self, region: ByteRegion) -> None:
-        """These bytes have a value from now on, whoever wrote it."""
+        """These bytes have a value from now on, regardless of the writer."""
         if self.undefined is not None and not self.undefined.define(region):
             self.undefined = None
 

@@ -5,7 +5,7 @@ launch. It counts what it does, and knows of each other strand how far that one 
 a strand did as its n-th thing happened before another's next one exactly if the other's clock says at least n.
 
 The clocks are vector clocks with epochs (Flanagan, Freund: FastTrack, PLDI 2009): an access is remembered as (strand, n), so
-that a comparison is one look-up. A clock is a dictionary that is replaced and never changed: whoever remembers a moment keeps
+that a comparison is one look-up. A clock is a dictionary that is replaced and never changed: a holder of a moment keeps
 the one of then. Every launch tells a stream how far its host is, which would be a new dictionary each; the host's part is a
 number of its own, therefore.
 """

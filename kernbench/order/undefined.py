@@ -1,7 +1,7 @@
-"""Undefined memory: bytes that nobody has written since they were allocated, and what was made of nothing else.
+"""Undefined memory: bytes that are unwritten since they were allocated, and what was made of nothing else.
 
 What is kept errs on the side of silence. A write defines all bytes between its first and its last one, and a result is
-undefined only if all bytes of one of the tensors that it was made of are: a buffer whose padding nobody writes is copied,
+undefined only if all bytes of one of the tensors that it was made of are: a buffer whose padding is unwritten is copied,
 reduced and sent without a word.
 """
 
@@ -17,7 +17,7 @@ class Undefined:
     """The bytes of one storage that are undefined.
 
     Args:
-        origin: what allocated the memory that nobody has written.
+        origin: what allocated the unwritten memory.
         region: the bytes.
         through: what made undefined bytes of others; None: they are those that were allocated.
         zeros: whether they are zeros all the same, as words that are counted up must be.
@@ -35,7 +35,7 @@ class Undefined:
         self._ends = [region.hi]
 
     def define(self, region: ByteRegion) -> bool:
-        """Bytes are written; false if none are left that nobody has written."""
+        """Bytes are written; false if no unwritten ones are left."""
         lo, hi = region.lo, region.hi
         starts, ends = self._starts, self._ends
         first, last = bisect_right(ends, lo), bisect_left(starts, hi)
@@ -60,10 +60,10 @@ class Undefined:
 
 
 class UndefinedRead:
-    """Somebody looks at bytes that nobody has written.
+    """A read of unwritten bytes.
 
     Attributes:
-        access: who looks; what it does: ``"reads"`` or ``"adds to"``.
+        access: the reader; what it does: ``"reads"`` or ``"adds to"``.
         what: the memory, and which part of it.
         origin, through: see :class:`Undefined`.
         excuse: the reason that a comment beside the look gives; None: there is none.

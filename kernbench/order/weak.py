@@ -21,7 +21,7 @@ Pick = Callable[..., int]
 """Says what goes first (:meth:`kernbench.order.Choices.pick`)."""
 
 Reader = tuple[ByteRegion, Callable[[MemoryAccess], bool]]
-"""Bytes that somebody reads, and whether that comes after a write: what the write has replaced, and all before it, is gone."""
+"""Bytes that are read, and whether that comes after a write: what the write has replaced, and all before it, is gone."""
 
 
 class ReplacedBytes(NamedTuple):
@@ -30,7 +30,7 @@ class ReplacedBytes(NamedTuple):
     Attributes:
         write: what has replaced it.
         region: where it was.
-        values: the bytes, as whoever keeps them has them; None: nobody had written them.
+        values: the bytes, as their keeper has them; None: unwritten.
         nbytes: of these values.
     """
 
@@ -87,7 +87,7 @@ class WeakMemory:
 
     Args:
         pick: the schedule; None: there is none, and all of them see the oldest that they may.
-        remark: told, in a sentence, of each line that has seen something older.
+        remark: receives, as a sentence, each line that has seen something older.
 
     Attributes:
         reading: what operations see, that read later than they are called: by operation.

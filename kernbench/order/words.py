@@ -71,7 +71,7 @@ class SignalWords:
         return self._changed.get(offset)
 
     def wipe(self, lo: int, hi: int) -> None:
-        """Somebody has overwritten bytes ``lo`` to ``hi`` with a store that signals nothing."""
+        """Bytes ``lo`` to ``hi`` are overwritten by a store that signals nothing."""
         if self._left:
             for offset in [each for each in self._left if lo <= each < hi]:
                 del self._left[offset]

@@ -4,7 +4,7 @@ A plugin is a module or an object with functions called ``kernbench_...``, the h
 found by its entry point in the group ``kernbench``, as a module of the package ``kernbench.plugins`` (any distribution may
 have a part of that package), by ``--plugin MODULE`` and ``KERNBENCH_PLUGINS``, or given to ``kernbench.simulate``.
 
-This room stands at the bottom: it knows neither torch nor time, and calls whoever is there.
+This room stands at the bottom: it knows neither torch nor time, and calls the registered plugins.
 """
 
 from __future__ import annotations

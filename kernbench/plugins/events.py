@@ -1,4 +1,4 @@
-"""What observing hooks are told: plain data, frozen, which can be pickled to another process.
+"""What observing hooks receive: plain data, frozen, which can be pickled to another process.
 
 Times are virtual seconds. Bytes and shapes are those of one rank.
 """
@@ -123,7 +123,7 @@ class HostReadEvent:
     """The program looks at a value.
 
     Attributes:
-        rank: who looks, None for main.
+        rank: the reader's rank, None for main.
         name: how: ``"item"``, ``"numpy"``, ``"__repr__"``, ... ; of torch's own tensors, torch's name of it.
         time: the rank's clock before it waits for what the value depends on.
         nbytes: of the tensor.
@@ -139,7 +139,7 @@ class HostReadEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlockEvent:
-    """Nobody can go on.
+    """No rank can go on.
 
     Attributes:
         ranks: those that will never be resumed.

@@ -45,7 +45,7 @@ class PluginManager:
         self.blocked: list[str] = [] if parent is None else list(parent.blocked)
         """Patterns of the names of plugins that are left out."""
         self.warned: set[tuple[str, str]] = set() if parent is None else set(parent.warned)
-        """Plugins and hooks whose failure somebody has been told of."""
+        """Plugins and hooks whose failure has been reported."""
         self._sources: dict[str, str] = {}
         self.given: dict[str, Any] = {}
         """Values of the plugins' options where a simulation does not say: those of the command line."""

@@ -1,4 +1,4 @@
-"""What may go wrong with a plugin, and how it is told."""
+"""What may go wrong with a plugin, and how it is reported."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ called in the order in which they were registered; ``@hookimpl(tryfirst=True)`` 
 
 **Run hooks observe.** They are called where it happens, in the rank that does it, and get plain data
 (:mod:`kernbench.plugins.events`). One that raises is warned about, once, with its traceback, and the run goes on. They cannot
-wait, launch or communicate; torch operations of their own are not part of the program. Completions are told when they
+wait, launch or communicate; torch operations of their own are not part of the program. Completions are reported when they
 become known, which is not the order of virtual time: sort by ``end``.
 """
 
@@ -170,7 +170,7 @@ def kernbench_host_read(ctx: Any, event: HostReadEvent) -> None:
 
 @_rule("observed")
 def kernbench_deadlock_detected(ctx: Any, event: DeadlockEvent) -> None:
-    """Nobody can go on; the ranks concerned are about to be told."""
+    """No rank can go on; the ranks concerned are about to be notified."""
 
 
 @_rule("observed")

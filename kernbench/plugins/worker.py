@@ -134,7 +134,7 @@ class Worker:
         return ""
 
     def _lose(self, error: BaseException) -> None:
-        """It is dead, or so slow that nobody waits for it any more."""
+        """It is dead, or so slow that it is no longer waited for."""
         if isinstance(error, TimeoutError):
             self._process.kill()
             self._gone = f"it took no message for {self._patience:g} s and was ended"

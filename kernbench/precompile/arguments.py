@@ -49,7 +49,7 @@ class Pointer:
     aligned: bool = True
 
     def data_ptr(self) -> int:
-        """An address that nobody reads, with the promised alignment."""
+        """An address that is never read, with the promised alignment."""
         return 0 if self.aligned else 1
 
     def ptr_range(self) -> int:

@@ -1,6 +1,6 @@
 """What a run compiles or finds in its cache, written down so that the next one, or another machine, compiles it ahead.
 
-The record is a spec as :mod:`kernbench.precompile.space` reads it, made by listening to Triton's compiler: nobody has to say
+The record is a spec as :mod:`kernbench.precompile.space` reads it, made by listening to Triton's compiler: no user has to say
 which types, constants and options a program will ask for.
 """
 

@@ -63,7 +63,7 @@ class Wire:
 
     @property
     def has_come(self) -> bool:
-        """Whether an object has been read whole, which nobody has taken."""
+        """Whether an object has been read whole and is unclaimed."""
         return len(self._buffer) >= _LENGTH.size and self._missing() <= 0
 
     def taken(self) -> bytes | None:

@@ -48,8 +48,8 @@ class Gate:
     """Lets processes in until a world is complete.
 
     Args:
-        welcome: what those who join are told.
-        check: raises :class:`KernbenchError` if a world of that many ranks, so many of them on a node (0: nobody has said),
+        welcome: what joining processes receive.
+        check: raises :class:`KernbenchError` if a world of that many ranks, so many of them on a node (0: not known),
             cannot be had.
         tell: says something to the user.
 
@@ -68,7 +68,7 @@ class Gate:
         self._size = 0
 
     def close(self) -> None:
-        """Nobody comes in any more; who waits ends. Idempotent."""
+        """No process is admitted any more; waiters end. Idempotent."""
         self._listener.close()
         for each in self._waiting.values():
             each.close()

@@ -1,6 +1,6 @@
-"""The ranks of a world whose processes somebody else has started, and which have joined.
+"""The ranks of a world whose processes another launcher has started, and which have joined.
 
-Nobody here is their parent: what has started them hears how they have ended, and ends the others if one fails. The simulation
+No parent of theirs is here: what has started them hears how they have ended, and ends the others if one fails. The simulation
 holds a socket of each, their *lifeline*; when that closes, also because the simulation was killed, the system kills them.
 """
 
@@ -121,7 +121,7 @@ class Company(RankProcesses):
                         self.end(rank, RankDiedError(_ORPHAN))
 
     def part(self) -> None:
-        """One has failed, or could not go on: the others are given time to be ended by who has started them, then told to."""
+        """One has failed, or could not go on: the others are given time to be ended by who has started them, then asked to."""
         until = perf_counter() + PARTING
         left = [each.descriptor for each in self._company.values() if not each.gone]
         while left and (seconds := until - perf_counter()) > 0:

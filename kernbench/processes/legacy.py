@@ -21,7 +21,7 @@ class Legacy:
         uses_gpu: whether it has used a GPU.
         stopped: whether it was stopped after its last step.
         unmodelled: operators without a model that it has called.
-        uncounted: operators whose FLOPs nobody counted.
+        uncounted: operators whose FLOPs are not counted.
         remarks: what is to be said besides.
         memories: of each SIP that it has used, what its allocator and ledger say in the end.
     """

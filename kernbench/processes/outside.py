@@ -34,7 +34,7 @@ _WAITS: tuple[tuple[Any, str, str, Callable[..., bool]], ...] = (
 _MADE: tuple[tuple[Any, str], ...] = (
     (synchronize.Condition, "__init__"), (connections.Connection, "__init__"), (forks.Popen, "__init__"),
 )  # fmt: skip
-"""What makes conditions and connections, and starts processes; a connection that somebody has sent is rebuilt."""
+"""What makes conditions and connections, and starts processes; a connection that was sent is rebuilt."""
 
 
 class Absent(Protocol):
@@ -47,7 +47,7 @@ class Absent(Protocol):
 
 
 def watch(rank: Absent) -> None:
-    """From now on, have this process's waits told."""
+    """From now on, have this process's waits reported."""
 
     def waiting(stock: Callable[..., Any], awaits: str, over: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(stock)

@@ -101,7 +101,7 @@ def run(
 def join(
     seat: Seat, simulation: Simulation, environment: Environment, stores: StoreHost, keep: Collection[str]
 ) -> None:
-    """In a process that has been started by somebody else: be the rank from here on, until the process ends.
+    """In a process that has been started by another launcher: be the rank from here on, until the process ends.
 
     ``keep``: as :meth:`Environment.be_alone` has it.
     """
@@ -129,7 +129,7 @@ def join(
         side.send()
         side.part()
         tell_nothing()
-        if unfinished:  # nobody asks for the exit code any more
+        if unfinished:  # the exit code has no reader any more
             sys.stdout.flush()
             sys.stderr.flush()
             leave(1)

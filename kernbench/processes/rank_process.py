@@ -1,4 +1,4 @@
-"""A rank's process, as the simulation sees it, whoever has started it."""
+"""A rank's process, as the simulation sees it, regardless of its launcher."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RankProcess(ABC):
         return [WrittenStack.of(part) for part in _THREAD.split(text)[1:]]
 
     def told(self) -> str:
-        """Where its threads were when it crashed; empty if nobody can tell."""
+        """Where its threads were when it crashed; empty if not known."""
         size = os.fstat(self.stacks).st_size - self._read
         lines = os.pread(self.stacks, min(size, 1 << 16), self._read).decode(errors="replace").splitlines()
         end = next((at for at, line in enumerate(lines) if environment.__file__ in line), len(lines))
@@ -167,7 +167,7 @@ class RankProcesses(ABC):
         died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
         away: those who wait for what the simulation does not see, by what ends that.
         awaited: the ranks of those for which the simulation waits, to go on.
-        unwound: whether ranks that are to end are told so, and their programs unwind.
+        unwound: whether ranks that are to end are notified, and their programs unwind.
     """
 
     unwound = True
@@ -193,7 +193,7 @@ class RankProcesses(ABC):
         return "".join(dict.fromkeys(each.shown() for each in reversed(member.where())))
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
-        """End the processes that are awaited: at once, as what they do cannot be told to end."""
+        """End the processes that are awaited: at once, as what they do cannot be asked to end."""
         for rank in self.running() or [*self.by_rank]:
             self.end(rank, error)
 
@@ -269,7 +269,7 @@ _exit = os._exit
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, and nothing is told of where it was."""
+    """End this process, and nothing is reported of where it was."""
     _exit(status)
 
 

@@ -93,7 +93,7 @@ class RankSide(Uplink):
     # -- a rank's own operations -------------------------------------------------------------------------------------
 
     def _engine_submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
-        """What the operation waits for is known there: the host's copy there was told."""
+        """What the operation waits for is known there: the host's copy there was notified."""
         number = self.enter(op)
         self.cast(
             "submit", number, op.name, op.kind, op.sip, op.stream, op.enqueue, op.duration, op.spread, op.nbytes, op.host,
@@ -104,7 +104,7 @@ class RankSide(Uplink):
         return op
 
     def _engine_set_duration(self, op: Operation, seconds: float) -> None:
-        """Told there by :meth:`compute`."""
+        """Sent there by :meth:`compute`."""
         op.duration = seconds
 
     def compute(self, wanted: Operation | None = None) -> None:

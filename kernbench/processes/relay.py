@@ -49,8 +49,8 @@ class _Lane:
         side: what it is to the scheduler; None: the rank's own.
         inbox: what has come from it.
         asked: the call that it waits for.
-        promised: what it has been told its clock will be then.
-        late: what it is to be told when it asks next.
+        promised: what was sent to it as its clock then.
+        late: what it receives with its next request.
         away: what it waits for that is not seen here.
     """
 
@@ -321,7 +321,7 @@ class Relay:
                 raise late
             value = self._calls[name](*args)
         except (GreenletExit, KeyboardInterrupt, RaisedElsewhere):
-            raise  # it has died itself, or nobody is to be told
+            raise  # it has died itself, or no rank is to be notified
         except BaseException as error:
             if isinstance(error, SystemExit) and not self._family.unwound and self._simulation.scheduler.aborting:
                 raise
@@ -343,7 +343,7 @@ class Relay:
             self._died()
 
     def answer_early(self) -> None:
-        """What the rank waits for is done, and its turn is to come: if it is certain what it will be told then, tell it now.
+        """What the rank waits for is done, and its turn is to come: if it is certain what it will receive then, send it now.
 
         So ranks that wait for the same go on side by side. Nothing changes here before the rank's turn. One that has threads
         goes on in its turn: which of them would have begun by then?
@@ -515,7 +515,7 @@ class Relay:
         return op
 
     def _admitted(self, op: Operation, admit: Callable[..., None], *args: Any) -> None:
-        """Let a call in. What is wrong with it the rank is told when it asks next."""
+        """Let a call in. The rank receives its error with the next request."""
         try:
             admit(*args)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""How a process joins a simulation: it says who it is and hands over what both share; it is told what the simulation is.
+"""How a process joins a simulation: it says who it is and hands over what both share; it receives what the simulation is.
 
 The first message goes to the simulation as JSON, with the descriptors; what comes back, and all that follows, is pickled, and
 comes from a process of the same user. Each side asks the system who the other one is (SO_PEERCRED, unix(7)) before it reads or
@@ -72,7 +72,7 @@ class Hello:
 
     Attributes:
         rank, size: as it and its launcher count.
-        local_size: ranks of its node, 0 if nobody has said.
+        local_size: ranks of its node, 0 if not known.
         version: of kernbench.
         key: of the simulation.
     """
@@ -99,7 +99,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What a process that joins is told.
+    """What a process that joins receives.
 
     Attributes:
         options: of :func:`kernbench.simulate`.
@@ -121,7 +121,7 @@ class Seat:
 
     Attributes:
         rank: its number.
-        welcome: what it was told.
+        welcome: what it received.
         wire: to the simulation.
         shared: memory shared with it.
         stacks: where to write where this process was when it crashes.
@@ -174,7 +174,7 @@ class Seat:
 
 
 def receive(end: socket.socket) -> tuple[Hello, int, tuple[int, int, int]] | None:
-    """On the other side: who joins, its process, and what it hands over; None if it is nobody of ours.
+    """On the other side: who joins, its process, and what it hands over; None if it is no rank of this simulation.
 
     Raises OSError if it is gone.
     """

@@ -1,7 +1,7 @@
 """Memory that a rank shares with the simulation: what collectives and messages read and write.
 
 It is an anonymous shared mapping that a child inherits, or a file without a name that a rank which joins hands over: nothing is
-left behind, however the processes end. The rank alone hands out regions of it; the simulation is told where they are. Address
+left behind, however the processes end. The rank alone hands out regions of it; the simulation learns where they are. Address
 space is reserved, pages come with use.
 """
 
@@ -103,7 +103,7 @@ class SharedMemory:
         return SharedRegion(offset, shape, dtype)
 
     def keep(self, region: SharedRegion) -> SharedRegion:
-        """In the rank: somebody else uses a region, too."""
+        """In the rank: another user has a region, too."""
         self._uses[region.offset] += 1
         return region
 

@@ -45,7 +45,7 @@ def start(
     shared = stores.innermost()
     body_of = dict(zip(ranks, bodies, strict=True))
 
-    with suppress(KernbenchError):  # what is wrong with it is told to who needs it
+    with suppress(KernbenchError):  # what is wrong with it is reported where it is needed
         simulation.ccl_config  # noqa: B018  read once, not by every rank
 
     def begin(child: Child) -> None:

@@ -29,7 +29,7 @@ _FOR_OPERATIONS = frozenset({"wait", "wait_for_first", "finish_stream", "synchro
 """Calls that wait for operations."""
 
 _MOST_KEPT = 256
-"""Calls that are kept before they are sent, though nobody waits for an answer."""
+"""Calls that are kept before they are sent, though the answer has no waiter."""
 
 
 SETTLE = -1
@@ -41,7 +41,7 @@ class _Numbered(threading.local):
 
 
 class _Ticket:
-    """The number of an operation, which the simulation may forget once nobody has the operation here."""
+    """The number of an operation, which the simulation may forget once the operation has no holder here."""
 
     __slots__ = ("_released", "number")
 
@@ -319,7 +319,7 @@ class Uplink:
         return [op.ticket.number for op in operations if op.ticket is not None]
 
     def enter(self, op: Operation) -> int:
-        """Give a number to an operation that the simulation is told of."""
+        """Give a number to an operation that the simulation is notified of."""
         self._numbered += 1
         op.ticket = _Ticket(self._numbered, self._released)
         return self._numbered
@@ -331,5 +331,5 @@ def _wake(lock: Any) -> None:
 
 
 def gone() -> NoReturn:
-    """The simulation is gone: nobody is left to tell."""
+    """The simulation is gone: no receiver is left."""
     os._exit(1)

@@ -13,7 +13,7 @@ from kernbench.torch_backend.hollow.stand_ins import state
 
 
 def assume(what: torch.Tensor | str, value: Any) -> None:
-    """Say what a tensor's values are, or what a line of the program is told, in a simulation without data.
+    """Say what a tensor's values are, or what a line of the program receives, in a simulation without data.
 
     With data it does nothing, so that a program may keep it. What was said is used in the place of the neutral default, also
     where ``unknown="error"`` would stop; each look at it still says so in the summary, and prints with a mark.
@@ -21,7 +21,7 @@ def assume(what: torch.Tensor | str, value: Any) -> None:
     Args:
         what: a tensor; or a place, ``"train.py:42"``: looks at that line are answered with ``value``.
         value: a number, or what ``torch.as_tensor`` takes and broadcasts to the tensor's shape (of tensors of more than 8 KiB,
-            whose elements nobody keeps, the mean counts); for a place, what the look gives: a number, or a list.
+            whose elements are not kept, the mean counts); for a place, what the look gives: a number, or a list.
 
     Raises:
         KernbenchError: no simulation is open, or ``value`` does not fit.

@@ -65,7 +65,7 @@ class RuntimeContext:
         fold: decides which ranks run; None: all.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         fill_uninitialized: what fresh memory is filled with (:func:`simulate`).
-        races: what to do about accesses to memory that nothing orders, and looks at memory that nobody has written
+        races: what to do about accesses to memory that nothing orders, and reads of unwritten memory
             (:func:`simulate`).
         memory: what reads see that nothing orders (:func:`simulate`).
         jitter: how unequally quick ranks are (:func:`simulate`).
@@ -207,7 +207,7 @@ class RuntimeContext:
         return self.simulation.matcher.pending
 
     def now(self) -> float:
-        """Virtual time of whoever asks, seconds: the rank's host clock; in main, the time when all is done."""
+        """Virtual time of the caller, seconds: the rank's host clock; in main, the time when all is done."""
         return self.simulation.now()
 
     def sleep(self, seconds: float) -> None:
@@ -238,14 +238,14 @@ class RuntimeContext:
         """Block until ``handle`` is done; raise what made it fail.
 
         In a rank, a handle that is done returns without a switch; else the rank is queued and main goes on. In main it
-        drives the simulation. The host clock of whoever waits moves forward to the handle's end.
+        drives the simulation. The waiter's host clock moves forward to the handle's end.
         """
         self.simulation.waits.wait(handle.operation if isinstance(handle, Work) else handle)
 
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
 
-        Raises what made one of this rank's operations fail, if nobody has waited for that one.
+        Raises what made one of this rank's operations fail, if that one has not been waited for.
         """
         self.simulation.synchronize()
 
@@ -330,7 +330,7 @@ def simulate(
             format and is many times faster in 32 bits, rounded once (the default there).
         fill_uninitialized: fill the memory that ``torch.empty`` and its kin give: ``"nan"`` (integers: their largest value, as
             ``torch.utils.deterministic.fill_uninitialized_memory`` does), ``"0xAA"`` in every byte, or ``"off"``.
-        races: look for accesses to the same memory that nothing orders, and for looks at memory that nobody has written
+        races: look for accesses to the same memory that nothing orders, and for reads of unwritten memory
             (``docs/order.md``): ``True`` or ``"error"`` raises :class:`~kernbench.errors.RaceError` at the second one, or
             :class:`~kernbench.errors.UndefinedMemoryError` at the look, ``"warn"`` collects them in
             ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.

@@ -107,7 +107,7 @@ class Distributed:
     def get_world_size(self, group: Group = None) -> int:
         """Number of ranks of ``group`` (default: the world), -1 if this rank is not a member.
 
-        Outside ranks: the size a world would have if nobody says, from ``ccl.yaml``, else the number of SIPs.
+        Outside ranks: the size a world would have if not given, from ``ccl.yaml``, else the number of SIPs.
         """
         if group is not None:
             return group.size() if group.rank() >= 0 else -1
@@ -166,7 +166,7 @@ class Distributed:
         return self._simulation.hosts.current_rank()
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here ``torch.distributed`` has, as long as that is public; it is told of this rank's default group."""
+        """What is not here ``torch.distributed`` has, as long as that is public; it is passed this rank's default group."""
         if name.startswith("_") or not hasattr(dist, name):
             raise AttributeError(f"neither ctx.distributed nor torch.distributed has {name!r}")
         if self._maker is not None and self._simulation.hosts.current().rank is not None and not dist.is_initialized():
@@ -323,7 +323,7 @@ class Distributed:
         return members.send([tensor], self._peer(members, dst), tag)
 
     def irecv(self, tensor: torch.Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Work:
-        """Start to receive into ``tensor`` from rank ``src`` of the world; None: from whoever sends first."""
+        """Start to receive into ``tensor`` from rank ``src`` of the world; None: from the first sender."""
         members = group or self.group()
         if src is None:
             return members.recv_anysource([tensor], tag)

@@ -28,7 +28,7 @@ def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 class Factories:
-    """Makes tensors in the memory of the SIP that whoever runs drives."""
+    """Makes tensors in the memory of the SIP that the running rank drives."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -71,7 +71,7 @@ class Factories:
     def empty(
         self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
-        """A tensor whose memory nobody has written: it is poisoned, so that a read of it shows."""
+        """A tensor of unwritten memory: it is poisoned, so that a read of it shows."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._make(lambda where: poison(torch.empty(shape, dtype=kind, device=where)), name, requires_grad)
 

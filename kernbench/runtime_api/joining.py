@@ -1,4 +1,4 @@
-"""How a process that somebody else has started becomes a rank of the simulation that ``KERNBENCH_JOIN`` names (ADR 0128).
+"""How a process that another launcher has started becomes a rank of the simulation that ``KERNBENCH_JOIN`` names (ADR 0128).
 
 :mod:`kernbench.runtime_api.start_up.sitecustomize` calls :func:`at_import_of_torch`.
 """

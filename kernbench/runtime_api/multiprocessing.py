@@ -39,7 +39,7 @@ class HasSimulation(Protocol):
 
 
 class ProcessContext:
-    """What ``spawn(join=False)`` returns: ranks that run while somebody joins them."""
+    """What ``spawn(join=False)`` returns: ranks that run while a caller joins them."""
 
     def __init__(self, simulation: Simulation, nprocs: int) -> None:
         self._simulation = simulation
@@ -98,7 +98,7 @@ class Multiprocessing:
         fold: decides which of the ranks of a spawn run; None: all.
 
     Attributes:
-        configure: told of the environment of carriers before it is opened.
+        configure: receives the environment of carriers before it is opened.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Multiprocessing:
         """Call ``fn(rank, *args)`` once per rank, for ranks ``0 .. nprocs - 1``.
 
         PyTorch's signature and behaviour come first: ``sys.exit(0)`` and KeyboardInterrupt in a rank are success,
-        ``nprocs=0`` returns at once, ``join=False`` returns a :class:`ProcessContext`. Ranks that nobody has joined when
+        ``nprocs=0`` returns at once, ``join=False`` returns a :class:`ProcessContext`. Ranks that are not joined when
         the context ends are joined then, or unwound if ``daemon``. ``start_method`` is accepted and means nothing here.
 
         Args:
@@ -224,7 +224,7 @@ class Multiprocessing:
         self._distributed.open(environment.groups)
 
     def serve(self, by_rank: Mapping[int, Joined], launcher: int, until: ExitStack) -> None:
-        """Run a world whose ranks are processes that somebody else has started and that have joined, until all have ended.
+        """Run a world whose ranks are processes that another launcher has started and that have joined, until all have ended.
 
         Args:
             launcher: a descriptor of what has started them, readable when that has ended.
@@ -278,7 +278,7 @@ class Multiprocessing:
         self._simulation.world.run()
 
     def join_at_exit(self) -> None:
-        """What happens to ranks that nobody has joined when the context ends: as to processes when theirs ends."""
+        """What happens to ranks that are not joined when the context ends: as to processes when theirs ends."""
         if self._simulation.scheduler.live_count:
             if self._daemon:
                 self._simulation.world.abort()
@@ -300,6 +300,6 @@ def _drain_pending(ctx: HasSimulation) -> None:
     """Drain worker waits, then collectives, in one barrier, until both queues are empty. Idempotent.
 
     Raises:
-        DeadlockError: something is left that nobody can complete, and no greenlet waits for it that could be told.
+        DeadlockError: something is left that cannot be completed, and no greenlet waits for it that could be notified.
     """
     ctx.simulation.drain.pending()

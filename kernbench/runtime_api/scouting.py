@@ -65,7 +65,7 @@ class Scouts:
                 stack.enter_context(showing(ctx.simulation, folding, terminal))
             ctx.simulation.steps.stop_after(1)
             ctx.multiprocessing.configure = multiprocessing.configure
-            # an error of the program's is for the run to tell: whoever runs then meets it too
+            # an error of the program's is for the run to tell: the run that follows meets it too
             with contextlib.suppress(SpawnException, KernbenchError):
                 ctx.multiprocessing.run_part(program, folding)
 

@@ -2,7 +2,7 @@
 
 A :class:`Tensor` is a ``torch.Tensor`` in a SIP's memory, as one made with ``device="cuda"`` in a rank is: the same recorder
 sees what is computed with it, at the same cost. What is added is that it *tells of looks*. Launches that write it may be kept
-until somebody looks, so that one drain runs the same kernel of many ranks; looking at a value first drains what the value
+until a value is read, so that one drain runs the same kernel of many ranks; looking at a value first drains what the value
 depends on.
 
 Looking is a closed list, :data:`_HOST_READ_BARRIERS`. Everything else that torch can do with a tensor either reads its
@@ -27,7 +27,7 @@ from kernbench.torch_backend.hollow.assumed_numbers import marked
 from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, text, visible
 
 _FRESH = frozenset({"empty_like", "new_empty", "empty", "new_empty_strided"})
-"""Operations whose result is memory that nobody has written."""
+"""Operations whose result is unwritten memory."""
 
 _UNTOUCHED = frozenset(
     {

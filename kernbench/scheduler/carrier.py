@@ -67,7 +67,7 @@ class Baton:
 
     Attributes:
         holder: the carrier that has it, None for main.
-        ended: carriers whose body has ended and whose front has not been told.
+        ended: carriers whose body has ended and whose front has not been notified.
         unwinding: whether the thread that gets it is to end.
         given_up: whether one has been given up that goes on.
     """
@@ -99,7 +99,7 @@ class Baton:
             raise failure
 
     def _await_end(self) -> None:
-        """The thread that has the baton has been told to end: it has what time it takes for that, but not to go on."""
+        """The thread that has the baton has been asked to end: it has what time it takes for that, but not to go on."""
         while not self._home.acquire(timeout=GRACE):
             if self.holder is not None and not self.holder.is_ending:
                 self.recall()
@@ -129,9 +129,9 @@ class Baton:
         self._home.release()
 
     def recall(self) -> None:
-        """In main, interrupted while it waited: get the baton back by unwinding whoever has it.
+        """In main, interrupted while it waited: get the baton back by unwinding its holder.
 
-        That thread may be in any Python code of the user, or have just given the baton back. It is told to end, and if it does
+        That thread may be in any Python code of the user, or have just given the baton back. It is asked to end, and if it does
         not, once more; then it is given up, unless it is doing what it has to at its end (a ``finally``).
         """
         attempts, waited = 0, 0.0
@@ -159,16 +159,16 @@ class Baton:
 
 
 GRACE = 0.6
-"""Seconds of wall-clock time that a rank has to end, once it has been told to, before it is given up."""
+"""Seconds of wall-clock time that a rank has to end, once it has been asked to, before it is given up."""
 
 _ATTEMPTS = 2
-"""How often it is told to."""
+"""How often it is asked to."""
 
 _NESTED = 8
 """Exceptions that it may handle within one another meanwhile."""
 
 _LONGEST_END = 10.0
-"""Seconds that it has if it is in a ``finally``, or handles the exception that has told it."""
+"""Seconds that it has if it is in a ``finally``, or handles the exception that asks it to end."""
 
 
 class Carrier:
@@ -310,7 +310,7 @@ class Carrier:
 
     @property
     def is_ending(self) -> bool:
-        """In any thread: whether the rank handles what has told it to end: it is in a ``finally``, or an ``except``."""
+        """In any thread: whether the rank handles what has asked it to end: it is in a ``finally``, or an ``except``."""
         raised: Any = sys._current_exceptions().get(self.thread.ident or 0)  # noqa: SLF001
         if isinstance(raised, tuple):  # until Python 3.12
             raised = raised[1]

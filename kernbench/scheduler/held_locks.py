@@ -21,7 +21,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def held_lock(waiting: int, others: Mapping[int, int]) -> str:
-    """Which lock a thread waits for and which of the others holds it, with its stack; empty where that cannot be told.
+    """Which lock a thread waits for and which of the others holds it, with its stack; empty where that is not known.
 
     Args:
         waiting: the identity of the thread.

@@ -147,7 +147,7 @@ def quick_thread_end() -> Iterator[None]:
         yield
         return
     if _greenlet.get_clocks_used_doing_optional_cleanup() is None:
-        yield  # somebody else has turned it off, such as the simulation around this one, and will turn it on
+        yield  # another owner has turned it off, such as the simulation around this one, and will turn it on
         return
     _greenlet.enable_optional_cleanup(False)
     try:
@@ -164,11 +164,11 @@ def settled_heap() -> Iterator[None]:
     everything that was ever imported: a tenth of the time to start a world of a thousand ranks, and of small collectives.
 
     Threads end quickly meanwhile (:func:`quick_thread_end`), and they must: greenlet's search for references to a thread's own
-    greenlet sees nothing of what has settled, and would take away a reference that somebody there has.
+    greenlet sees nothing of what has settled, and would take away a reference that is held there.
     """
     with quick_thread_end():
         if gc.get_freeze_count():
-            yield  # somebody else has done it, and will undo it
+            yield  # another owner has done it, and will undo it
             return
         gc.freeze()
         try:
@@ -180,7 +180,7 @@ def settled_heap() -> Iterator[None]:
 def with_room(begin: Callable[[], T]) -> T:
     """What ``begin`` gives, which forks this process.
 
-    The system may refuse to promise the child all that is reserved here: then what nobody uses any more is collected, also of
+    The system may refuse to promise the child all that is reserved here: then garbage is collected, also of
     what has settled (:func:`settled_heap`), and it is called once more.
     """
     try:

@@ -1,4 +1,4 @@
-"""Signals that end a run: SIGINT (Ctrl-C) and SIGTERM, so that what it has come to can still be told."""
+"""Signals that end a run: SIGINT (Ctrl-C) and SIGTERM, so that what it has come to can still be reported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class EndingHandler:
 @contextmanager
 def ending_signals() -> Iterator[None]:
     """For the length of a block, SIGINT and SIGTERM raise :class:`Interrupted` in it, in the main thread; the second one ends
-    the process. Elsewhere, and where somebody else handles them, without effect."""
+    the process. Elsewhere, and where another handler is set, without effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

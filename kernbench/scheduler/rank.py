@@ -1,4 +1,4 @@
-"""What a rank is to the scheduler, and who is told of its life."""
+"""What a rank is to the scheduler, and the observer of its life."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rank:
         error: what it has failed with.
         traceback: of that error, as text.
         ended_by: what it has raised that is no failure (KeyboardInterrupt, as torch has it), and where.
-        place: where its program is, if it runs in another process, which has told; None: its own frames say.
+        place: where its program is, if it runs in another process, which has reported it; None: its own frames say.
     """
 
     __slots__ = ("carrier", "ended_by", "error", "greenlet", "index", "phase", "place", "traceback")
@@ -62,7 +62,7 @@ class SideThread:
         daemon: whether its rank ends without it.
         greenlet: what main resumes to let it run.
         carrier: the thread; None: it runs in another process.
-        place: where it is, if it runs in another process, which has told.
+        place: where it is, if it runs in another process, which has reported it.
     """
 
     __slots__ = ("carrier", "daemon", "greenlet", "name", "place", "rank")
@@ -94,7 +94,7 @@ class RaisedElsewhere(BaseException):
 
 
 class RankObserver(Protocol):
-    """Is told when ranks begin and end; where they do."""
+    """Is notified when ranks begin and end; where they do."""
 
     def rank_started(self, rank: Rank) -> None:
         """A rank's body is about to run."""

@@ -2,7 +2,7 @@
 
 Each rank is a greenlet whose parent is main. Ranks never switch to each other: they switch to main, which picks the
 next one from the ready queue. (A carrier that waits picks in main's stead: the same one, without main's thread.) What a
-rank waits for is not this module's business; somebody calls :meth:`RankScheduler.make_ready` when the wait is over.
+rank waits for is not this module's business; its owner calls :meth:`RankScheduler.make_ready` when the wait is over.
 
 Other shapes were tried. Driving the simulation from inside a rank nests re-entry (a rank resumed from within another
 rank's drain) and orphans kernels whose parent greenlet has ended; a generator-based scheduler needs ``yield`` in every
@@ -67,14 +67,14 @@ class RankScheduler:
         rank_by_greenlet: the index of a rank by its greenlets, while it lives.
         side_threads: the threads that the ranks' programs have started and that have not ended, by what main resumes.
         live_count: ranks that have not ended.
-        aborting: whether ranks are being unwound: nobody waits any more.
-        observer: is told of the lives of ranks.
+        aborting: whether ranks are being unwound: no rank waits any more.
+        observer: is notified when ranks begin and end.
         on_first_failure: called with the first rank of a world that fails, before the others are unwound.
         before_switch: called in a rank that is about to wait; it may raise. Nearly always None: a switch pays for nothing.
         runner: how the ranks run.
-        outlook: what the simulation knows of the ranks' progress; None: nobody looks.
+        outlook: what the simulation knows of the ranks' progress; None: not observed.
         apart: the processes of ranks that are processes; None: they are here.
-        waitable: returns the greenlet to resume when whoever runs now is to go on: in a carrier's thread the fronting one.
+        waitable: returns the greenlet to resume when the running rank is to go on: in a carrier's thread the fronting one.
     """
 
     def __init__(self, policy: Policy | None = None, effects: HostEffects | None = None) -> None:
@@ -116,7 +116,7 @@ class RankScheduler:
 
     @property
     def resumed(self) -> int:
-        """Resumptions so far: whether somebody has run since is a comparison of two readings."""
+        """Resumptions so far: whether any rank has run since is a comparison of two readings."""
         return self._turns.resumed
 
     # -- life of ranks -----------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class RankScheduler:
     # -- switching ---------------------------------------------------------------------------------------------------
 
     def switch_to_main(self) -> None:
-        """Suspend whoever runs now until somebody resumes it. In a raw greenlet too."""
+        """Suspend the running greenlet until it is resumed. In a raw greenlet too."""
         if self.aborting:
             self._refuse()
         self._suspend()
@@ -305,7 +305,7 @@ class RankScheduler:
         self._suspend()
 
     def _refuse(self) -> None:
-        """Nobody waits while being unwound; one that swallows every SystemExit is let go of."""
+        """No rank waits while being unwound; one that swallows every SystemExit is let go of."""
         self._refusals += 1
         if self._refusals <= _UNWIND_ATTEMPTS:
             raise SystemExit
@@ -316,7 +316,7 @@ class RankScheduler:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """While ranks run: what :class:`HostEffects` says holds, and somebody looks after carriers."""
+        """While ranks run: what :class:`HostEffects` says holds, and carriers are looked after."""
         self._turns.interrupted = False
         if self.outlook is not None:
             ranks = self.apart or _Here(self)
@@ -472,7 +472,7 @@ def _keep_for_ever(target: Any) -> None:
 
 
 def _unwind_raw(target: Any) -> None:
-    """End a suspended greenlet that is no rank. What it raises meanwhile is lost: nobody waits for it any more."""
+    """End a suspended greenlet that is no rank. What it raises meanwhile is lost: it has no waiter left."""
     if target and not target.dead:
         with contextlib.suppress(SystemExit, Exception):
             target.throw(GreenletExit)

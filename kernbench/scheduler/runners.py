@@ -31,9 +31,9 @@ class Turns:
         main: the greenlet that resumes all others.
         ready: who runs next.
         rank_by_greenlet: the index of a rank by its greenlets, while it lives.
-        failed: ranks that have failed: while there are any, nobody else is resumed.
+        failed: ranks that have failed: while there are any, no other rank is resumed.
         resumed: resumptions so far.
-        interrupted: whether main is to raise something, and nobody is to hand the baton on.
+        interrupted: whether main is to raise something, and the baton is not to be handed on.
     """
 
     def __init__(self, ready: Policy) -> None:
@@ -52,10 +52,10 @@ class Runner:
     """Whether they have threads of their own."""
 
     def waitable(self) -> Any:
-        """The greenlet to resume when whoever runs now is to go on."""
+        """The greenlet to resume when the running rank is to go on."""
 
     def suspend(self) -> Any:
-        """Go to main, or to whom main would resume; return when whoever runs now is resumed. In a raw greenlet too."""
+        """Go to main, or to whom main would resume; return when the running greenlet is resumed. In a raw greenlet too."""
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """Give ``rank`` what runs ``body``, which must not raise."""
@@ -136,7 +136,7 @@ class GreenletRunner(Runner):
         return frame or (sys._current_frames().get(self._thread) if rank.greenlet else None)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
-        """See :class:`Runner`. A thread cannot be given up which is main's, too: it is told again and again."""
+        """See :class:`Runner`. A thread cannot be given up which is main's, too: it is asked again and again."""
         raised_in(self._thread, error)
 
 
@@ -222,7 +222,7 @@ class CarrierRunner(Runner):
     def _next(self) -> Carrier | None:
         """In a carrier's thread that is about to wait: pick the next rank, as main would.
 
-        None if it is main's turn: nobody is ready, a rank has failed, or the next one is not a carrier that runs.
+        None if it is main's turn: no rank is ready, one has failed, or the next one is not a carrier that runs.
         """
         turns = self._turns
         if not self._running or turns.failed or turns.interrupted or not turns.ready:
@@ -257,11 +257,11 @@ class CarrierRunner(Runner):
 
     @property
     def says_standstill(self) -> bool:  # type: ignore[override]
-        """See :class:`Runner`: a program that is alone keeps nobody waiting."""
+        """See :class:`Runner`: a program that is alone keeps no rank waiting."""
         return not self._adopted
 
     def watched(self, standstill: Standstill | None) -> AbstractContextManager[None]:
-        """A :class:`Watchdog` looks at who has the baton; a program that is alone keeps nobody waiting."""
+        """A :class:`Watchdog` looks at who has the baton; a program that is alone keeps no rank waiting."""
         if self._adopted:
             limited = standstill is not None and standstill.limit is not None
             return Watchdog(standstill).watching() if limited else nullcontext()

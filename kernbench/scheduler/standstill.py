@@ -34,7 +34,7 @@ SILENCE = 30.0
 """Seconds of wall-clock time without progress before that is said for the first time."""
 
 GRACE = 0.6
-"""Seconds of wall-clock time that a rank has to end once it has been told to, unless it is in its own ``finally``."""
+"""Seconds of wall-clock time that a rank has to end once it has been asked to, unless it is in its own ``finally``."""
 
 BLOCKED = 10.0
 """Seconds without progress after which it is looked whether a rank that is a process waits for a lock for ever."""
@@ -93,7 +93,7 @@ class Stoppable(Protocol):
         """Those that run: the others wait for them."""
 
     def stack_of(self, rank: int) -> str:
-        """The program's lines that lead to where a rank is, as Python shows them; empty if that cannot be told."""
+        """The program's lines that lead to where a rank is, as Python shows them; empty if not known."""
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """End what runs: the first ``attempt`` (0) raises the error in it, the second one gives it up."""

@@ -1,7 +1,7 @@
 """Says so when a rank blocks its thread instead of waiting in the simulation.
 
-A rank that waits for a lock, a queue, a thread of its own or a socket holds the baton meanwhile: nobody else runs, and if
-what it waits for is another rank's business, nobody ever will. From the outside that is a hang, so this is the one place that
+A rank that waits for a lock, a queue, a thread of its own or a socket holds the baton meanwhile: no other rank runs, and if
+what it waits for is another rank's business, none ever will. From the outside that is a hang, so this is the one place that
 looks at the wall clock. It changes no result: it reports on ``stderr``, and it stops the run only where nothing in the process
 can wake the rank, which means that the run would hang for ever (ADR 0045).
 
@@ -143,7 +143,7 @@ def waits_for_lock(task: Path) -> bool:
 
 
 def has_children(process: Path) -> bool:
-    """Whether a process (``/proc/PID``) has children, or that cannot be told."""
+    """Whether a process (``/proc/PID``) has children, or that is not known."""
     try:
         return bool("".join(path.read_text() for path in process.glob("task/*/children")).strip())
     except OSError:
@@ -156,7 +156,7 @@ def _stack_of(thread: threading.Thread) -> str:
 
 
 def place_of(thread: threading.Thread) -> Any:
-    """Where a rank's thread is and what processor time it has used; None if that cannot be told."""
+    """Where a rank's thread is and what processor time it has used; None if not known."""
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return None

@@ -16,8 +16,8 @@ class Condition:
         rank: who waits for it, None for main.
 
     Attributes:
-        end: virtual time (s) to which the clock of whoever waits moves; None while it is open.
-        error: what made it fail, raised in whoever waits for it.
+        end: virtual time (s) to which the waiter's clock moves; None while it is open.
+        error: what made it fail, raised in its waiters.
     """
 
     __slots__ = ("_told", "end", "error", "name", "observed", "rank")

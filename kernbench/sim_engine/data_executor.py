@@ -1,7 +1,7 @@
 """Values: runs what was launched, in the order of each rank's streams, as late as it may.
 
-Launches are kept until somebody looks. That is what lets one drain run the same kernel of many ranks as one batch. A
-kernel may find that it waits for memory that somebody else has yet to write: it is suspended, what its rank launched after
+Launches are deferred until a value is read. That is what lets one drain run the same kernel of many ranks as one batch. A
+kernel may find that it waits for memory that another writer has yet to write: it is suspended, what its rank launched after
 it on the same stream waits behind it, and it is resumed at the next drain.
 """
 
@@ -44,7 +44,7 @@ class Running(Protocol):
 
     @property
     def errors(self) -> Sequence[BaseException | None] | None:
-        """None while it waits for somebody; once it has ended, an error or None for each launch of the batch."""
+        """None while it waits for another writer; once it has ended, an error or None for each launch of the batch."""
 
     def describe_wait(self) -> str:
         """What it waits for, for a deadlock report."""
@@ -61,7 +61,7 @@ class Finished:
         return False
 
     def describe_wait(self) -> str:
-        """It waits for nobody."""
+        """It waits for no writer."""
         return "nothing"
 
 
@@ -94,7 +94,7 @@ class DataExecutor:
         self._suspended: list[tuple[Running, list[Deferred]]] = []
         self._awaited: list[tuple[Sequence[Operation], Condition]] = []
         self.failed: list[Operation] = []
-        """Operations that failed and whose error nobody may have seen yet."""
+        """Operations that failed and whose error may not have been raised yet."""
         self.on_settled: Callable[[Operation], None] | None = None
         """Called with each operation whose values have been computed, or failed to."""
         self.pick: Pick | None = None
@@ -165,15 +165,15 @@ class DataExecutor:
         return told
 
     def suspended(self) -> list[tuple[list[Deferred], str]]:
-        """The batches that wait for somebody, and for what."""
+        """The batches that wait for another writer, and for what."""
         return [(batch, running.describe_wait()) for running, batch in self._suspended]
 
     def suspended_ranks(self) -> set[int]:
-        """The ranks whose kernels wait for somebody."""
+        """The ranks whose kernels wait for another writer."""
         return {launch.rank for _, batch in self._suspended for launch in batch if launch.rank is not None}
 
     def abandon(self, error: BaseException, now: float) -> None:
-        """Fail every kept launch with ``error``: nobody will ever be able to run it."""
+        """Fail every kept launch with ``error``: it can never run."""
         kept, awaited = self._launches(), self._awaited
         self.clear()
         for launch in kept:
@@ -220,7 +220,7 @@ class DataExecutor:
         return True
 
     def _in_turn(self, named: list[tuple[Deferred, _Each]]) -> Iterator[_Each]:
-        """One after the other, as they are or as somebody picks them."""
+        """One after the other, as they are or as a policy picks them."""
         while named:
             at = 0 if self.pick is None else self.pick("k", [_turn(launch) for launch, _ in named])
             yield named.pop(at)[1]
@@ -255,7 +255,7 @@ class DataExecutor:
         return bool(heads)
 
     def withdraw(self, op: Operation, error: BaseException, now: float) -> None:
-        """Fail what waits for somebody and has waited too long; what its stream has behind it goes on."""
+        """Fail what waits for another writer and has waited too long; what its stream has behind it goes on."""
         for _, batch in self._suspended:
             for launch in [launch for launch in batch if launch.op is op]:
                 batch.remove(launch)

@@ -268,7 +268,7 @@ class GraphEngine:
         if not pending:
             start_at(start)
         else:
-            # kernels of the compute stream are told last, when it is known what runs beside them
+            # kernels of the compute stream are notified last, when it is known what runs beside them
             self._when_ended(start, pending, start_at, first=op.stream != COMPUTE_STREAM)
 
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:

@@ -111,7 +111,7 @@ class Interference:
         return seconds if now == start else now + left - start
 
     def _begin(self, posted: _Posted) -> float | None:
-        """When it begins, as far as its own SIP is concerned; None while nobody can tell."""
+        """When it begins, as far as its own SIP is concerned; None while not known."""
         if posted.begin is None:
             begin = posted.op.enqueue
             for other in posted.after:

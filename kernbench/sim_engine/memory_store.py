@@ -38,7 +38,7 @@ class Allocation:
         host_address: where that is in this process; 0 if there is none.
         live: False once freed.
         words: who wrote its words last, where ranks meet in it (:mod:`kernbench.triton_engine.signals`).
-        shadow: who touched it last, where somebody watches (:mod:`kernbench.order`).
+        shadow: its last accesses, where it is watched (:mod:`kernbench.order`).
     """
 
     space: str

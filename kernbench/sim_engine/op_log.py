@@ -327,7 +327,7 @@ _OBJECT = (1 << 32) - 1
 _NO_ROW: Any = (None, None, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 DEFAULT_LIMIT = 1_000_000
-"""Operations that a log keeps unless told otherwise."""
+"""Operations that a log keeps by default."""
 
 
 class OpLog:

@@ -36,8 +36,8 @@ class Operation:
         executed: whether its values are final (true from the start for operations that have none). Those of a collective
             are once all members have arrived, which is before it ends.
         host: seconds that the host spent on it, up to ``enqueue`` (less the launch's latency, of kernels).
-        error: what went wrong, raised in whoever waits for it.
-        moment: its end in the order of events (:mod:`kernbench.order`); set by who watches it, and by nobody else.
+        error: what went wrong, raised in its waiters.
+        moment: its end in the order of events (:mod:`kernbench.order`); set by its watcher only.
         ticket: by what another process knows it, None if none does.
     """
 
@@ -128,9 +128,9 @@ class Operation:
             self._dependents.append(callback)
 
     def resolve(self, start: float, end: float) -> None:
-        """Fix the times (once), and tell whoever depends on them.
+        """Fix the times (once), and notify what depends on them.
 
-        A dependent that resolves another operation has that one's dependents told after it, by the outermost call: a chain
+        A dependent that resolves another operation has that one's dependents notified after it, by the outermost call: a chain
         may be as long as a program enqueues ahead of what it waits for, longer than a stack is deep.
         """
         self.start = start

@@ -24,7 +24,7 @@ _SMALL_PLAN = 512
 
 A 1-KiB all-reduce over eight ranks moves 14 rounds of eight transfers: numpy's calls on arrays of eight elements cost more than
 what they compute. Starts and ends of members are therefore lists of floats, of which larger plans make arrays, and members that
-end at the same time are told together, in one pass. Neither the order of reduction nor any time depends on which way is taken.
+end at the same time are notified together, in one pass. Neither order of reduction nor any time depends on which way is taken.
 """
 
 _CLASSIFIED_PLAN = 1 << 16
@@ -136,7 +136,7 @@ class TransferPlan:
         """The plan as a graph: ``(after_arrival, needed, after_sent)``.
 
         ``after_arrival[i]`` are the transfers that need transfer i's arrival, ``after_sent[i]`` those that need its
-        last byte to have left (its queue's next, and whoever overwrites the chunk it read); ``needed[i]`` is how many
+        last byte to have left (its queue's next, and the writer that overwrites the chunk it read); ``needed[i]`` is how many
         such conditions transfer i has.
         """
         after_arrival: list[list[int]] = [[] for _ in range(len(self))]

@@ -9,7 +9,7 @@ against each other.
 The ends themselves cannot be kept from one run to the next: a later start rounds differently, and timelines must not depend
 on what ran before. So a plan that is used again (a small one from the second time, a larger one after as many uses as it has
 thousands of transfers) is run once on symbols: a time is the set of earlier times that it is the latest of, plus its costs.
-From then on one addition per class replaces the arithmetic per transfer. Plans that nobody repeats pay nothing; members that
+From then on one addition per class replaces the arithmetic per transfer. Plans that are not repeated pay nothing; members that
 start at different times, and plans of more than 65,536 transfers, are computed from their arrays.
 """
 

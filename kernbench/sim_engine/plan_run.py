@@ -2,7 +2,7 @@
 
 A plan that has its links to itself is evaluated at once with array arithmetic. If other traffic reaches one of its
 links before it has ended, it is *demoted*: what has happened by then stands, and the rest goes on as flows that share
-the links. Nobody has seen a later time by then, because a member's end is published only when the clock reaches it.
+the links. No later time has been read by then, because a member's end is published only when the clock reaches it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SharedLinks(Protocol):
         cap: float,
         on_behalf_of: PlanRun,
     ) -> Any:
-        """Send ``nbytes`` over ``links`` now, at ``cap`` bytes/s at most; ``on_done`` is told when the last has left."""
+        """Send ``nbytes`` over ``links`` now, at ``cap`` bytes/s at most; ``on_done`` is called when the last has left."""
 
     def plan_finished(self, run: PlanRun) -> None:
         """The last member of ``run`` has ended."""
@@ -80,7 +80,7 @@ class PlanRun:
 
     @property
     def times(self) -> PlanTimes:
-        """When each transfer happened. Of a plan that ran alone they are computed when somebody asks."""
+        """When each transfer happened. Of a plan that ran alone they are computed on request."""
         if self._times is None:
             times = evaluate(self.plan, self.member_start)
             if self.alone and self.finished:
@@ -97,7 +97,7 @@ class PlanRun:
         """Evaluate the whole plan at once."""
         ends = member_ends(self.plan, self.member_start)
         version = self._version
-        # one event per distinct end, in time order: members that end together are told in member order
+        # one event per distinct end, in time order: members that end together are notified in member order
         ending: dict[float, list[int]] = {}
         for member, end in enumerate(ends):
             found = ending.get(end)

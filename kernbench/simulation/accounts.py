@@ -12,7 +12,7 @@ class Account:
     Attributes:
         flops: of what the program asked for: forward and backward.
         recomputed: of forward work that a backward pass repeated, because its results had not been kept.
-        tokens, samples: of the batches that the program told of (``kernbench.report_batch``); whole job, not this rank's share.
+        tokens, samples: of the batches that the program noted (``kernbench.report_batch``); whole job, not this rank's share.
     """
 
     __slots__ = ("flops", "recomputed", "samples", "tokens")

@@ -1,4 +1,4 @@
-"""What a program without data is told when it looks at a value that nobody has computed.
+"""What a program without data receives when it reads a value that is not computed.
 
 A simulation with ``enable_data=False`` computes small values that follow from known ones, and no others. Each storage is
 known or unknown (:class:`~kernbench.simulation.storages.Stored`); an unknown one has a *stand-in*: what each element is taken
@@ -108,7 +108,7 @@ class Assumption:
         where: the line.
         entry: how it looks (``"item"``).
         rank: the first that did, None for main.
-        answer: what it was told first.
+        answer: what it received first.
         times: how often that was, over all ranks.
         stated: whether the program itself had said so (``kernbench.assume``).
     """
@@ -180,7 +180,7 @@ class Assumptions:
         )
 
     def told(self, entry: str, rank: int | None, answer: Any, *, stated: bool = False) -> None:
-        """A program has been told an assumed ``answer``; ``stated``: one that it has given itself.
+        """A program has received an assumed ``answer``; ``stated``: one that it has given itself.
 
         Raises :class:`KernbenchError` if the policy is to stop there, and the program has not said what the value is.
         """

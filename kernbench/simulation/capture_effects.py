@@ -2,7 +2,7 @@
 
 So what is written meanwhile is kept before it is written for the first time, and is as it was again when the capture ends: a
 gradient that is added to, an optimizer's state, a cache. What comes of values that the capture itself has made does not matter:
-nobody may look at them before a replay.
+they may not be read before a replay.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _MemoryBehindPointers:
         return found
 
     def words(self, address: int) -> None:
-        """Nobody learns that a capture has written there."""
+        """No listener is notified that a capture has written there."""
 
 
 @contextmanager

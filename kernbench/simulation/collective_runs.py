@@ -1,4 +1,4 @@
-"""Running what has been matched: a plan for the engine, the values, and who is told when they are in place."""
+"""Running what has been matched: a plan for the engine, the values, and the callbacks once they are in place."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class CollectiveRuns:
         storages: which tensors are on SIPs: where no values are computed, those of the host still are.
         config: reads the collective configuration.
         paused: nothing that torch computes is recorded, for the length of a block.
-        hooks: are told what has been matched.
+        hooks: receive what has been matched.
 
     Attributes:
-        watch: told of each collective whose values have been moved, while nothing is recorded; None: nobody is.
+        watch: receives each collective whose values have been moved, while nothing is recorded; None: no listener.
     """
 
     engine: GraphEngine

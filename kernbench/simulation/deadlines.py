@@ -1,7 +1,7 @@
 """Timeouts, in virtual time.
 
 A timeout never keeps a simulation alive by itself. When virtual time would pass a deadline, the operation fails with its
-timeout error. When nobody can run and nothing is in flight, a deadline that the program *asked for* is jumped to, because
+timeout error. When no rank can run and nothing is in flight, a deadline that the program *asked for* is jumped to, because
 its error is what the program waits to see; one that it merely got by default is not: then the deadlock report says more.
 """
 

@@ -1,7 +1,7 @@
 """What a report shows of each operation besides its times: the lines of the program that led to it, shapes, FLOPs.
 
-Nobody pays for this who does not ask: walking the stack takes longer than recording an operation. Who asks
-(``Simulation.describe_operations``) has it noted in the operations' ``detail``: ``stack``, lines and modules from the outermost
+This costs only if requested: walking the stack takes longer than recording an operation. A request
+(``Simulation.describe_operations``) notes it in the operations' ``detail``: ``stack``, lines and modules from the outermost
 call inwards; ``shapes``, of tensors read and written; ``flops``, where they are counted. Ranks that are processes of their own
 send operations without any of these.
 """
@@ -27,7 +27,7 @@ _MOST_TENSORS = 6
 
 
 class Descriptions:
-    """Describes operations where they are enqueued. What is described alike shares one dictionary, which nobody may change."""
+    """Describes operations where they are enqueued. What is described alike shares one dictionary, which may not be changed."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, int, type | None], tuple[CodeType, str]] = {}

@@ -32,7 +32,7 @@ class Disks:
         self._untimed = {True: 0, False: 0}
 
     def move(self, nbytes: int, writes: bool) -> None:
-        """The host of whoever runs writes (or reads) ``nbytes`` bytes of files, and waits for it."""
+        """The running rank's host writes (or reads) ``nbytes`` bytes of files, and waits for it."""
         host = self._hosts.current()
         engine, spec = self._engine, self._engine.topology.system.storage
         if spec is None:

@@ -1,7 +1,7 @@
 """The drain: what main does while every rank is blocked or has ended.
 
 It repeats, in order: compute the values of what was launched; resume the ranks whose handle is done; start the collectives
-whose members have all arrived; move virtual time to the next completion. If none of these can do anything, nobody can: a
+whose members have all arrived; move virtual time to the next completion. If none of these can do anything, no rank can go on: a
 deadlock.
 """
 
@@ -31,7 +31,7 @@ class Release(Protocol):
     """See :attr:`Drain.release`."""
 
     def __call__(self, *, idle: bool) -> bool:
-        """Whether somebody can go on now."""
+        """Whether any rank can go on now."""
 
 
 @dataclass(eq=False, repr=False)
@@ -43,8 +43,8 @@ class Drain:
 
     Attributes:
         release: lets those go on that others were to go before (:class:`~kernbench.simulation.giving_way.GivingWay`); false if
-            there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: nobody gives way.
-        await_absent: waits for those that wait for what the simulation does not see; false if nobody does. None: nobody can.
+            there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: no rank gives way.
+        await_absent: waits for those that wait for what the simulation does not see; false if none does. None: none can.
     """
 
     title: str
@@ -70,7 +70,7 @@ class Drain:
         """Drain worker waits, then collectives, in one barrier, until both queues are empty. Idempotent.
 
         Raises:
-            DeadlockError: something is left that nobody can complete, and no greenlet waits for it that could be told.
+            DeadlockError: something is left that cannot be completed, and no greenlet waits for it that could be notified.
         """
         self._require_main()
         while self.waits.pending or self.matcher.pending or self.scheduler.ready:
@@ -138,18 +138,18 @@ class Drain:
         return max(self.engine.now, self.engine.latest_end)
 
     def report(self) -> str:
-        """Why nobody can go on."""
+        """Why no rank can go on."""
         return deadlock_report(self.title, self.scheduler, self.waits, self.matcher, self.executor)
 
     def tell_deadlock(self, first: str = "") -> str:
-        """The report, after a ``first`` sentence; plugins are told."""
+        """The report, after a ``first`` sentence; plugins are notified."""
         report = "\n".join(filter(None, (first, self.report())))
         if self.hooks is not None:
             self.hooks.deadlock(report)
         return report
 
     def _deadlock_error(self) -> Callable[[], DeadlockError]:
-        """Makes the error that says how things are now, once for everybody who is told."""
+        """Makes the error that says how things are now, once for all its receivers."""
         stuck = StuckStreams(self.engine, self.matcher)
         report, (waits_for, doing) = self.tell_deadlock(), who_waits(self.scheduler, self.waits, self.matcher, stuck)
 
@@ -178,12 +178,12 @@ class Drain:
         self.scheduler.deliver_errors()
 
     def forget_waits(self) -> None:
-        """Nobody waits any more, and what only part of its members have called is not to come."""
+        """No rank waits any more, and what only part of its members have called is not to come."""
         self.waits.clear()
         self.matcher.forget_unmatched()
 
     def fail_leftovers(self) -> None:
-        """Ranks have returned and left something that nobody can complete: that is the failure of those who left it."""
+        """Ranks have returned and left something that cannot be completed: that is the failure of those who left it."""
         error = self._deadlock_error()
         scheduler = self.scheduler
         stuck = StuckStreams(self.engine, self.matcher).ranks

@@ -62,7 +62,7 @@ class ScoutEndedError(KernbenchError):
 
 
 class StandInNeededError(KernbenchError):
-    """A rank wants something of a rank that does not run, which nobody else can do for it."""
+    """A rank wants something of a rank that does not run, which no other rank can do for it."""
 
 
 def chosen_ranks(text: str, world: int) -> str | tuple[int, ...]:

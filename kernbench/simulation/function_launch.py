@@ -102,7 +102,7 @@ class FunctionLauncher:
             return op
         self.executor.submit(FunctionLaunch(self.hosts, kernel, sizes, args, op, awaited))
         if any(not tells_of_looks(tensor) for tensor in tensors_in(args)):
-            self.values.flush()  # nobody tells us when the host looks at a plain tensor
+            self.values.flush()  # no event says when the host reads a plain tensor
         return op
 
 

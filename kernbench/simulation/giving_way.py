@@ -1,6 +1,6 @@
 """Where ranks may be interrupted: before an operation, and before they look into a store, others may go first.
 
-Without a schedule (:mod:`kernbench.order.choices`) a rank goes on until it waits, and nobody asks.
+Without a schedule (:mod:`kernbench.order.choices`) a rank goes on until it waits, and is not asked to give way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GivingWay(Listener):
         executor: has kernels that are to come later, too.
 
     Attributes:
-        conflicts: told of each step of a rank, and of looks into stores; None: nobody wants to know.
+        conflicts: receives each step of a rank, and reads of stores; None: no listener.
     """
 
     def __init__(

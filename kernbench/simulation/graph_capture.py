@@ -38,7 +38,7 @@ class GraphCapture:
         kept: by storage, what was in memory that the capture has written (:mod:`~kernbench.simulation.capture_effects`).
         random: the generators that it may draw from, by identity, with the states that they had when it began.
         broken: whether something was not permitted.
-        order: what happens before what in a replay; None: nobody wants to know.
+        order: what happens before what in a replay; None: no listener.
     """
 
     def __init__(self, stream: str, order: GraphOrder | None = None) -> None:
@@ -75,7 +75,7 @@ class GraphCapture:
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int
     ) -> Operation:
-        """An operation that will be on the host's current stream when the graph is replayed; nobody waits for it now."""
+        """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now."""
         if cost is None:
             self.forbid()
         stream = host.stream

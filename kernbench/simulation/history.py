@@ -65,8 +65,8 @@ class History:
     """The last calls of every rank.
 
     Attributes:
-        noted: told of each operation that is added, with the shapes of the tensors given; None: nobody is.
-        told: by rank, who is told of each of its calls.
+        noted: receives each operation that is added, with the shapes of the tensors given; None: no listener.
+        told: by rank, the listener of its calls.
     """
 
     def __init__(self) -> None:

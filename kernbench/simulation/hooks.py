@@ -1,6 +1,6 @@
 """Tells plugins what happens in a simulation.
 
-The runtime calls a method here at each place that a hook is about; nobody does where no plugin listens, because a context
+The runtime calls a method here at each place that a hook is about; it does not where no plugin listens, because a context
 has no :class:`RunHooks` then. A plugin that observes runs beside the program: what it computes with torch is not recorded,
 the clock that it reads is the host's, and it cannot wait.
 """
@@ -233,7 +233,7 @@ class RunHooks(Listener):
             ))  # fmt: skip
 
     def deadlock(self, report: str) -> None:
-        """Nobody can go on."""
+        """No rank can go on."""
         if tell := self._listened("deadlock_detected"):
             ranks = tuple(rank.index for rank in self.scheduler.ranks if rank.live)
             self._tell(tell, DeadlockEvent(ranks=ranks, time=self.engine.now, report=report))

@@ -78,7 +78,7 @@ class HostReads:
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=3)
 
     def to_host(self, sip: int, nbytes: int, *, waits: bool = True) -> Operation:
-        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it unless told otherwise."""
+        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it by default."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
@@ -91,7 +91,7 @@ class HostReads:
         return op
 
     def finish_stream(self, name: str) -> None:
-        """Wait for one of the streams of this rank, and for what it was told to wait for."""
+        """Wait for one of the streams of this rank, and for what it has to wait for."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
@@ -109,7 +109,7 @@ class HostReads:
             self.await_values(source, self.storages.of(source))
 
     def synchronize(self, failed: Sequence[Operation]) -> None:
-        """Wait for all streams of this rank, those of its groups too, and raise what nobody has seen fail."""
+        """Wait for all streams of this rank, those of its groups too, and raise failures that have not been raised yet."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()

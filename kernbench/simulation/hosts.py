@@ -1,6 +1,6 @@
 """Hosts: one per rank and one for main. Each has a clock, the streams that it enqueues on, and a SIP that it drives.
 
-:class:`Hosts` says who runs, and what time it is for whoever asks.
+:class:`Hosts` says who runs, and what time it is for the caller.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def seed_of(seed: int, rank: int | None) -> int:
 
 
 class HostWatcher(Protocol):
-    """Is told what a host does while it does it."""
+    """Is notified of what a host does while it does it."""
 
     def launched(self, op: Operation) -> None:
         """The host has put an operation on a stream; its clock is when the call returns."""
 
     def waited(self, begin: float, for_gpu: bool) -> None:
-        """The host has waited since ``begin`` (virtual s), for a GPU or for somebody else; its clock is when it goes on."""
+        """The host has waited since ``begin`` (virtual s), for a GPU or for another rank; its clock is when it goes on."""
 
     def allocated(self, nbytes: int, in_all: int, reserved: int, sip: int) -> None:
         """The program has taken ``nbytes`` of a SIP's memory, or given them back (negative); it has ``in_all`` now."""
@@ -97,7 +97,7 @@ class Host:
         each: what a launch costs while no operator of the program is called one by one (:meth:`launching`), None otherwise.
         stream: name of the stream that it enqueues on now.
         tails: the last operation it enqueued on each stream, by the stream's name.
-        unsettled: launches whose values are to come because they wait for somebody, by the stream's name, where nobody tells
+        unsettled: launches whose values are to come because they wait for others, by the stream's name, where no event tells
             us when the host looks at what they write.
         awaited: what the next operation of a stream has to wait for besides the one before it, by the stream's name.
         capture: the graph that it captures now, if it does.
@@ -112,8 +112,8 @@ class Host:
         step: steps of its program that have ended (:mod:`kernbench.simulation.steps`).
         generator: its random generator.
         account: what it has done so far.
-        order: what happens before what it does; None: nobody wants to know.
-        watcher: is told what it does; None: nobody is.
+        order: what happens before what it does; None: no listener.
+        watcher: receives what it does; None: no listener.
         detours: reasons for which operations take the whole path and not the bare one: features that listen, a capture, a
             profile, code whose operations are not the program's, and so on. 0: none.
         lanes: by stream's name, the last one of that name that it has put a row on.
@@ -281,9 +281,9 @@ class Hosts:
         folding: which ranks of it run, None: all.
         needs: if all run, who has wanted something of whom that only they can do.
         detours: reasons for which all hosts take the whole path: features of the simulation that listen.
-        observing: whether a plugin is being told something: what it does is not the program's.
+        observing: whether a plugin's hook is running: what it does is not the program's.
         inside_kernel: whether a kernel written in Python is running.
-        order: watches the order of events in ranks; None: nobody does.
+        order: watches the order of events in ranks; None: no watcher.
     """
 
     def __init__(self, scheduler: RankScheduler, sips: Sequence[int], seed: int) -> None:
@@ -332,7 +332,7 @@ class Hosts:
             self.needs.add((self.current_rank(), tuple(members)))
 
     def current(self) -> Host:
-        """The host of whoever runs: a rank's, or main's."""
+        """The host that runs: a rank's, or main's."""
         rank = self._rank_by_greenlet.get(getcurrent())
         if rank is None:
             if not acts_for_a_rank():

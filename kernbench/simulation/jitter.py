@@ -5,7 +5,7 @@ than those of another, and who is slow changes. What differs from kernel to kern
 and is not drawn: a rank has one *pace* for a step, by which the time of each of its kernels is multiplied.
 
 Paces are log-normal with mean one, so that none is negative. The draw is a function of the seed, the rank and the step: neither
-the order of ranks nor values nor what keeps ranks apart change it. Of ranks that are not run nobody draws: who stands for them
+the order of ranks nor values nor what keeps ranks apart change it. Ranks that are not run draw nothing: who stands for them
 takes as long as the slowest of all those alike is expected to, which is what collectives wait for.
 """
 

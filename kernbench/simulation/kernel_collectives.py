@@ -3,7 +3,7 @@
 Such an algorithm's module has ``run(call)``, the code of one rank, which launches a kernel (or several, one after the
 other) as it would on hardware. Here it is called for every member, the launches are collected, and the k-th of all members
 run as one batch: members that wait for each other's signals make progress together, and one that waits for a signal that
-nobody sends is a :class:`~kernbench.errors.DeadlockError` that names kernel, line, address and values.
+is never sent is a :class:`~kernbench.errors.DeadlockError` that names kernel, line, address and values.
 
 Buffers are registered before: each member's input is copied into one, so that an in-place call cannot overwrite what a
 peer has still to read. Signal words are kept from call to call, as on hardware.
@@ -31,7 +31,7 @@ EPOCHS = 2
 
 
 _MOST_YIELDS = 1000
-"""Turns in a row that kernels may give way without anything changing, before they count as waiting for somebody."""
+"""Turns in a row that kernels may give way without anything changing, before they count as waiting for another writer."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class KernelCollectives:
 
         Raises:
             ConfigError: ``run`` launched nothing, or not the same on every member.
-            DeadlockError: every member waits for a signal that nobody sends.
+            DeadlockError: every member waits for a signal that is never sent.
         """
         sent = [_joined(tensors) for tensors in inputs]
         if op is PREMULTIPLIED_AVERAGE:
@@ -139,7 +139,7 @@ def run_together(launches: Sequence[Launch], memory: AllocationMap) -> None:
     16, a rank's number for instance.)
 
     Raises:
-        DeadlockError: nobody can go on, and nobody has written anything since they looked.
+        DeadlockError: no rank can go on, and nothing has been written since they looked.
     """
     alike: dict[tuple[int, tuple[int, int, int]], list[Launch]] = {}
     for launch in launches:

@@ -42,7 +42,7 @@ from kernbench.triton_engine.reuse import look_at_wave
 from kernbench.triton_engine.signals import Party, Words
 
 _MOST_YIELDS = 1000
-"""Turns in a row that a kernel may give way without anything changing, before it counts as waiting for somebody."""
+"""Turns in a row that a kernel may give way without anything changing, before it counts as waiting for another writer."""
 
 
 _MOST_SIGNAL_BYTES = 1 << 16
@@ -88,7 +88,7 @@ class KernelMemory:
         return words
 
     def checks(self, execution: Execution) -> KernelOrder | None:
-        """Tells the order of events what programs do, where somebody wants to know it."""
+        """Tells the order of events what programs do, where it has a listener."""
         if self._hosts.order is None or all(launch.moment is None for launch in execution.launches):
             return None
         return KernelOrder(execution, self._hosts, self._memory)
@@ -157,7 +157,7 @@ class KernelLauncher:
         return computed
 
     def submit(self, launch: Launch) -> None:
-        """Enqueue a launch on the stream of whoever runs."""
+        """Enqueue a launch on the running rank's stream."""
         if self.hosts.inside_kernel:
             raise KernbenchError(
                 f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
@@ -181,7 +181,7 @@ class KernelLauncher:
         deferred = (SampledLaunch if launch.blind else TritonLaunch)(self, op, launch, awaited)
         self.executor.submit(deferred)
         if not tensors or not all(map(tells_of_looks, tensors)):
-            # nobody tells us when the host looks at a plain tensor: run it now, or at least until it waits for somebody
+            # no event says when the host reads a plain tensor: run it now, or at least until it waits for another writer
             if not awaited and op.stream not in host.unsettled:
                 self.waits.block_on(deferred.attempt)
             if not op.executed:
@@ -242,10 +242,10 @@ _SAMPLED_PROGRAMS = 2
 
 
 class SampledLaunch(TritonLaunch):
-    """A launch whose values nobody wants: a few programs run without storing, and their counts are scaled up.
+    """A launch whose values are not needed: a few programs run without storing, and their counts are scaled up.
 
     Bytes that programs share count once: they are capped at the size of the tensors. A launch that cannot be sampled (it
-    waits for somebody) takes the time of reading its tensors.
+    waits for another writer) takes the time of reading its tensors.
     """
 
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:
@@ -308,7 +308,7 @@ class SampledLaunch(TritonLaunch):
 
 
 def _stand_in(arg: torch.Tensor) -> torch.Tensor:
-    """Memory for a tensor that has none: zeros, so that indices read from it are some; nobody writes it, so it costs address
+    """Memory for a tensor that has none: zeros, so that indices read from it are some; it is never written, so it costs address
     space only."""
     last = sum((size - 1) * stride for size, stride in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else -1
     memory = torch.from_numpy(np.zeros((last + 1) * arg.element_size(), np.uint8))  # calloc's: not touched
@@ -351,7 +351,7 @@ class RunningBatch:
         self.errors: Sequence[BaseException | None] | None = None
 
     def run(self) -> bool:
-        """Go on until the end, or until every lane waits for somebody else."""
+        """Go on until the end, or until every lane waits for another writer."""
         launcher = self._launches[0].launcher
         activity = launcher.activity()
         if activity != self._seen:  # a rank, a collective or a copy may have written memory meanwhile

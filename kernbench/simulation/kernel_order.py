@@ -1,7 +1,7 @@
-"""What the programs of a launch touch, and what they tell each other: for the order of events, where somebody wants to know it.
+"""What the programs of a launch touch, and what they tell each other: for the order of events, where it is watched.
 
 Each program is a strand that begins with what its stream knew, learns from others by what it acquires, and has ended when what
-follows on the stream begins. Affine accesses are told as they are, one region per program; those at looked-up addresses as the
+follows on the stream begins. Affine accesses pass as they are, one region per program; those at looked-up addresses as the
 runs of bytes that they consist of.
 """
 
@@ -32,13 +32,13 @@ MOST_PROGRAMS = 1 << 10
 """Programs of all launches of an execution up to which each is a strand of its own; of more, those of a launch are one."""
 
 _MOST_RUNS = 256
-"""Runs of bytes up to which a program's access at looked-up addresses is told; one of more is not."""
+"""Runs of bytes up to which a program's access at looked-up addresses is reported; one of more is not."""
 
 Words = Sequence[str]
 
 
 def shadow_at(memory: MemoryStore, hosts: Hosts, address: int, storage: Any = None) -> Shadow | None:
-    """The shadow of the memory at an address of this process, a new one where there is none; None if nobody watches it.
+    """The shadow of the memory at an address of this process, a new one where there is none; None if it is not watched.
 
     ``storage``: of torch, which may have one.
     """
@@ -97,12 +97,12 @@ class SignalOrder:
         shadow.words.access(told, offset, sem=sem, scope="sys", reads=reads, writes=True)
 
     def history(self, address: int) -> str:
-        """Who has written a word last, for people; empty: nobody is known."""
+        """The last writer of a word, for people; empty: not known."""
         word = self._word(address)
         return "" if word is None else word[0].history(word[1])
 
     def _word(self, address: int) -> tuple[Shadow, int] | None:
-        """The shadow of the memory at an address of this process, and the byte of it; None: nobody watches it."""
+        """The shadow of the memory at an address of this process, and the byte of it; None: not watched."""
         shadow, placed = shadow_at(self._memory, self._hosts, address), self._memory.find_host(address)
         return None if shadow is None or placed is None else (shadow, address - placed.host_address)
 
@@ -128,7 +128,7 @@ class KernelOrder:
     """
 
     def __init__(self, execution: Binding, hosts: Hosts, memory: MemoryStore) -> None:
-        # not the execution itself, which has this: in a circle, what the kernel was given would live until somebody collects it
+        # not the execution itself, which has this: in a circle, what the kernel was given would live until the collector runs
         self._moments = [launch.moment for launch in execution.launches]
         self._launched = {launch.moment: launch.where for launch in execution.launches}
         self._programs = execution.programs
@@ -372,7 +372,7 @@ class KernelOrder:
             shadow.words.access(told, offset, sem=sem, scope=scope, reads=reads, writes=changes, thread=thread)
 
     def history(self, allocation: HostAllocation, offset: int) -> str:
-        """Who has written the word at a byte offset last, for people; empty: nobody is known."""
+        """The last writer of the word at a byte offset, for people; empty: not known."""
         shadow = self._shadow(allocation)
         return "" if shadow is None else shadow.history(offset)
 
@@ -403,7 +403,7 @@ class KernelOrder:
         shadow.read(access, region)
 
     def reading(self, read: Callable[[], Tensor | None]) -> Tensor | None:
-        """Does the load that it was told of: memory is as the programs see it."""
+        """Does the load that it has received: memory is as the programs see it."""
         readers, self._readers = self._readers, {}
         older = []
         for each in readers.values():

@@ -124,7 +124,7 @@ def location_of(frame: FrameType | None) -> Location:
 
 
 def program_location(frame: FrameType | None) -> Location:
-    """As :func:`location_of`, but outside of Python's own library too: there somebody called ``logging`` or ``json``."""
+    """As :func:`location_of`, but outside of Python's own library too: there the caller called ``logging`` or ``json``."""
     inner = frame
     while inner is not None and (not _is_users[inner.f_code.co_filename] or is_pythons(inner.f_code.co_filename)):
         inner = inner.f_back

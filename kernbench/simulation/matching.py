@@ -4,7 +4,7 @@ A collective is *posted* by each member. The first one's signature is what the o
 any data moves; when all have arrived it is *matched*, handed to the engine, and its values are computed. Messages have a
 :class:`~kernbench.runtime_api.messages.Mailbox`.
 
-Every process group posts here, whoever calls it.
+Every process group posts here, regardless of the caller.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Matcher:
         try:
             request = self.runs.expected(signature, count, group)
         except Exception:
-            return NO_LOAD  # what is wrong is told when it starts
+            return NO_LOAD  # what is wrong is reported when it starts
         if not request.channels:
             return NO_LOAD
         device = self.engine.topology.device
@@ -232,7 +232,7 @@ class Matcher:
         )
 
     def start_matched(self) -> bool:
-        """In main, when nobody can run on: hand what has been matched to the engine; False if there is nothing."""
+        """In main, when no rank can run on: hand what has been matched to the engine; False if there is nothing."""
         started = self.messages.start()
         if self._matched:
             matched, self._matched = sorted(self._matched, key=lambda collective: collective.number), []

@@ -1,7 +1,7 @@
 """Messages: point-to-point transfers, where the two sides' calls meet.
 
 They are matched by group, sender, receiver and tag, in the order in which each side posted them; a receive from any source
-takes, of the messages that are there when nobody can run on, the one that was sent first in virtual time. A pair goes its
+takes, of the messages that are there when no rank can run on, the one that was sent first in virtual time. A pair goes its
 way as a collective of two (:mod:`kernbench.simulation.message_runs`).
 
 Those of NCCL have a :class:`MessageRoute`: what is posted one by one goes over a communicator of the pair, and a batch over the

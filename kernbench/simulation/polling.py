@@ -24,7 +24,7 @@ class Polls:
 
     Attributes:
         drain: in main, runs the simulation as far as it goes (the drain sets it).
-        report_deadlock: describes why nobody can go on, and tells plugins (the drain sets it).
+        report_deadlock: describes why no rank can go on, and notifies plugins (the drain sets it).
     """
 
     def __init__(self, engine: GraphEngine, hosts: Hosts, scheduler: RankScheduler, waits: Waits) -> None:

@@ -1,6 +1,6 @@
 """What one process has of one SIP's memory: its allocator, and the ledger of what it allocated.
 
-Everything that a program allocates is counted here, once, whoever asks for it. What only a report needs is computed when there
+Everything that a program allocates is counted here, once, for any caller. What only a report needs is computed when there
 is one.
 """
 
@@ -42,7 +42,7 @@ from kernbench.topology.units import SIZE, QuantityError
 
 _BASE = 0x7F00_0000_0000
 _PER_SIP = 1 << 44
-"""Addresses that programs are told: each SIP has a range of its own."""
+"""Addresses that programs receive: each SIP has a range of its own."""
 
 _PLACED_SHARE = 12
 """An allocation is looked for in the program if it is at least 2^-12 of the most that was in use: a walk along the stack takes
@@ -252,12 +252,12 @@ class ProcessMemory:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody has reserved there."""
+        """Bytes that are unreserved there."""
         return max(0, self.device.capacity - self.device.reserved)
 
     @property
     def told(self) -> tuple[int, int]:
-        """Bytes that are free, and all, as a program is told that sizes its caches by them: of a SIP that has just what the
+        """Bytes that are free, and all, as shown to a program that sizes its caches by them: of a SIP that has just what the
         simulation lets each process reserve, besides what CUDA and its libraries take."""
         free = min(self.free, self.total)
         if self._most is None:
@@ -342,13 +342,13 @@ class ProcessMemories:
 
     Attributes:
         opened: each process's memory on each SIP that it has used.
-        owners: knows what they use it for; None: nobody does.
+        owners: knows what they use it for; None: not known.
         capacity: bytes of a SIP.
         process_limit: bytes that each process may reserve on a SIP; None: no limit besides the SIP's size.
         platform: what torch calls it, ``"CUDA"`` or ``"HIP"``.
         counts_overhead: whether what CUDA and its libraries take is counted.
         main_clock: virtual time of main, s.
-        refresh: called before somebody looks at the times of operations (:meth:`kernbench.simulation.waits.Waits.refresh`).
+        refresh: called before a read of the times of operations (:meth:`kernbench.simulation.waits.Waits.refresh`).
         pick: says when memory that several streams have used is free again; None: when all have ended.
     """
 

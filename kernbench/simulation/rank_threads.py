@@ -361,7 +361,7 @@ class RankThreads:
         }
 
     def is_busy(self, listening: Collection[int | None]) -> bool:
-        """Whether a thread that takes no turns may do something, as far as can be told.
+        """Whether a thread that takes no turns may do something, as far as is known.
 
         If a thread of its rank waits for others (``listening``), it may; else if it has not been where it is for a while.
         """

@@ -24,7 +24,7 @@ _LAST_CALLS = 3
 def deadlock_report(
     title: str, scheduler: RankScheduler, waits: Waits, matcher: Matcher, executor: DataExecutor
 ) -> str:
-    """Describe why nobody can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
+    """Describe why no rank can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
     stuck = StuckStreams(matcher.engine, matcher)
     waits_for, doing = who_waits(scheduler, waits, matcher, stuck)
     lines = [f"rank {rank.index} has ended by {rank.ended_by}" for rank in scheduler.ranks if rank.ended_by]

@@ -78,7 +78,7 @@ class StorageShadow:
         self.lent = [*(each for each in self.lent if each() is not None), weakref.ref(taken)]
 
     def lose(self, order: RankOrder, stream: str) -> None:
-        """The tensor that a library may have is going to have other memory, and nobody else has this. Raises RaceError."""
+        """The tensor that a library may have is going to have other memory, and this has no other owner. Raises RaceError."""
         order.lost(self.shadow, self._stream or stream)
 
     def give_back(self) -> None:
@@ -145,9 +145,9 @@ def touch(
 
 
 def allocated(order: RankOrder, tensor: torch.Tensor, name: str, *, zeros: bool = False) -> None:
-    """Memory has been taken for a tensor, by the operation ``name``, and nobody has written it.
+    """Memory has been taken for a tensor, by the operation ``name``, and it is unwritten.
 
-    ``zeros``: whoever gave it has cleared it, which nobody promises: it may be counted up from there, but says nothing.
+    ``zeros``: its allocator has cleared it, which is not promised: it may be counted up from there, but says nothing.
     """
     kept = shadow_of(order, tensor)
     if kept is not None and kept.shadow.made is None and kept.whole.hi:
@@ -156,7 +156,7 @@ def allocated(order: RankOrder, tensor: torch.Tensor, name: str, *, zeros: bool 
 
 
 def escapes(tensor: torch.Tensor) -> None:
-    """A tensor is given to what nobody sees: it may write it."""
+    """A tensor is given to code that is not observed: it may write it."""
     kept: StorageShadow | None = getattr(storage_of(tensor), SHADOW, None)
     if kept is not None:
         kept.shadow.undefined = None

@@ -1,7 +1,7 @@
 """Signals on a rank's stream: words that it raises at its peers, and words of its own that it waits for and takes down.
 
 What ``put_signal``, ``wait_signal`` and ``barrier`` of torch's symmetric memory launch on hardware. A word is raised with
-compare-and-swap from 0 to 1, so that no signal is lost: whoever raises one that nobody has taken down yet waits for that.
+compare-and-swap from 0 to 1, so that no signal is lost: raising one that is not taken down yet waits for that.
 Kernels of the program's own may use the same words.
 """
 

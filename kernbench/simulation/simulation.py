@@ -88,7 +88,7 @@ class Simulation:
         races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
         memory: what reads see that nothing orders (:data:`kernbench.order.MEMORIES`).
         jitter: how quick ranks are; default: all alike.
-        choices: say what goes first where several things could; the scheduler's policy asks them, too. None: nobody is asked.
+        choices: say what goes first where several things could; the scheduler's policy asks them, too. None: no policy.
 
     Attributes:
         topology: the system.
@@ -102,11 +102,11 @@ class Simulation:
         jitter: how quick ranks are.
         interrupted: the signal that has ended the run before its end; empty: none has.
         remarks: what the run is to say of itself besides, sentences; the values mean nothing.
-        descriptions: note what operations are, for a report; None if nobody asks.
-        hooks: what plugins are told, None if none listens.
-        order: watches for races, None if nobody wants to know.
+        descriptions: note what operations are, for a report; None if not requested.
+        hooks: what plugins receive, None if none listens.
+        order: watches for races, None: no listener.
         choices: as given.
-        giving_way: asks a rank whether others go first, None if nobody is asked.
+        giving_way: asks a rank whether others go first, None if no rank is asked.
         distributed: makes process groups.
         torch_recorder: records torch's operations where no rank's thread does: in main, and for greenlets.
     """
@@ -255,7 +255,7 @@ class Simulation:
         return self._ccl
 
     def now(self) -> float:
-        """Virtual time of whoever asks, seconds: the rank's host clock; in main, the time when all is done."""
+        """Virtual time of the caller, seconds: the rank's host clock; in main, the time when all is done."""
         host = self.hosts.current()
         return max(host.clock, self.engine.now) if host is self.hosts.main else host.clock
 
@@ -291,7 +291,7 @@ class Simulation:
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
 
-        Raises what made one of this rank's operations fail, if nobody has waited for that one.
+        Raises what made one of this rank's operations fail, if that one has not been waited for.
         """
         if self.hosts.current() is self.hosts.main:
             self.drain.pending()

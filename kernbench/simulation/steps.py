@@ -21,7 +21,7 @@ from kernbench.simulation.accounts import Account
 from kernbench.simulation.hosts import Host, Hosts
 
 TOLD = -1
-"""In place of an optimizer's number: the program has told of the step itself."""
+"""In place of an optimizer's number: the program has reported the step itself."""
 
 _MOST_RELEASES = 100
 """Times that ranks which wait are stopped: a program may wait again in its ``finally`` blocks, and not for ever."""
@@ -95,7 +95,7 @@ class Steps:
 
     Attributes:
         limit: steps after which each rank is stopped; None: none is.
-        noted: told of each end of an optimizer's step, with its number; None: nobody is.
+        noted: receives each end of an optimizer's step, with its number; None: no listener.
     """
 
     def __init__(self, hosts: Hosts) -> None:

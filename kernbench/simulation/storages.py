@@ -96,12 +96,12 @@ class Stored:
 
     Attributes:
         table: of the simulation.
-        allocation: its place among the addresses of a SIP, None until somebody needs one.
+        allocation: its place among the addresses of a SIP, None until needed.
         last: the last launch or collective on it.
-        hollow: whether its bytes mean nothing: nobody computes or touches them (a simulation without data).
+        hollow: whether its bytes mean nothing: they are neither computed nor touched (a simulation without data).
         stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
             of a hollow one, nothing better is known than the default of its dtype.
-        stated: whether the program itself has said what its values are (``kernbench.assume``), and nobody has written it since.
+        stated: whether the program itself has said what its values are (``kernbench.assume``), and it is unwritten since.
         kept: whether its values stay with it on a SIP, however many they are (:mod:`kernbench.simulation.known`).
         missing: the parts of what was empty into which nothing known has been written; None: it was not, or something that is
             assumed has been.

@@ -56,7 +56,7 @@ class Streams:
 
         Args:
             name: of the operation.
-            cost: what it occupies the stream for; None: a kernel whose duration will be told once it has been executed.
+            cost: what it occupies the stream for; None: a kernel whose duration is not known until it has been executed.
             tensors: what it reads and writes, of what is noted with the memory: launches.
             deferred: whether its values are to come.
             detail: what a trace shows of it besides.

@@ -15,7 +15,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def tells_of_looks(tensor: torch.Tensor) -> bool:
-    """Whether the simulation is told before the host looks at this tensor's values: launches that write it may be kept."""
+    """Whether the simulation is notified before the host looks at this tensor's values: launches that write it may be kept."""
     return getattr(type(tensor), "tells_of_looks", False)
 
 

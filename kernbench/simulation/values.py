@@ -1,4 +1,4 @@
-"""When values are computed: launches are kept until somebody looks, or something else needs their memory."""
+"""When values are computed: launches are deferred until a value is read, or something else needs their memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Values:
     def settle_stream(self) -> None:
         """What this rank's current stream has to do first has been computed; its host's clock stays where it is.
 
-        For operations that torch computes at once: a launch before them may wait for somebody still.
+        For operations that torch computes at once: a launch before them may wait for another writer still.
         """
         host = self._hosts.current()
         behind = [*host.unsettled.pop(host.stream, ()), *host.awaiting_values()]
@@ -61,11 +61,11 @@ class Values:
         self._waits.block_on(there)
 
     def unobserved_failures(self, host: Host | None = None) -> list[Operation]:
-        """Failed operations (of ``host``) that nobody has waited for."""
+        """Failed operations (of ``host``) that have not been waited for."""
         return [op for op in self._executor.failed if not op.observed and (host is None or op.rank == host.rank)]
 
     def raise_failure_on(self, stored: Stored) -> None:
-        """Raise what made an earlier operation on this memory fail, if nobody has seen that: its values mean nothing."""
+        """Raise what made an earlier operation on this memory fail, if that is not raised yet: its values mean nothing."""
         mine = stored.allocation
         if mine is None or not self._executor.failed:
             return

@@ -29,8 +29,8 @@ class Waits:
         pending: what is waited for, and the greenlets that wait, in the order in which they began to.
         ended: of these, what has an end; its values may be to come.
         drive_until: in main, runs the simulation until something is done (the drain sets it).
-        resuming: told of each greenlet that is about to be resumed, before any of them is, with what makes it fail; None:
-            nobody is.
+        resuming: receives each greenlet that is about to be resumed, before any of them is, with what makes it fail; None:
+            no listener.
     """
 
     def __init__(self, engine: GraphEngine, hosts: Hosts, scheduler: RankScheduler) -> None:
@@ -51,7 +51,7 @@ class Waits:
         """Block until ``handle`` is done; raise what made it fail.
 
         In a rank, a handle that is done returns without a switch; else the rank is queued and main goes on. In main it
-        drives the simulation. The host clock of whoever waits moves forward to the handle's end.
+        drives the simulation. The waiter's host clock moves forward to the handle's end.
         """
         handle.observed = True
         try:
@@ -64,7 +64,7 @@ class Waits:
         self.met(handle)
 
     def met(self, handle: Awaited) -> None:
-        """What the host of whoever runs does from now on happens after an operation that it has seen end."""
+        """What the running host does from now on happens after an operation that it has seen end."""
         order = self._hosts.current().order
         if order is not None:
             order.host_waits(getattr(handle, "moment", None))
@@ -115,7 +115,7 @@ class Waits:
         self.move_clock(self._hosts.current(), first)
 
     def refresh(self, operations: Sequence[Operation]) -> None:
-        """Before somebody looks at the times of ``operations`` without waiting. Here they are what is known."""
+        """Before a read of the times of ``operations`` without waiting. Here they are what is known."""
 
     def move_clock(self, host: Host, awaited: Awaited) -> None:
         """Move a host's clock forward to the end of what it has waited for, and log the wait."""

@@ -36,7 +36,7 @@ class FutureWrite(NamedTuple):
     Attributes:
         shadow: of the storage.
         region: the bytes.
-        values: what they are; None: nobody has written them.
+        values: what they are; None: unwritten.
     """
 
     shadow: Shadow
@@ -144,7 +144,7 @@ def as_before(older: Sequence[OlderView], written: Iterable[torch.Tensor] = ()) 
 
 
 def _forget(view: torch.Tensor, shadow: Shadow) -> None:
-    """Bytes that nobody had written: what shows, of the dtype that they have now."""
+    """Bytes that were unwritten: what shows, of the dtype that they have now."""
     dtype = torch.uint8 if shadow.tensor is None else shadow.tensor[0]
     if view.dim() == 1 and view.storage_offset() % dtype.itemsize == 0 and len(view) % dtype.itemsize == 0:
         poison(view.view(dtype))

@@ -102,7 +102,7 @@ class World:
         return True
 
     def _release(self) -> bool:
-        """Ranks have been stopped after their last step: whoever waits for them, in vain, is stopped too."""
+        """Ranks have been stopped after their last step: ranks that wait for them, in vain, are stopped too."""
         if not self.steps.stopping:
             return False
         rank_of = self.scheduler.rank_by_greenlet
@@ -115,7 +115,7 @@ class World:
         return True
 
     def _finish(self) -> None:
-        """All ranks have returned: complete what they left behind; an error that nobody waited for is the rank's own."""
+        """All ranks have returned: complete what they left behind; an error without a waiter is the rank's own."""
         while self.drain.anything_left():
             if not self.drain.once():
                 if self.steps.stopping:  # what they had begun beyond their last step

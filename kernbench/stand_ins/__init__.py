@@ -45,7 +45,7 @@ def stand_in_for(error: BaseException) -> str | None:
 
 @contextmanager
 def standing_in(names: Iterable[str]) -> Iterator[None]:
-    """For the length of a block, these packages can be imported, and are found by who looks for their releases; also by
+    """For the length of a block, these packages can be imported, and are found by searches for their releases; also by
     processes that are started within it and join a simulation.
 
     Raises:
@@ -142,7 +142,7 @@ class _Finder(DistributionFinder):
         return spec
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
-        """Of the release, for whoever asks for its version."""
+        """Of the release, for a caller that asks for its version."""
         wanted = getattr(context, "name", None)
         if wanted is None or wanted.replace("-", "_").lower() == self.name:
             yield _Release(self.name)

@@ -1,7 +1,7 @@
 """``nvidia-smi`` for the simulated GPUs of a rank's node, as processes that a rank starts find it on their path.
 
 A program of its own, of the standard library alone: what it says is in the environment variable :data:`VARIABLE`, as JSON,
-which whoever starts it has set. What is not modelled (utilization, temperature, power draw) is ``[N/A]``, as where a driver
+which its caller has set. What is not modelled (utilization, temperature, power draw) is ``[N/A]``, as where a driver
 does not tell. Options beyond the table, ``-L`` and the queries as CSV are refused.
 """
 

@@ -63,7 +63,7 @@ def run_on_dask(tasks: Sequence[T], run: Run[T], *, scheduler: str | None, jobs:
     A point whose worker dies is run again elsewhere; one that has killed several workers is a failed point.
 
     Raises:
-        ConfigError: distributed is not installed, or nobody answers at the address.
+        ConfigError: distributed is not installed, or there is no answer at the address.
     """
     with connected(scheduler, jobs) as (distributed, client):
         path = modules_path()
@@ -86,7 +86,7 @@ def connected(scheduler: str | None, jobs: int | None = None) -> Iterator[tuple[
     """The module ``distributed`` and a client of a scheduler; None: of a cluster of ``jobs`` processes on this machine.
 
     Raises:
-        ConfigError: distributed is not installed, or nobody answers at the address.
+        ConfigError: distributed is not installed, or there is no answer at the address.
     """
     try:
         import distributed

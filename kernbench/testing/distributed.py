@@ -58,7 +58,7 @@ class DistributedTests:
     def _run(self, body: Callable[[int], Any], count: int, per_rank_modules: Sequence[str]) -> None:
         def configure(environment: Environment) -> None:
             environment.state.modules.classes = patched_classes()
-            environment.state.variables = lambda rank: {}  # nobody has launched a test's processes by torchrun
+            environment.state.variables = lambda rank: {}  # a test's processes are not launched by torchrun
 
         with simulate(self._system_for(count)) as ctx, rank_streams(ctx.simulation.scheduler.current_rank, RANK):
             ctx.multiprocessing.configure = configure

@@ -1,6 +1,6 @@
 """Folders in which the processes of a test run meet: what another user has put there is never read.
 
-The folder for temporary files belongs to all users of the machine, and whoever comes first makes a name. So a run's own folder
+The folder for temporary files belongs to all users of the machine, and the first to come makes a name. So a run's own folder
 has a name that cannot be guessed, and of one whose name can be (all runs of a user share the machine's GPUs) it is looked up
 whose it is.
 """

@@ -58,7 +58,7 @@ class KernelWatch:
             self._compiled[str(getattr(src, "name", "?"))] += 1
 
     def take_from(self, output: Mapping[str, Any]) -> None:
-        """Controller: add what a worker has told."""
+        """Controller: add what a worker has reported."""
         self._compiled.update(output.get(_OUTPUT, {}))
 
     def finish(self, directory: Path, *, is_worker: bool) -> None:

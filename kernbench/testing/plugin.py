@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     races = config.getoption("--kernbench-races")
     if races is not None:
         before = os.environ.get("KERNBENCH_RACES")
-        os.environ["KERNBENCH_RACES"] = races  # what a simulation is told that is told nothing
+        os.environ["KERNBENCH_RACES"] = races  # the default of a simulation that is given none
         config.add_cleanup(lambda: _restore("KERNBENCH_RACES", before))
     hang_after = config.getoption("--kernbench-hang-after")
     if hang_after is not None:

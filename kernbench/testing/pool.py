@@ -1,11 +1,11 @@
 """Devices, memory and ports shared by the worker processes of a test run.
 
 The state is one JSON file under a file lock. Every process holds a *lease*, a lock on a file of its own, for as long as
-it lives: the kernel releases it when the process dies, however it dies, and whoever looks at the state next takes back
+it lives: the kernel releases it when the process dies, however it dies, and the next reader of the state takes back
 what it had. Process ids are not asked: they are reused.
 
 A request is granted whole or not at all, so that holders never wait for each other. Waiting requests are served in
-order of arrival, except that a request which fits may overtake one that does not, a bounded number of times: nobody
+order of arrival, except that a request which fits may overtake one that does not, a bounded number of times: none
 starves.
 """
 
@@ -108,7 +108,7 @@ class ResourcePool:
         """Wait for what ``request`` asks for.
 
         Args:
-            timeout: seconds; None waits as long as somebody else holds what is missing.
+            timeout: seconds; None waits as long as another holder has what is missing.
 
         Raises:
             ResourceError: it is more than there is, or the time is up.
@@ -181,7 +181,7 @@ class ResourcePool:
         return sorted(fitting[: request.devices]) if len(fitting) >= request.devices else None
 
     def _ports(self, state: dict[str, Any], count: int) -> list[int] | None:
-        """Ports that nobody was granted and nobody on this machine listens on, or None."""
+        """Ports that are neither granted nor have a listener on this machine, or None."""
         taken = {port for grant in state["grants"] for port in grant["ports"]}
         first, number = self.capacity.ports
         found: list[int] = []

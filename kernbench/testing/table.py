@@ -29,7 +29,7 @@ def show_table(rows: Sequence[tuple[str, dict[str, Any]]], shown: int, terminal:
 
 
 def resident_bytes() -> int:
-    """Memory of this process, bytes; 0 where that is not told."""
+    """Memory of this process, bytes; 0 where that is not known."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):

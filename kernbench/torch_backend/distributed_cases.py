@@ -91,7 +91,7 @@ class SimulatedProcess:
         self.kwargs = kwargs or {}
 
     def is_alive(self) -> bool:
-        """False: who asks is not a rank, and ranks have ended then."""
+        """False: the caller is not a rank, and ranks have ended then."""
         return False
 
     def terminate(self) -> None:
@@ -130,7 +130,7 @@ class PipeEnd:
         return bool(self.arrived)
 
     def close(self) -> None:
-        """Nobody sends or receives any more."""
+        """No rank sends or receives any more."""
         self.closed = True
 
 
@@ -159,7 +159,7 @@ class SimulatedTestCases:
         processes: Any = common.MultiProcessTestCase
         patch(processes, "_start_processes", _starts_processes)
         patch(processes, "_join_processes", self._joins_processes())
-        patch(processes, "_event_listener", staticmethod(lambda *args: None))  # nobody asks for tracebacks
+        patch(processes, "_event_listener", staticmethod(lambda *args: None))  # tracebacks are not requested
         continuous: Any = getattr(common, "MultiProcContinuousTest", None)
         if continuous is not None:
             patch(continuous, "_spawn_processes", classmethod(_starts_workers))
@@ -269,7 +269,7 @@ class SimulatedTestCases:
     def _solo(self, common: Any) -> None:
         """Other test cases of torch's: one rank, which has the simulated GPUs that the modules of tests have seen.
 
-        A test of one process waits for nobody but its own threads: it keeps torch's own stores, and has not been launched.
+        A test of one process waits only for its own threads: it keeps torch's own stores, and has not been launched.
         """
         own_stores = {name: getattr(dist, name) for name in stores.CLASSES}
 
@@ -407,7 +407,7 @@ def _starts_workers(cls: Any, world_size: int) -> None:
 
 
 def _run_workers(run: RunRanks, case: Any) -> None:
-    """Run the test that the workers were told: new ones for each test."""
+    """Run the test that the workers have received: new ones for each test."""
     cls: Any = type(case)
 
     def body(rank: int) -> None:

@@ -28,7 +28,7 @@ class Patches:
         """Replace ``owner.name``, which ``owner`` may have inherited.
 
         Raises:
-            KernbenchError: there is no such name, so nobody would use what was to replace it.
+            KernbenchError: there is no such name, so what was to replace it would have no user.
         """
         if not hasattr(owner, name):
             wanted_by = inspect.stack(0)[1].frame.f_globals["__name__"]
@@ -68,7 +68,7 @@ class Patches:
     def redo(self) -> bool:
         """After :meth:`undo`: set everything again, in the same order.
 
-        False, with nothing set, if somebody has changed one of the attributes since: the values were made from what it was.
+        False, with nothing set, if one of the attributes has been changed since: the values were made from what it was.
         """
         for index, (owner, name, stock, value) in enumerate(self._made):
             if vars(owner).get(name, _MISSING) is not stock:

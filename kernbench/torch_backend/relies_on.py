@@ -1,6 +1,6 @@
 """What the modules of this room rely on in torch and Python beyond what those document: data that a test walks.
 
-A module that uses somebody's private names, or counts on how something is done, says so in ``RELIES_ON``: a tuple of
+A module that uses another package's private names, or counts on how something is done, says so in ``RELIES_ON``: a tuple of
 :class:`Reliance`. ``python -m kernbench.torch_backend.relies_on`` looks each of them up in the torch that is installed and
 prints the list. Supporting another version of torch begins with what it says is broken.
 """

@@ -282,7 +282,7 @@ def _names_the_backend(stock: Callable[..., dict[str, Any]]) -> Callable[..., di
     def data(module: Any) -> dict[str, Any]:
         backend = module.process_group.name()
         variables = {name.lower(): os.environ.get(name, "N/A") for name in _LOGGED_VARIABLES.get(backend, ())}
-        threads = {"gloo_num_threads": 2} if backend == "gloo" else {}  # which gloo has, whoever asks
+        threads = {"gloo_num_threads": 2} if backend == "gloo" else {}  # which gloo has, for any caller
         return {**stock(module), "backend_name": backend, **threads, **variables}
 
     return data

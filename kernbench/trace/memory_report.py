@@ -23,7 +23,7 @@ _MOST = 16
 
 
 class MemorySource(Protocol):
-    """A context, as far as this is told of it."""
+    """A context, as far as this report reads it."""
 
     simulation: Simulation
 

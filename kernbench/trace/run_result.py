@@ -159,7 +159,7 @@ def result_of(
         simulation: still open, as memory is counted until it is closed.
         program, arguments: what ran.
         errors: what ranks failed with.
-        tokens, samples: of a step, of the whole job; by default what the program told.
+        tokens, samples: of a step, of the whole job; by default what the program reported.
         extrapolate: a number of steps.
         notes: what is to be said of the run, in sentences.
     """

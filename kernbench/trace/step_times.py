@@ -38,7 +38,7 @@ class StepTime:
         idle: the rest: the device waits for its host, or for other ranks.
         flops: by format, over all ranks.
         recomputed: the same of forward work that was repeated.
-        tokens, samples: of the whole job, as the program told; 0 if it did not.
+        tokens, samples: of the whole job, as the program reported; 0 if it did not.
     """
 
     number: int
@@ -251,7 +251,7 @@ class Achieved:
     Attributes:
         seconds: per step.
         gpus: that made them.
-        tokens, samples: per step, of the whole job; 0 if nobody told.
+        tokens, samples: per step, of the whole job; 0 if not reported.
         flops, recomputed: per step over all ranks, by format.
         peaks: of one device's matrix engines by format, FLOP/s.
     """
@@ -293,7 +293,7 @@ def achieved(
     Args:
         times: of the run.
         device: that each rank drives.
-        tokens, samples: per step, of the whole job; by default what the program told.
+        tokens, samples: per step, of the whole job; by default what the program reported.
     """
     steps = times.typical
     if not steps:

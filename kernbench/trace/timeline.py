@@ -199,7 +199,7 @@ class HasEngine(Protocol):
 
     @property
     def op_costs(self) -> OpCosts:
-        """What torch's operations cost, and which of them nobody knows."""
+        """What torch's operations cost, and which of the costs are not known."""
 
 
 def engine_of(source: HasEngine | GraphEngine) -> GraphEngine:

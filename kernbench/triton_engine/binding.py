@@ -49,7 +49,7 @@ class Launch:
     cold: bool = False
     """Whether it finds nothing of its own in the caches."""
     moment: Any = None
-    """Its end in the order of events, if somebody watches that."""
+    """Its end in the order of events, if that is watched."""
 
 
 @dataclass
@@ -102,9 +102,9 @@ class Binding:
         #: Elements that each launch updated atomically.
         self.atomics = [0] * len(launches)
         self._known: dict[int, HostAllocation] = {}
-        #: What readers of its signals see; None where nobody asks.
+        #: What readers of its signals see; None where there is no reader.
         self.party: Party | None = None
-        #: Told of every access, if somebody wants to know.
+        #: Receives every access, if there is a listener.
         self.checks: Checks | None = None
         #: By identity of the array, which is held so that nothing else gets its place.
         self._scaled: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -244,7 +244,7 @@ class Binding:
     ) -> None:
         """Account for bytes, by launch, moved between byte offsets ``low`` and ``high`` of an allocation.
 
-        ``signals``: every word in between may be one; else whoever calls this says which are (:meth:`signal`).
+        ``signals``: every word in between may be one; else the caller says which are (:meth:`signal`).
         """
         for launch, nbytes in shares.items():
             by_base = self._traffic[launch]

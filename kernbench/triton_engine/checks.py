@@ -24,7 +24,7 @@ from .memory import Checks, HostAllocation, registry
 
 
 class UninitialisedReadError(MemoryAccessError):
-    """A program read memory that was registered as fresh and that nobody has written."""
+    """A program read memory that was registered as fresh and that is unwritten."""
 
 
 _enabled = os.environ.get("KERNBENCH_TRITON_CHECK") == "1"
@@ -38,7 +38,7 @@ def set_checks(on: bool) -> bool:
 
 
 def checks_of(binding: Binding, others: Checks | None) -> Checks | None:
-    """What wants to be told of every access of an execution: the checks here, if they are on, and ``others``."""
+    """The listener for every access of an execution: the checks here, if they are on, and ``others``."""
     if not _enabled:
         return others
     own = MemoryChecks(binding)
@@ -54,7 +54,7 @@ def _in_turn(name: str) -> Any:
 
 
 class AllChecks:
-    """Several that are told of every access, each in turn.
+    """Several that receive every access, each in turn.
 
     Attributes:
         parts: those.
@@ -68,7 +68,7 @@ class AllChecks:
     words, fence, meet, ended = _in_turn("words"), _in_turn("fence"), _in_turn("meet"), _in_turn("ended")
 
     def reading(self, read: Callable[[], Tensor | None]) -> Tensor | None:
-        """Does the load that they were told of, as each of them sees memory."""
+        """Does the load that they have received, as each of them sees memory."""
         for each in self.parts:
             read = partial(each.reading, read)
         return read()
@@ -99,7 +99,7 @@ class MemoryChecks:
     # Affine accesses
 
     def read_piece(self, access: Access, piece: Piece) -> None:
-        """Refuse to read elements of a piece that nobody has written."""
+        """Refuse to read unwritten elements of a piece."""
         written = registry.written(piece.allocation.base)
         if written is not None:
             known = _bytes(written, piece, access.item).all(-1)

@@ -46,7 +46,7 @@ def set_launch_sink(sink: LaunchSink | None) -> LaunchSink | None:
 
 
 def launches_are_collected() -> bool:
-    """Whether somebody gets launches instead of their being run at once."""
+    """Whether launches go to a collector instead of being run at once."""
     return _sink is not None
 
 
@@ -109,7 +109,7 @@ def sampled_launches(
 
 
 def submit(launch: Launch) -> None:
-    """Run a launch, or hand it to whoever collects launches."""
+    """Run a launch, or hand it to the collector of launches."""
     if _recorders and _recorders[-1].sample is not None:
         with _recorders[-1].within():
             record = _sample(launch, *_recorders[-1].sample)
@@ -139,7 +139,7 @@ def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord |
 
 
 def run_alone(launch: Launch, memory: AllocationMap | None = None) -> Execution:
-    """Run one launch to its end with nobody else to wait for.
+    """Run one launch to its end with no other launch to wait for.
 
     Raises:
         DeadlockError: its programs wait for memory that nothing will write.
@@ -153,7 +153,7 @@ def execute(launches: Sequence[Launch], memory: AllocationMap | None = None) -> 
     Returns the finished execution: ``.counts()`` are those of all launches together.
 
     Raises:
-        DeadlockError: every lane waits for memory, and nobody else runs who could write it.
+        DeadlockError: every lane waits for memory, and nothing else runs that could write it.
     """
     execution = Execution(launches, memory, profile=is_profiled())
     status = execution.run()

@@ -48,7 +48,7 @@ _LANE_GRIDS = 256
 class Execution(Binding):
     """One or several launches (ranks) of one program on one grid, run as a resumable whole.
 
-    ``run()`` returns ``"done"``, ``"waiting"`` (every lane waits for memory that somebody else must write) or
+    ``run()`` returns ``"done"``, ``"waiting"`` (every lane waits for memory that another writer must write) or
     ``"yielded"`` (lanes poll memory under a changing counter: they can go on, but others should have a turn first).
     """
 
@@ -434,7 +434,7 @@ class Execution(Binding):
         return count(self, self.ready, self.block_lanes, programs)
 
     def counts_by_launch(self) -> list[Counts]:
-        """What each launch did so far (bytes by line of the kernel are not told apart)."""
+        """What each launch did so far (bytes by line of the kernel are not separated)."""
         launches = range(self.n_ranks)
         return [count(self, self.ready, self.block_lanes, self.programs, launch) for launch in launches]
 

@@ -66,7 +66,7 @@ def allocation_of(tensor: torch.Tensor, name: str = "", rank: int | None = None)
 
 
 class Checks(Protocol):
-    """Told of what programs touch: all that an ``Access`` consists of, before it is done."""
+    """Receives what programs touch: all that an ``Access`` consists of, before it is done."""
 
     def read_piece(self, access: Any, piece: Any) -> None:
         """Elements of a piece are loaded."""
@@ -85,7 +85,7 @@ class Checks(Protocol):
         """Elements ``index`` are stored."""
 
     def reading(self, read: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-        """Does the load that it was told of: what ``read`` gives."""
+        """Does the load that it has received: what ``read`` gives."""
 
     def words(
         self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,
@@ -101,7 +101,7 @@ class Checks(Protocol):
         """The threads of each program of a batch have met since the access before this one."""
 
     def history(self, allocation: HostAllocation, offset: int) -> str:
-        """Who has written the word at a byte offset last, for people; empty: nobody is known."""
+        """The last writer of the word at a byte offset, for people; empty: not known."""
 
     def ended(self) -> None:
         """All programs have run."""
@@ -120,7 +120,7 @@ class AllocationMap(Protocol):
         """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
 
     def checks(self, execution: Any) -> Checks | None:
-        """What wants to be told of every access of an execution; None: nothing."""
+        """The listener for every access of an execution; None: no listener."""
 
 
 class RegisteredAllocations:
@@ -184,14 +184,14 @@ class RegisteredAllocations:
         return None
 
     def words(self, address: int) -> Words | None:
-        """None: nobody asks when these launches end."""
+        """None: the ends of these launches are not watched."""
         return None
 
     def multicast_range(self, address: int) -> None:
         """None: there is no switch."""
 
     def checks(self, execution: Any) -> None:
-        """None: nobody."""
+        """None: no listener."""
 
     def clear(self) -> None:
         """Forget all."""
@@ -266,5 +266,5 @@ class WriteEpoch:
         self.count += 1
 
 
-#: Bumped by kernels' stores and atomics; whoever else writes memory that kernels may wait for calls ``bump`` too.
+#: Bumped by kernels' stores and atomics; any other writer of memory that kernels may wait for calls ``bump`` too.
 write_epoch = WriteEpoch()

@@ -28,7 +28,7 @@ def wave_read(launch: Launch, programs: int, memory: AllocationMap | None = None
     """Distinct bytes that ``programs`` consecutive programs of a launch read, and how many programs those were.
 
     They are those in the middle of the grid. Floats are not read and products not computed, so that it takes milliseconds.
-    None: the programs wait for somebody, or cannot be followed so.
+    None: the programs wait for another writer, or cannot be followed so.
     """
     total = prod(launch.grid)
     size = min(total, programs)

@@ -45,7 +45,7 @@ class Affine:
     least: int
     most: int
     per_lane: np.ndarray | None = None
-    #: The same as a tensor, once somebody has asked for it.
+    #: The same as a tensor, once requested.
     dense: torch.Tensor | None = field(default=None, init=False)
 
     def on_tile(self, tile_strides: tuple[int, ...]) -> Affine:
@@ -76,7 +76,7 @@ class Box:
     """
 
     bounds: tuple[tuple[Bound, Bound] | None, ...]
-    #: The same as a tensor, once somebody has asked for it.
+    #: The same as a tensor, once requested.
     dense: torch.Tensor | None = field(default=None, init=False)
 
     def map(self, change: Callable[[Any], Any]) -> Box:
@@ -108,7 +108,7 @@ class Desc:
 @final
 @dataclass(slots=True, eq=False)
 class Late:
-    """A value that nobody but the store after it looks at: it is computed there, straight into memory where that can be."""
+    """A value that only the store after it reads: it is computed there, straight into memory where that can be."""
 
     compute: Callable[..., Any]
     into: Callable[..., bool]

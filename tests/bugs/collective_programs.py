@@ -242,7 +242,7 @@ def ranks_on_one_gpu(fixed: bool) -> None:
 
 
 def barrier_on_the_first_gpu(fixed: bool) -> None:
-    """The first collective of all is a barrier, and nobody has said which GPU is whose."""
+    """The first collective of all is a barrier, and it is not known which GPU is whose."""
     torch.cuda.set_device(0)
     if fixed:
         torch.cuda.set_device(dist.get_rank())

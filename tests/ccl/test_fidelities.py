@@ -65,7 +65,7 @@ def library_ratio(topology, nodes, ranks, collective, algorithm, nbytes):
     "system", [s for s in shipped_names("systems") if resolve_topology(s).topology_obj.system.fabric]
 )
 def test_groups_of_one_rank_per_node_take_what_the_network_takes(system):
-    """Groups with nobody else in the node, of which a node without a switch has no links to speak of."""
+    """Groups with no other rank in the node, of which a node without a switch has no links to speak of."""
     topology = resolve_topology(system, nodes=3).topology_obj
     sips = tuple(topology.sips_of(node)[0] for node in range(3))
     where = Placement.of(topology, sips)

@@ -27,7 +27,7 @@ def test_the_algorithms_of_a_row_implement_its_collective(name: str) -> None:
 @pytest.mark.parametrize("members", [2, 3, 8])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_row_says_what_the_fallback_ends_with(name: str, members: int) -> None:
-    """And a schedule without its last transfer is told from a right one."""
+    """And a schedule without its last transfer is distinguished from a right one."""
     if name == "send" and members != 2:
         return
     kind = KINDS[name]

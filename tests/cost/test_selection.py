@@ -1,4 +1,4 @@
-"""choose: what the library runs, and what it may be told."""
+"""choose: what the library runs, and what it may be passed."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_run_that_did_nothing_has_a_page(opened: Opened, tmp_path: Path) -> No
 
 
 def _waits_in_a_ring(rank: int, world_size: int, torch: Any) -> None:
-    """Everybody receives from the rank before, and nobody sends."""
+    """Each rank receives from the rank before, and none sends."""
     torch.distributed.recv(torch.zeros(8), (rank - 1) % world_size)
 
 

@@ -223,7 +223,7 @@ def test_bytes_that_are_no_request_are_refused(
     server: ReportServer, text: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer = asked(server, text)
-    if text.startswith(b"GET / HTTP/1.0\r\nHost: localhost\r\nT"):  # a body that nobody reads
+    if text.startswith(b"GET / HTTP/1.0\r\nHost: localhost\r\nT"):  # a body that is not read
         assert answer.startswith(b"HTTP/1.0 200")
     else:
         assert b" 200 " not in answer
@@ -287,7 +287,7 @@ def test_a_trace_is_the_same_when_somebody_looks(tmp_path: Path) -> None:
 
 @contextmanager
 def following(server: ReportServer) -> Iterator[None]:
-    """Somebody has the page open."""
+    """A viewer has the page open."""
     events = urlopen(server.address + "events", timeout=60)
     thread = threading.Thread(target=events.read, daemon=True)
     told(events)

@@ -183,7 +183,7 @@ def test_vector_load():
 
 @triton.jit
 def no_operands_kernel(out_ptr):
-    """As programmatic dependent launch is written: an instruction without operands whose result nobody wants."""
+    """As programmatic dependent launch is written: an instruction without operands whose result is not used."""
     tl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     seven = tl.inline_asm_elementwise("mov.u32 $0, 7;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(out_ptr, seven)

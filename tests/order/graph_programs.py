@@ -70,7 +70,7 @@ def flag_of_a_call_frozen_in_a_graph(fixed: bool) -> None:
     graph = captured(reduce)
     for _ in range(3):
         graph.replay()
-        handle.barrier()  # nobody writes before all have read
+        handle.barrier()  # no rank writes before all have read
     torch.cuda.synchronize()
 
 

@@ -48,7 +48,7 @@ def hands_over(rank: int, printed: list[str], ordered: bool = True) -> None:
 
 
 def leads(rank: int, printed: list[str], atomic: bool = True) -> None:
-    """Whoever comes first leads: if nobody comes between the look and the claim."""
+    """The first to come leads: if no other comes between the look and the claim."""
     store = dist.TCPStore("localhost", 29501, is_master=rank == 0)
     if atomic:
         leader = int(store.compare_set("leader", "", str(rank)))

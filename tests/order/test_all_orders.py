@@ -19,7 +19,7 @@ Uses = list[tuple[str, str]]
 
 
 def uses_keys(uses: list[Uses], rank: int, printed: list[str]) -> None:
-    """Each rank uses keys of a store as it is told."""
+    """Each rank uses keys of a store as its arguments say."""
     store = dist.TCPStore("localhost", 29501, is_master=rank == 0)
     for key, how in uses[rank]:
         if how == "add":

@@ -174,7 +174,7 @@ def test_an_interrupt_ends_all_runs(where: str, request: pytest.FixtureRequest, 
         assert running.wait() != 0
     pids = {int(line) for line in seen.read_text().split()}
     assert len(pids) == 2
-    last = time.monotonic() + (0 if where == "here" else 60)  # workers are told to stop, and look once a second
+    last = time.monotonic() + (0 if where == "here" else 60)  # workers are asked to stop, and look once a second
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < last:
         time.sleep(0.1)
     for pid in pids:

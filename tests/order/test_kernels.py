@@ -57,7 +57,7 @@ def test_programs_that_write_halves_of_rows_share_no_byte() -> None:
 
 
 def test_what_a_kernel_was_given_is_freed_with_its_last_reference() -> None:
-    """Not when somebody collects it: torch takes gradients over that nobody else has, and memory comes back at once."""
+    """Not when it is collected: torch takes gradients over that have no other owner, and memory comes back at once."""
 
     def body() -> None:
         gc.disable()

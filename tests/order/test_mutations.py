@@ -20,7 +20,7 @@ _KERNELS = {"_meet": "kernel_all_reduce", "_two_shot": "kernel_all_reduce"}
 
 
 class Mutation(NamedTuple):
-    """A line of the programs' module that is changed, and why nobody notices if nobody does."""
+    """A line of the programs' module that is changed, and why it is not noticed, if it is not."""
 
     program: str
     line: int

@@ -24,7 +24,7 @@ class PackageMutation(NamedTuple):
         file: in the repository.
         old, new: text that is there, and what takes its place.
         at: which of the places with this text, from 0.
-        reason: why nobody notices; None: it is noticed.
+        reason: why it is not noticed; None: it is noticed.
     """
 
     file: str

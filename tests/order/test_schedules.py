@@ -252,7 +252,7 @@ def test_answers_are_numbered_by_point() -> None:
 
 
 def test_compiling_takes_no_virtual_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's compiler times itself where somebody listens, and only when its cache has not the kernel."""
+    """Triton's compiler times itself where it has a listener, and only when its cache has not the kernel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     one_shot.device_caches.clear()
     with count_compiles() as compiles:

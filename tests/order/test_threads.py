@@ -72,7 +72,7 @@ def _lock(x, lock, meets: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _counts_its_tiles(x, count, BLOCK: tl.constexpr):
-    """What one thread releases is nobody's to acquire: programs store tiles of their own and count themselves."""
+    """What one thread releases is for no other to acquire: programs store tiles of their own and count themselves."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x + at, tl.load(x + at) + 1)
     tl.atomic_add(count, 1)

@@ -1,4 +1,4 @@
-"""Memory that nobody has written: looks are found with the line of the allocation, and nothing where it is written first."""
+"""Unwritten memory: reads are found with the line of the allocation, and nothing where it is written first."""
 
 from __future__ import annotations
 

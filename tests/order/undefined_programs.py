@@ -1,4 +1,4 @@
-"""Pairs of programs: each looks at memory that nobody has written, and not when it is ``fixed``.
+"""Pairs of programs: each reads unwritten memory, and not when it is ``fixed``.
 
 The lines of the look and of the allocation are marked ``# look`` and ``# made``.
 """

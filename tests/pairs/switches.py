@@ -1,4 +1,4 @@
-"""What a run can be told, and which of it does not go together.
+"""What a run can be passed, and which of it does not go together.
 
 A level of a switch is the words of the command line that choose it; those of the program stand behind it.
 """

@@ -1,4 +1,4 @@
-"""What plugins are told over the life of a run, and that being told changes nothing."""
+"""What plugins receive over the life of a run, and that receiving it changes nothing."""
 
 from __future__ import annotations
 

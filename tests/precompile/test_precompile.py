@@ -26,7 +26,7 @@ REDUCE_POINTS = 3 * 2  # (fp16, 2), (fp16, 4), (fp32, 2), each pushed and pulled
 
 @pytest.fixture(scope="module", autouse=True)
 def users_environment() -> Iterator[None]:
-    """Without what an active driver, left by a context that nobody closed, adds: it enters Triton's cache keys."""
+    """Without what an active driver, left by a context that was not closed, adds: it enters Triton's cache keys."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_DEFAULT_FP_FUSION", raising=False)
         yield

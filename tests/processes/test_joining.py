@@ -1,4 +1,4 @@
-"""Ranks whose processes somebody else has started: torchrun, multiprocessing, a command. They join one simulation."""
+"""Ranks whose processes another launcher has started: torchrun, multiprocessing, a command. They join one simulation."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ def test_too_many_ranks_for_the_systems_limits_is_told_in_words():
 
 @pytest.mark.long  # interpreters that import torch
 def test_a_fork_that_the_system_refuses_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have to promise memory that nobody uses any more: that is collected, and it works."""
+    """It would have to promise memory that has no user any more: that is collected, and it works."""
     fork, refused = os.fork, []
 
     def refuse() -> int:

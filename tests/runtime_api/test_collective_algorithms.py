@@ -32,7 +32,7 @@ def seconds(operations) -> float:
 @pytest.mark.parametrize("system", ["dgx_h100", "sip8"])
 @pytest.mark.parametrize("name", ALL_REDUCES)
 def test_all_reduce_by_every_algorithm(name, system, tmp_path):
-    """The file names it; whoever cannot serve on the system is replaced, and the log says so."""
+    """The file names it; one that cannot serve on the system is replaced, and the log says so."""
     file = tmp_path / "ccl.yaml"
     file.write_text(f"defaults: {{algorithm: {name}}}\n")
     results = {}

@@ -132,7 +132,7 @@ def test_the_parent_of_every_rank_is_main_and_ranks_never_nest(ctx, isolation):
 
 
 def test_no_greenlet_is_orphaned_when_a_rank_fails(ctx):
-    """A kernel's greenlet that waits while its rank fails is unwound: its ``finally`` runs, and nobody resumes it."""
+    """A kernel's greenlet that waits while its rank fails is unwound: its ``finally`` runs, and it is not resumed."""
     log = []
     never = Operation("never", "timer", rank=None, sip=0, stream="x", enqueue=0.0)
 

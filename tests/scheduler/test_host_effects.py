@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="ne
 
 
 _of_process = signal.getsignal
-"""Not the rank's own, of which a rank is told."""
+"""Not the rank's own, of which a rank is notified."""
 
 
 def observed() -> dict[str, bool]:

@@ -215,7 +215,7 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
 
 
 class _InterruptedLock:
-    """A lock whose third ``acquire`` gets it and raises, as a thread does that is told to end while it wakes up."""
+    """A lock whose third ``acquire`` gets it and raises, as a thread does that is asked to end while it wakes up."""
 
     def __init__(self, lock):
         self.lock = lock
@@ -275,7 +275,7 @@ def test_the_heap_is_frozen_only_while_greenlet_does_not_search_it(isolation, mo
 
 @each_isolation
 def test_a_thread_that_ends_while_ranks_run_takes_no_reference_along(isolation):
-    """greenlet takes a thread's own greenlet away if the collector knows nobody who has it; a settled heap hides who does."""
+    """greenlet takes a thread's own greenlet away if the collector knows no owner of it; a settled heap hides who does."""
     held, begun, go = [], threading.Event(), threading.Event()
 
     def use_greenlets():

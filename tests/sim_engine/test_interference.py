@@ -61,7 +61,7 @@ def test_a_collective_begins_when_what_it_waits_for_has_ended():
     first, second, before = collective(), collective(1.0), launched()
     beside.expect(first, (before,), Load(2.0, 0.5, 0.5))
     beside.expect(second, (first,), Load(2.0, 0.1, 0.1))
-    assert beside.stretched(*kernel(), 4.0, 1.0) == 1.0  # nobody can tell yet
+    assert beside.stretched(*kernel(), 4.0, 1.0) == 1.0  # not known yet
     before.resolve(0.0, 3.0)  # so they run from 3 to 5 and from 5 to 7 s
     assert beside.stretched(*kernel(), 3.0, 1.0) == pytest.approx(1.5)
     assert beside.stretched(*kernel(), 5.5, 1.0) == pytest.approx(1.1)

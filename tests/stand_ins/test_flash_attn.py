@@ -110,7 +110,7 @@ PAGES = torch.tensor([[3, 0, -1], [1, 4, 2]], dtype=torch.int32)
 
 
 def paged(keys: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
-    """A cache that has the first of ``keys`` in their pages, and elsewhere what nobody may see."""
+    """A cache that has the first of ``keys`` in their pages, and elsewhere what may not be read."""
     cache = torch.full((5, 4, *keys.shape[2:]), 1e4)
     for sequence, length in enumerate(lengths):
         for at in range(length):

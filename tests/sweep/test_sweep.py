@@ -1,4 +1,4 @@
-"""Sweeps: the same table whoever runs it, and after a crash."""
+"""Sweeps: the same table from every runner, and after a crash."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_what_does_not_exist_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_waiting_request_is_overtaken_a_bounded_number_of_times(tmp_path: Path) -> None:
     one, two, three = (pool(tmp_path) for _ in range(3))
     held = one.acquire(ResourceRequest(1, 10 * GB))
-    with two._state() as state:  # somebody waits for both devices
+    with two._state() as state:  # a request waits for both devices
         state["queue"].append({"id": "large", "owner": two.owner, "overtaken": 0})
     for _ in range(OVERTAKINGS):
         with three.granted(ResourceRequest(1, GB), timeout=0):

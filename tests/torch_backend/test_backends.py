@@ -143,7 +143,7 @@ def test_detail_finds_a_mismatch_in_the_call() -> None:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         dist.init_process_group("gloo")
         with pytest.raises(kernbench.CollectiveMismatchError):
-            dist.all_reduce(torch.ones(2 + rank), async_op=True)  # nobody waits for it
+            dist.all_reduce(torch.ones(2 + rank), async_op=True)  # it has no waiter
 
     spawn(body)
     assert dist.get_debug_level() == level
@@ -202,7 +202,7 @@ def test_polling_for_ever_is_a_deadlock() -> None:
 
 def test_c_plus_plus_keeps_a_store_usable() -> None:
     def body(rank: int) -> Any:
-        prefixed = dist.PrefixStore("a", dist.HashStore())  # nobody in Python keeps what is inside
+        prefixed = dist.PrefixStore("a", dist.HashStore())  # nothing in Python keeps what is inside
         prefixed.set("key", "value")
         return prefixed.get("key"), prefixed.num_keys(), prefixed.delete_key("key"), prefixed.num_keys()
 

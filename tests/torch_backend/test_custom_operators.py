@@ -1,4 +1,4 @@
-"""Operators that torch does not bring, on simulated GPUs: where their results are, what they take, who is told."""
+"""Operators that torch does not bring, on simulated GPUs: where their results are, what they take, who is notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host's side of a program takes: by class of operation, and not where nobody calls operators."""
+"""What the host's side of a program takes: by class of operation, and not where operators are not called."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_the_debug_level(ranks: Ranks) -> None:
 
 
 def test_a_submodule_is_bound_for_all_who_import_it(ranks: Ranks) -> None:
-    """Though somebody has set that name before, to leave the import out, say."""
+    """Though that name has been set before, to leave the import out, say."""
     name = "torch.distributed._mesh_layout"
     module = importlib.import_module(name)
 

@@ -94,7 +94,7 @@ def test_many_spawns_in_one_context_do_not_pile_up():
 
 
 def test_a_look_at_the_clock_keeps_nothing() -> None:
-    """A frame that has itself lives, with its callers, until somebody collects it."""
+    """A frame that has itself lives, with its callers, until it is collected."""
     left = []
 
     def looks() -> None:

@@ -38,7 +38,7 @@ NOT_EQUAL = frozenset((
     "nn.functional.scaled_dot_product_attention", "nn.functional.multi_head_attention_forward", "pca_lowrank",
     "svd_lowrank",
 ))  # fmt: skip
-"""Random, memory that nobody has written, or beyond the operand in its storage."""
+"""Random, unwritten memory, or beyond the operand in its storage."""
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:

@@ -171,7 +171,7 @@ def _launch_sum(handle: Any, out: torch.Tensor, meet: str, blocks: int = 4) -> N
 
 @pytest.mark.parametrize("meet", ["swaps", "stores", "triton"])
 def test_an_all_reduce_of_ones_own(gpus: Callable[..., Any], meet: str) -> None:
-    """Every rank gets the sum of what all have written just before, whoever comes last."""
+    """Every rank gets the sum of what all have written just before, whichever comes last."""
 
     def body(rank: int) -> float:
         buffer, handle = _meet(3000, torch.bfloat16)
@@ -302,7 +302,7 @@ def _take_kernel(source, flags, out, n, BLOCK: tl.constexpr):
 
 
 def test_a_ring_over_one_heap(gpus: Callable[..., Any]) -> None:
-    """Pointers are translated from heap to heap. Who waits for the late rank ends late, and nobody else, although the takers
+    """Pointers are translated from heap to heap. Who waits for the late rank ends late, and no other rank, although the takers
     of all ranks run as one batch."""
     numel, blocks = 10_000, 10
 

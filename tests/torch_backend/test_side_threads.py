@@ -170,7 +170,7 @@ def _fails(ctx: Any, worker: Callable[[int], None]) -> dict[int, BaseException]:
 
 
 def test_a_failing_rank_ends_the_threads_of_the_others() -> None:
-    """Rank 0 waits for its thread, which waits for rank 1, which fails: nobody is left behind."""
+    """Rank 0 waits for its thread, which waits for rank 1, which fails: no rank is left behind."""
     ended: list[str] = []
 
     def worker(rank: int) -> None:

@@ -171,7 +171,7 @@ def test_signals_order_streams(gpus: Simulate) -> None:
 
 
 def test_a_host_runs_ahead_of_its_waiting_stream(gpus: Simulate) -> None:
-    """A wait on one stream ends because of what another stream of the same rank is told afterwards."""
+    """A wait on one stream ends because of what another stream of the same rank is given afterwards."""
 
     def body() -> float:
         buffer, handle = _meet()

@@ -45,7 +45,7 @@ def initialised(fill: Callable[[torch.Tensor], object]) -> Scaled:
 
 
 def by_collective(scale: torch.Tensor) -> None:
-    """As where only rank 0 has initialised it: nothing is told to autograd."""
+    """As where only rank 0 has initialised it: nothing is passed to autograd."""
     dist.broadcast(scale.data if dist.get_rank() else scale.data.fill_(1.0), src=0)
 
 

@@ -31,7 +31,7 @@ class Words:
         self.values[address // np.uint64(4)] = value
 
     def accessed(self, *args: Any) -> None:
-        """Nobody looks for races here."""
+        """Races are not looked for here."""
 
 
 @given(

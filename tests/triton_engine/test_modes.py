@@ -1,4 +1,4 @@
-"""What torch is told in the user's program does not reach into the computation of a kernel (ADR 0027)."""
+"""What torch is set to in the user's program does not reach into the computation of a kernel (ADR 0027)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MODES = {
 def test_values_are_those_without_the_mode(name):
     x, y, scale = torch.randn(1000), torch.randn(1000, requires_grad=True), torch.ones(1)
     inside, outside = torch.zeros(1000), torch.zeros(1000)
-    n = 1000 - 8 * (1 + list(MODES).index(name))  # a launch that nobody made before, so that nothing of it is kept
+    n = 1000 - 8 * (1 + list(MODES).index(name))  # a launch that was not made before, so that nothing of it is kept
     with MODES[name]():
         busy_kernel[(4,)](x, y, inside, scale, n, BLOCK=256)
     busy_kernel[(4,)](x, y, outside, scale, n, BLOCK=256)

@@ -1,4 +1,4 @@
-"""Memory is computed over when nobody else looks at it: not where a value has another name."""
+"""Memory is computed over when it has no other reader: not where a value has another name."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ def meet_peers(signal_table, rank, block, blocks, epoch, WORLD: tl.constexpr):
     """Raise this rank's signal at every peer, then wait until every peer has raised its own here.
 
     ``signal_table[r]`` is the address of rank r's int32 words ``[WORLD, blocks]``. Words hold the number of the call
-    (``epoch``), which only grows: nobody has to reset them.
+    (``epoch``), which only grows: they are never reset.
     """
     for peer in range(WORLD):
         remote = tl.load(signal_table + peer).to(tl.pointer_type(tl.int32))

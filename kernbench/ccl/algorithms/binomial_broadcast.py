@@ -1,4 +1,4 @@
-"""Binomial tree broadcast: whoever has the buffer passes it on; the number of those doubles with each step.
+"""Binomial tree broadcast: each rank that has the buffer passes it on; their number doubles with each step.
 
 ``ceil(log2(n))`` steps with the whole buffer each: for short messages.
 """

@@ -30,7 +30,7 @@ class Places:
             pages = self.pages[:, : -(-end // self.length)]
             if at is not None:
                 pages = pages[at, None]
-            # a page that is not there is behind the end, and nobody looks at it
+            # a page that is not there is behind the end, and is not read
             return cache[pages.clamp(0, cache.shape[0] - 1)].flatten(1, 2)[:, :end]
         if self.rows is not None:
             rows = self.rows if at is None else self.rows[at, None]

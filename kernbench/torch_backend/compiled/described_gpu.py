@@ -1,6 +1,6 @@
 """What Dynamo and Inductor ask of the GPU that they compile for, answered by the simulated one (ADR 0111).
 
-They ask by one interface per kind of device, keep what they are told, and take the answers into the keys of their caches. What
+They ask by one interface per kind of device, keep what they receive, and take the answers into the keys of their caches. What
 they keep is forgotten at both ends of a simulation: the next one may have another GPU.
 """
 
@@ -66,7 +66,7 @@ _OF_A_WORKER: dict[str, Any] = {
 }
 
 _KEEPS_ANSWERS = ("torch.utils._triton", "torch._inductor.utils", "torch._inductor.comm_analysis")
-"""Modules whose functions keep what they were told of the GPU."""
+"""Modules whose functions keep what they have read of the GPU."""
 
 
 def _keeps(module: Any) -> bool:

@@ -50,7 +50,7 @@ Placement = tuple[int | None, ...]
 def install_backend(patches: Patches) -> None:
     """Compile with Inductor what is on a simulated GPU.
 
-    What a rank does on the CPU runs as ``aot_eager``'s graphs do, because no mode sees Inductor's C++; unless it was told to
+    What a rank does on the CPU runs as ``aot_eager``'s graphs do, because no mode sees Inductor's C++; unless configured to
     write Triton kernels for it (ADR 0029).
     """
     wrapper: Any = torch._TorchCompileInductorWrapper

@@ -1,4 +1,4 @@
-"""``torch.save`` and ``torch.load`` of tensors whose values nobody has computed.
+"""``torch.save`` and ``torch.load`` of tensors whose values are not computed.
 
 A checkpoint of a large model would be gigabytes of nothing. A storage without values gets a record of its size and no bytes
 (as with ``torch.serialization.skip_data``: the file is sparse), and an entry in a record of the names of all such storages.

@@ -122,7 +122,7 @@ def _is_generated(frame: Any) -> bool:
 
 
 class _Turn:
-    """One rank compiles at a time: Dynamo's lock and tables are the process's, and whoever measures kernels on the way lets
+    """One rank compiles at a time: Dynamo's lock and tables are the process's, and a rank that measures kernels on the way lets
     other ranks run."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """``context_parallel`` for ranks that share a process and compute on CPU tensors.
 
-torch replaces ``F.scaled_dot_product_attention`` in the process while a rank is inside the block, with the mesh of whoever came
-first, and knows the rings of the attention kernels for GPUs only. Here what replaces it asks which rank
+torch replaces ``F.scaled_dot_product_attention`` in the process while a rank is inside the block, with the mesh of the caller
+that came first, and knows the rings of the attention kernels for GPUs only. Here what replaces it asks which rank
 calls; its ring is torch's own, around the CPU's kernel. On a mesh of CPUs too, where stock torch has no ring.
 """
 

@@ -5,7 +5,7 @@ GPU. Here the current GPU belongs to what is looked up by: else the ranks would 
 
 ``Tensor.copy_`` asks for a CUDA runtime before it dispatches, its operation does not. Autograd asks for one of every fake
 tensor whose device C++ takes for a GPU, and ends the process: to C++ a fake tensor of a simulated GPU is on the CPU, as the
-tensors are that it stands for, and only Python is told of the GPU (what Dynamo traces branches on that).
+tensors are that it stands for, and only Python knows of the GPU (what Dynamo traces branches on that).
 """
 
 from __future__ import annotations

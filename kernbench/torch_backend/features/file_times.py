@@ -56,7 +56,7 @@ class _Counted:
 
 
 class _Opened:
-    """A zip file that is open for the length of a ``with`` block; what has passed is told at its end."""
+    """A zip file that is open for the length of a ``with`` block; what has passed is reported at its end."""
 
     def __init__(self, opener: Any, tell: Callable[[int], None]) -> None:
         self._opener = opener

@@ -56,7 +56,7 @@ class _Namespace:
         definers: ranks that have a ``DEF`` library of it.
         schemas: of its operators, by name.
         implementations: by operator and dispatch key, by rank.
-        made: libraries that C++ has made for it, kept until nobody uses any of them.
+        made: libraries that C++ has made for it, kept until none of them has a user.
         users: how many libraries of ranks do.
     """
 
@@ -108,7 +108,7 @@ class _RankLibrary:
         return None
 
     def reset(self) -> None:
-        """The rank uses it no more. C++ forgets what nobody uses."""
+        """The rank uses it no more. C++ forgets what has no user."""
         if self._made is None:
             return
         self._made = None
@@ -211,7 +211,7 @@ def install(
         whose: the rank whose state the process has.
         modules: the globals that ranks have of modules.
         on_gpu_of: the rank that runs, also one that has the process to itself.
-        remark: told, in a sentence, of an implementation that is not called.
+        remark: receives, as a sentence, an implementation that is not called.
     """
     C: Any = torch._C
     make = C._dispatch_library

@@ -141,7 +141,7 @@ _TENSOR_CLASSES: dict[str, type] = {
 
 
 def default_device() -> Any:
-    """The device that ``with torch.device(...)`` or ``torch.set_default_device`` has set, None if nobody has."""
+    """The device that ``with torch.device(...)`` or ``torch.set_default_device`` has set, None if unset."""
     C: Any = torch._C
     for depth in reversed(range(C._len_torch_function_stack())):
         mode = C._get_function_stack_at(depth)

@@ -76,7 +76,7 @@ class HostDevices:
         self._devices = {host: device for host, device in self._devices.items() if host in alive}
 
     def current(self) -> RankDevice:
-        """The device of whoever runs."""
+        """The running rank's device."""
         return self.of(self.simulation.hosts.current())
 
     def recorder_of(self, rank: int) -> Recorder:
@@ -174,7 +174,7 @@ def allocate(size: Any, stride: Any, dtype: Any) -> torch.Tensor:
     tensor = _empty_strided(size, stride, dtype=dtype)
     simulation = bound_devices().simulation
     if not simulation.engine.enable_data and tensor.nbytes <= simulation.storages.most_bytes:
-        value = default_stand_in(dtype)  # kernels are counted: nobody writes it
+        value = default_stand_in(dtype)  # kernels are counted: it is never written
         with bound_devices().mine().host.as_one():
             fill(tensor, value)
         simulation.storages.note(tensor).stand_in = value
@@ -231,7 +231,7 @@ class Devices:
         return self.mine().number(device)
 
     def told(self, index: int) -> int:
-        """What torch is told of the GPU of this number by the rank that runs."""
+        """What the running rank reports to torch about the GPU of this number."""
         return self.mine().told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

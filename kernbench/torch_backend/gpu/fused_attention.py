@@ -113,7 +113,7 @@ def _of_sequences(
 
 
 def go_around(attention: Callable[..., Any] | None) -> None:
-    """Ask ``attention`` first (:data:`ring`), which Dynamo does not trace; None: nobody, and Dynamo traces torch's own."""
+    """Ask ``attention`` first (:data:`ring`), which Dynamo does not trace; None: no function, and Dynamo traces torch's own."""
     global ring
     ring = attention
     found = vars(F.scaled_dot_product_attention)

@@ -89,7 +89,7 @@ class GpuGenerator(torch._C.Generator):
         return self
 
     def seed(self) -> int:
-        """Begin anew with a seed that nobody has chosen, and say which."""
+        """Begin anew with a random seed, and say which."""
         return torch._C.Generator.seed(self.home)
 
     def initial_seed(self) -> int:

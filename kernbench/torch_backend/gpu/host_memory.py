@@ -59,7 +59,7 @@ def explain(error: RuntimeError, simulation: Simulation, name: str) -> None:
 
 
 def explain_operation(error: RuntimeError, device: RankDevice, name: str, args: Any, kwargs: Any) -> None:
-    """The same of an operation of a rank. What its GPU has no room for is what the program is to be told first.
+    """The same of an operation of a rank. What its GPU has no room for is reported to the program first.
 
     Raises ``torch.OutOfMemoryError`` then.
     """

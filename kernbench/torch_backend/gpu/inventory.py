@@ -73,7 +73,7 @@ def gpus_of_node(device: RankDevice) -> list[Gpu]:
 
 
 def idle_gpus(topology: Topology, node: int = 0) -> list[Gpu]:
-    """Those of a node, which nobody uses."""
+    """Those of a node, unused."""
     spec = topology.device
     return [
         Gpu(
@@ -85,7 +85,7 @@ def idle_gpus(topology: Topology, node: int = 0) -> list[Gpu]:
 
 
 def capability_of(arch: int | str) -> tuple[int, int]:
-    """Compute capability of an architecture; AMD's are told one that programs know."""
+    """Compute capability of an architecture; AMD's report one that programs know."""
     major, minor = divmod(arch, 10) if isinstance(arch, int) else (9, 4)
     return major, minor
 
@@ -121,7 +121,7 @@ def told_gpus() -> list[Gpu]:
 
 
 def variables_of_children(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process that the current rank starts is told of its GPUs, as they are now, if it would find ``nvidia-smi``."""
+    """What a process that the current rank starts receives about its GPUs, as they are now, if it would find ``nvidia-smi``."""
     device = current_device()
     if device is None or nvidia_smi.directory() not in environ.get("PATH", "").split(os.pathsep):
         return {}

@@ -25,7 +25,7 @@ def _mine(device: Any = None) -> ProcessMemory:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """``torch.cuda.mem_get_info``: bytes that nobody has reserved, and all; what CUDA and its libraries take is not free."""
+    """``torch.cuda.mem_get_info``: bytes that are unreserved, and all; what CUDA and its libraries take is not free."""
     return _mine(device).told
 
 

@@ -1,7 +1,7 @@
 """What programs use the memory of simulated GPUs for: parameters, gradients, state of optimizers, buffers of communication.
 
-Modules and optimizers say so through torch's public hooks, and are asked again when somebody wants a report. What nobody claims
-is told by when it was allocated (:mod:`kernbench.memory.ledger`): hooks also say whether the program is in a backward pass, in
+Modules and optimizers say so through torch's public hooks, and are asked again when a report is made. What is unclaimed
+is sorted by allocation time (:mod:`kernbench.memory.ledger`): hooks also say whether the program is in a backward pass, in
 a step of an optimizer, or elsewhere.
 """
 

@@ -132,7 +132,7 @@ class RankDevice:
         return self.index if self._hidden else self.simulation.sips.index(sip)
 
     def told(self, index: int) -> int:
-        """What torch is told of the SIP of this number: the same, unless GPUs are counted from another one."""
+        """What torch receives about the SIP of this number: the same, unless GPUs are counted from another one."""
         return {0: self._first, self._first: 0}.get(index, index)
 
     @contextmanager
@@ -159,7 +159,7 @@ class RankDevice:
 
     @contextmanager
     def diverting(self, to: Diverted) -> Iterator[None]:
-        """For the length of a block, operations of torch are told to ``to`` and enqueued by nobody."""
+        """For the length of a block, operations of torch are passed to ``to`` and not enqueued."""
         before, self.diverted = self.diverted, to
         try:
             with self.host.detour():
@@ -276,7 +276,7 @@ class RankDevice:
         self.simulation.polls.look(f"{name} of memory that ranks share")
 
     def finish_stream(self, name: str) -> None:
-        """Wait for one of the rank's streams, and for what it was told to wait for."""
+        """Wait for one of the rank's streams, and for what it has to wait for."""
         self.simulation.host_reads.finish_stream(name)
 
     def synchronize(self) -> None:

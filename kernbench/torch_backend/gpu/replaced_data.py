@@ -1,7 +1,7 @@
 """``tensor.data = other`` while a library still reads, or writes, the memory that the tensor had.
 
-Such a library keeps the tensor until its work is waited for, and not the memory: that is free if nobody else has it. Megatron
-makes memory of activations free so. Where somebody wants to know the order of events.
+Such a library keeps the tensor until its work is waited for, and not the memory: that is free without another owner. Megatron
+makes memory of activations free so. Where the order of events is watched.
 """
 
 from __future__ import annotations

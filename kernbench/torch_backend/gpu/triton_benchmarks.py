@@ -1,7 +1,7 @@
 """``triton.testing.do_bench`` on a simulated GPU: modelled time between events of the rank's stream.
 
 What it measures takes the same time whenever it runs, so it runs as few times as ``do_bench`` can be made to: its own estimate,
-for which the cache is cleared several times between two events, is told a time beyond every budget.
+for which the cache is cleared several times between two events, receives a time beyond every budget.
 
 A cleared cache makes what follows cold (ADR 0039): it reads its operands from memory. Clearing keeps the device busy, so
 that the host runs ahead, as on hardware: what is slower to enqueue than to run shows.
@@ -57,7 +57,7 @@ class Interface:
 
 
 class TritonsGpu:
-    """What Triton's driver is told of the simulated GPU of the rank that runs."""
+    """What Triton's driver receives about the simulated GPU of the rank that runs."""
 
     def index(self) -> int | None:
         """Its number; None outside ranks."""

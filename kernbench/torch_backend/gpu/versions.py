@@ -1,4 +1,4 @@
-"""What programs are told of the software that drives a simulated GPU: what torch 2.13 is built for."""
+"""What programs can query of the software that drives a simulated GPU: what torch 2.13 is built for."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class HollowValues:
         return SMALL_ON_HOST
 
     def _described(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
-        """What it would give; None if nobody knows, so that it must be computed."""
+        """What it would give; None if not known, so that it must be computed."""
         chosen = selected(operator.name, func, args, kwargs or {})
         if chosen is not None:
             return chosen
@@ -338,7 +338,7 @@ class HollowValues:
                 if note.stand_in is None:
                     note.stand_in = 0.0
 
-    # -- what the host is told -------------------------------------------------------------------------------------------
+    # -- what the host reads --------------------------------------------------------------------------------------------
 
     def _looked(
         self,

@@ -19,7 +19,7 @@ NUMBERS = frozenset({"item", "tolist"})
 
 
 def is_assumed(simulation: Simulation, tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` shows values that nobody has computed."""
+    """Whether ``tensor`` shows values that are not computed."""
     return not simulation.engine.enable_data and any(map(is_unknown, stored_in(tensor)))
 
 

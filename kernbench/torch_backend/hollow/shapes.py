@@ -146,7 +146,7 @@ def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def allocate(what: Described) -> torch.Tensor:
-    """A tensor whose bytes nobody has touched: it takes address space alone, also beyond the host's memory."""
+    """A tensor whose bytes are untouched: it takes address space alone, also beyond the host's memory."""
     try:
         return torch.empty_strided(what.size, what.stride, dtype=what.dtype)
     except RuntimeError:

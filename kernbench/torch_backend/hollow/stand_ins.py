@@ -272,7 +272,7 @@ PLACES = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min",
 
 
 def _choices(name: str, args: Any) -> tuple[int, int]:
-    """Of how many places one is told, and along which dimension."""
+    """Among how many places one is named, and along which dimension."""
     first = args[0]
     if not first.dim():
         return 1, 0

@@ -55,7 +55,7 @@ SKIP, COLLECTIVE, COMPOSITE, HIGHER, CUSTOM, VIEW, TRANSFER, COMPUTE = range(8)
 _TORCHS_OWN = frozenset({"aten", "prims", "torchvision"})
 _FUNCTIONAL_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor"})
 _RUN_ELSEWHERE = frozenset({"c10d", "c10d_functional", "symm_mem", "profiler", "prim"})
-"""Namespaces of what is no kernel, or is put on its stream by whoever carries it out."""
+"""Namespaces of what is no kernel, or is put on its stream by its executor."""
 _WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
 """Namespaces of what torch composes of other operations, in Python."""
 _SIZES = ("SymInt[]", "int[]", "List[int]")
@@ -234,14 +234,14 @@ class TorchOperator:
         return self.check is not None and any(each.dtype.itemsize == 1 for each in inputs)
 
     def is_flagged(self, args: Any, kwargs: Any) -> bool:
-        """Whether an attention was told to skip what comes later, or a product to keep its sums in 32 bits."""
+        """Whether an attention has to skip what comes later, or a product to keep its sums in 32 bits."""
         if self.flag is None:
             return False
         (at, name), value = self.flag
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
     def is_non_blocking(self, args: Any, kwargs: Any) -> bool:
-        """Whether a copy was told not to wait for its end."""
+        """Whether a copy is not to wait for its end."""
         if kwargs and "non_blocking" in kwargs:
             return bool(kwargs["non_blocking"])
         return self.name == "copy_" and len(args) > 2 and bool(args[2])

@@ -86,7 +86,7 @@ def _entry(call: Call, group_name: str) -> dict[str, Any]:
 
 
 def _tensors(op: str, members: int) -> tuple[int, int]:
-    """How many tensors of the signature's shape go in and out. An exchange has tensors of any shape, and is told as one."""
+    """How many tensors of the signature's shape go in and out. An exchange has tensors of any shape, and is recorded as one."""
     kind = KINDS.get(op)
     if kind is None or kind.exchanges:
         return 1, 1

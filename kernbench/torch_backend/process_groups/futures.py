@@ -113,7 +113,7 @@ class Futures:
         self._simulation = simulation
 
     def close(self) -> None:
-        """Forget those that nobody has waited for. Idempotent."""
+        """Forget those that have not been waited for. Idempotent."""
         self.outstanding.clear()
         self._awaiting.clear()
         self.__dict__.pop("_simulation", None)

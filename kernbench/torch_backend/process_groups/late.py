@@ -157,7 +157,7 @@ class _Waiting:
         )
 
     def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """``init_process_group``, before which the process is told that it is a rank."""
+        """``init_process_group``, before which the process learns that it is a rank."""
 
         @functools.wraps(stock)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,7 @@ class Contents:
         self.waiters: list[tuple[Callable[[], bool], Condition]] = []
         self.changes = 0
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
-        self.known: Mapping[Any, int] = {}  # what those who wrote knew of the order of events, if somebody watches it
+        self.known: Mapping[Any, int] = {}  # what those who wrote knew of the order of events, if it is watched
 
 
 class StoreHost:
@@ -168,7 +168,7 @@ class CooperativeStore(dist.Store):
         self._learn()
 
     def _learn(self) -> None:
-        """Whoever has looked at what is there does what follows after those who wrote it."""
+        """What a reader of an entry does next happens after what its writers did."""
         order = self._simulation.hosts.current().order
         if order is not None:
             order.host.acquire(self._contents.known)

@@ -53,7 +53,7 @@ class GreenletWorld:
     """The same for ranks that share a thread.
 
     Args:
-        hosts: say who asks.
+        hosts: name the caller.
     """
 
     def __init__(self, hosts: Hosts) -> None:

@@ -55,7 +55,7 @@ def write_trace(
         ran: what ran on its GPU.
         notes: what the host did.
         mine: the rank's GPU.
-        metadata: what the profiler was told of itself, by name, as JSON.
+        metadata: what the profiler has received about itself, by name, as JSON.
     """
     text = json.dumps(_document(calls, ran, notes, mine, metadata), separators=(",", ":"))
     write_file(path, text, compressed=Path(path).suffix == ".gz")

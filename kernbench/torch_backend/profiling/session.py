@@ -230,4 +230,4 @@ def install(patches: Patches) -> None:
     patches.set(torch.autograd, "_supported_activities", _activities)
     patches.set(
         torch.autograd, "_add_metadata_json", _ignore
-    )  # a profiler that it is told to also keeps it for the trace
+    )  # a profiler that receives it also keeps it for the trace

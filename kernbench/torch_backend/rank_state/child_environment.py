@@ -1,7 +1,7 @@
 """The environment of what a rank starts: its own variables, as children have those of their parent.
 
-``os.environ`` is each rank's own, in Python. The C library's variables, which a child gets of whom nobody says what it shall
-have, are the process's: of several ranks, or of a rank that was forked, they are somebody else's.
+``os.environ`` is each rank's own, in Python. The C library's variables, which a child gets if it is not said what it shall
+have, are the process's: of several ranks, or of a rank that was forked, they are another owner's.
 """
 
 from __future__ import annotations

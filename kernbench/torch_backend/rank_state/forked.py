@@ -73,7 +73,7 @@ def _flush_of_rank() -> None:
 
 
 def _stand_alone() -> None:
-    """In the new process: nobody is there to whom the rank's thread could give the baton."""
+    """In the new process: there is no thread to which the rank's could give the baton."""
     carrier = current_carrier()
     if carrier is None:
         return

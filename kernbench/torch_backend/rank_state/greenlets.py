@@ -1,6 +1,6 @@
 """Torch's per-thread state under ``isolation="greenlet"``: a rank that switches with some of it changed is stopped.
 
-Greenlet ranks share one OS thread, so ``torch.no_grad()`` around a wait would hold for whoever runs meanwhile. Looking at all
+Greenlet ranks share one OS thread, so ``torch.no_grad()`` around a wait would hold for ranks that run meanwhile. Looking at all
 of that state at each switch would double what a switch costs. So the functions by which a program changes it are wrapped while
 greenlet ranks run, and only after one of them has been called does a switch look; once everything is found as it was, switches
 cost what they did.

@@ -3,7 +3,7 @@
 Those of torch see stock torch, but for what its own tests are written with.
 
 They keep what they find (``class CudaInterface: Event = torch.cuda.Event``), and would keep a stand-in beyond the simulation.
-So while one of them is executed, the patches are lifted. Nobody else runs meanwhile: an import does not switch ranks.
+So while one of them is executed, the patches are lifted. No other rank runs meanwhile: an import does not switch ranks.
 
 Those whose globals are each rank's are taken in as they are right after their execution.
 """

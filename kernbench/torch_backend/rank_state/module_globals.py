@@ -2,7 +2,7 @@
 
 A program for many processes keeps what belongs to one process in module globals (Megatron's ``parallel_state``). Which of
 them can change is read off the module: names that one of its functions declares ``global``, names whose value is a list, a
-dict or a set, and names that somebody sets from outside. Only these are switched, so a module with sixty such names costs
+dict or a set, and names that are set from outside. Only these are switched, so a module with sixty such names costs
 a few microseconds. Every rank starts with the values that the module had when the ranks were spawned, containers copied.
 """
 
@@ -190,7 +190,7 @@ class ModuleGlobals:
             self._switched.append(switched)
 
     def _watch(self, switched: _Switched) -> None:
-        """Switch a module, and notice the names that somebody sets in it."""
+        """Switch a module, and notice the names that are set in it."""
         self._switched.append(switched)
         switched.module.__class__ = _Watched
         vars(switched.module)["__kernbench_note__"] = self._note
@@ -243,7 +243,7 @@ class ModuleGlobals:
                 self._add(switched, name)
 
     def _bound(self, module: ModuleType, name: str, value: ModuleType) -> None:
-        """An import binds a submodule once, for whoever imports it: also where somebody has set that name before."""
+        """An import binds a submodule once, for every importer: also where that name has been set before."""
         for switched in self._switched:
             if switched.module is module and name in switched.names:
                 at = switched.names.index(name)

@@ -15,7 +15,7 @@ class RankStream:
 
     Args:
         stream: where they go.
-        who: the rank that writes; None: nobody who is to be told.
+        who: the rank that writes; None: no rank to be named.
         prefix: stands before each line of a rank, with ``{}`` for its number.
     """
 

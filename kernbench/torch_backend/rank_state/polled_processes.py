@@ -44,12 +44,12 @@ class PolledProcesses:
         self._simulation = simulation
 
     def close(self) -> None:
-        """Heed nobody. Idempotent."""
+        """Heed no process. Idempotent."""
         self._simulation = None
         self._found.clear()
 
     def runs(self, pid: int) -> None:
-        """Whoever acts has found the process ``pid`` running."""
+        """The acting rank has found the process ``pid`` running."""
         simulation = self._simulation
         if simulation is None or (rank := simulation.scheduler.current_rank()) is None:
             return

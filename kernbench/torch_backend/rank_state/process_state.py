@@ -217,7 +217,7 @@ class ProcessState:
 
     @staticmethod
     def _debug_level_from_env(stock: Callable[[], None]) -> Callable[[], None]:
-        """The level that the rank's own variable names: C++ reads the process's, which is whoever's set it last."""
+        """The level that the rank's own variable names: C++ reads the process's, which is that of the rank that set it last."""
 
         @functools.wraps(stock)
         def set_debug_level_from_env() -> None:
@@ -249,7 +249,7 @@ class ProcessState:
         return fresh
 
     def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:
-        """Variables as ``os.environ`` keeps them; those that C++ may read are told to the C library too."""
+        """Variables as ``os.environ`` keeps them; those that C++ may read are passed to the C library too."""
         known = self._encodings
         for text in (*variables, *variables.values()):
             if text not in known:

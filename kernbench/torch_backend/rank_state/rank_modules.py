@@ -2,7 +2,7 @@
 
 A module keeps what belongs to a process in its globals, in its classes, in objects, and in what it computes when it is
 imported. Copying all of that would never end; so each rank imports the program's modules itself, and ``sys.modules`` has the
-entries of whoever runs. A class then differs between ranks as it does between processes: what is pickled in one is found by
+entries of the running rank. A class then differs between ranks as it does between processes: what is pickled in one is found by
 name in the other.
 
 A program's modules are those that its ranks are the first to import, and that are Python: its own files, wherever
@@ -48,7 +48,7 @@ class RankModules:
     Args:
         named: packages that are, whatever they consist of.
         shared: packages that are not.
-        remark: told, in a sentence, of a package that ranks have to share.
+        remark: receives, as a sentence, a package that ranks have to share.
     """
 
     def __init__(

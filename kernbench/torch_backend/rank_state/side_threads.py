@@ -3,7 +3,7 @@
 Whose turn comes when is :mod:`kernbench.simulation.rank_threads`' business, where a thread waits :mod:`.thread_waits`'. Here is
 where it begins and ends, and what it needs of torch: the rank's process groups, in Python and in C++, and a recorder.
 
-A pool may be used by several ranks: a call is the business of the rank that made it, whoever has started the thread.
+A pool may be used by several ranks: a call is the business of the rank that made it, whichever rank has started the thread.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Torch's timer repeats a statement until 0.2 s have passed: thousands of times where a GPU takes microseconds. Here the host
 computes values each time, for far longer than the modelled GPU would, and in virtual time one repetition takes as long as the
 next. So a timer that is asked for a long row measures two short ones, once, and goes on from there in a straight line; a short
-row is not measured again once the statement has run often enough. What ``timeit`` itself is told runs as often as it says:
+row is not measured again once the statement has run often enough. What ``timeit`` itself is given runs as often as it says:
 there a statement may be the program's work.
 """
 

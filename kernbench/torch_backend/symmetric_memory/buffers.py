@@ -3,7 +3,7 @@
 torch's Python module ``torch.distributed._symmetric_memory`` runs as it is; what it asks of C++, the static methods of
 ``_SymmetricMemory``, is answered here, and the operations ``torch.ops.symm_mem.*`` by :mod:`.operations`. A buffer is a
 tensor on the rank's simulated GPU; ranks share a process, so a peer's buffer is that tensor's own memory. What crosses
-links when somebody touches it is known by where it is.
+links when it is touched is known by where it is.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class SymmetricMemory:
     def rendezvous(self, tensor: torch.Tensor, group_name: str | None = None) -> Handle | None:
         """Meet the other members of the group, each with its own buffer; None for a tensor that is not symmetric memory.
 
-        The second time, for the same buffer and group, nobody has to meet.
+        The second time, for the same buffer and group, no ranks have to meet.
         """
         part = part_of(tensor)
         if part is None:
@@ -302,7 +302,7 @@ class SymmetricMemory:
         self.devices.mine().host.uses_gpu = True
 
     def _undefine(self, tensor: torch.Tensor) -> None:
-        """Nobody has written the memory of a tensor."""
+        """The memory of a tensor is unwritten."""
         simulation = self.simulation
         if not simulation.engine.enable_data:
             return

@@ -174,7 +174,7 @@ class Handle:
     def get_signal_pad(
         self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None, storage_offset: int = 0
     ) -> torch.Tensor:
-        """Member ``rank``'s signal pad, all of it (as uint32) unless told otherwise."""
+        """Member ``rank``'s signal pad, all of it (as uint32) by default."""
         self._check_rank("get_signal_pad", rank)
         kind = torch.uint32 if dtype is None else dtype
         shape = tuple(sizes) or (self.signal_pad_size // kind.itemsize - storage_offset,)

@@ -46,7 +46,7 @@ def flat_index(access: Access) -> list[tuple[HostAllocation, Tensor, Tensor | No
         index = index - allocation.base
         least, most = least - allocation.base, most - allocation.base
     if batch.execution.blind and (least < 0 or most + item > allocation.nbytes):
-        index = index // item % max(allocation.nbytes // item, 1) * item  # by values that nobody computed
+        index = index // item % max(allocation.nbytes // item, 1) * item  # by values that are not computed
         least, most = (int(v) for v in torch.aminmax(index))
     if least < 0 or most + item > allocation.nbytes:
         gather_outside(access, index, allocation, least if least < 0 else most)

@@ -1,4 +1,4 @@
-"""``kernel.asm`` of a kernel that was compiled for values: its later stages are compiled when somebody reads them."""
+"""``kernel.asm`` of a kernel that was compiled for values: its later stages are compiled when they are read."""
 
 from __future__ import annotations
 

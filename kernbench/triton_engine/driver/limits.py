@@ -1,4 +1,4 @@
-"""How much shared memory a kernel needs, told from TTIR; and the refusal of what a GPU would refuse.
+"""How much shared memory a kernel needs, derived from TTIR; and the refusal of what a GPU would refuse.
 
 Launches compile to TTIR only, so the compiler has not said how much shared memory a kernel takes. It is dominated by the
 operands of matrix products that wait in it, once per pipeline stage; that sum is known from TTIR. Only where it comes near what

@@ -1,4 +1,4 @@
-"""Compilation: Triton's front end and its machine-independent passes; the rest only when somebody asks for it.
+"""Compilation: Triton's front end and its machine-independent passes; the rest only on request.
 
 Values need TTIR alone, which takes a tenth of a full compilation. A full one happens for ``warmup`` (whose callers
 look at registers and shared memory), for a direct ``triton.compile``, and for :func:`..resources.resources`.
@@ -38,7 +38,7 @@ def compile_for(mode: str) -> Any:
 
 
 def _mode() -> str:
-    """Values for launches; full for ``warmup`` and for whoever calls the compiler directly."""
+    """Values for launches; full for ``warmup`` and for direct callers of the compiler."""
     if _forced:
         return _forced[-1]
     if os.environ.get("KERNBENCH_TRITON_COMPILE") == "full":

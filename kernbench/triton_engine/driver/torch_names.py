@@ -1,4 +1,4 @@
-"""What Triton is told of torch's device: the CPU, or whatever somebody who simulates GPUs says."""
+"""What Triton receives as torch's device: the CPU, or whatever a simulator of GPUs says."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TorchNames(Protocol):
 
 
 gpu: TorchNames | None = None
-"""Who is asked; None: nobody is."""
+"""The source of the names; None: unset."""
 
 ESTIMATE = 1e6
-"""What the estimate of ``do_bench`` is told, in milliseconds: more than any budget, so that a measurement is one run."""
+"""What the estimate of ``do_bench`` receives, in milliseconds: more than any budget, so that a measurement is one run."""
 
 
 def torch_names() -> TorchNames | None:

@@ -200,7 +200,7 @@ def _views(program: Program, use_sites: dict[int, list[tuple[int, int]]]) -> Non
 
 
 def _ownership(program: Program, types: list[Ty | None], live_in: list[int]) -> set[int]:
-    """Slots whose tensor nobody else can see: their memory may be reused by the operation that uses them last."""
+    """Slots whose tensor has no other reader: their memory may be reused by the operation that uses them last."""
     aliased: set[int] = set()
     fresh: set[int] = set()
     sources: dict[int, list[tuple[int, bool]]] = defaultdict(list)

@@ -135,7 +135,7 @@ class _Lowering:
                 case "tt.return":
                     code.term = jump = Jump(-1)
                     on_return.append((jump, [self.use(o) for o in op.operands]))
-                case _ if not _ends_region(op):  # what ends a region is read by whoever lowers the region
+                case _ if not _ends_region(op):  # what ends a region is read by the code that lowers the region
                     if self.row(op).no_effect and self.meets(op):
                         code.barriers.add(len(code.instrs))
                     self.instr(op, code.instrs)

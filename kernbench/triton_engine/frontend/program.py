@@ -169,7 +169,7 @@ class Program:
     #: Threads of one program, and of a warp.
     threads: int = 128
     warp_size: int = 32
-    #: Its threads are told apart: there is a lane for each.
+    #: Its threads are kept distinct: there is a lane for each.
     by_thread: bool = False
     #: The type of each slot.
     types: list[Any] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Program:
     key_args: tuple[int, ...] = ()
     #: True if a program may wait for another one, so all must be alive at once.
     waits: bool = False
-    #: Slots whose tensors nobody else can see.
+    #: Slots whose tensors have no other reader.
     owned: frozenset[int] = frozenset()
     #: What :func:`kernbench.triton_engine.runners.ready` makes of it when it first runs.
     ready: Any = field(default=None, repr=False)

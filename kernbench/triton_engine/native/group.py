@@ -43,7 +43,7 @@ class FusedGroup:
     tile: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    #: Of each output, the input whose memory it may take over: nobody else reads it any more.
+    #: Of each output, the input whose memory it may take over: it has no other reader left.
     over: tuple[int | None, ...]
     #: The only output is computed by the store that follows.
     late: bool

@@ -1,7 +1,7 @@
 """Executes parsed PTX on arrays: one element per invocation, 64 bits per register.
 
-Invocations that take different branches are told apart by their program counters; the lowest runs first. When every
-invocation that is left spins on memory that nobody has changed, :class:`Stuck` carries the state out, and ``run``
+Invocations that take different branches are distinguished by their program counters; the lowest runs first. When every
+invocation that is left spins on memory that is unchanged, :class:`Stuck` carries the state out, and ``run``
 continues from it later.
 """
 

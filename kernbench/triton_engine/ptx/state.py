@@ -27,11 +27,11 @@ class GlobalMemory(Protocol):
         self, address: np.ndarray, nbytes: int, modifiers: Sequence[str], state: State, how: str,
         failed: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Told of an instruction that reads (``"r"``), writes (``"w"``) or updates (``"rw"``) memory; ``failed``: which of the
+        """Receives an instruction that reads (``"r"``), writes (``"w"``) or updates (``"rw"``) memory; ``failed``: which of the
         updates compared with another value, and have only read."""
 
     def fenced(self, state: State) -> None:
-        """Told of a fence."""
+        """Receives a fence."""
 
     def everywhere(self, address: np.ndarray) -> list[np.ndarray]:
         """The addresses that multicast addresses stand for, one array per buffer. Their traffic is one buffer's."""
@@ -63,7 +63,7 @@ class Frame:
 class State:
     """A frame while it runs. ``mask``: the invocations that execute the instruction at hand.
 
-    ``changed``: memory was written since somebody last waited; ``watched``: the addresses read last.
+    ``changed``: memory was written since the last wait; ``watched``: the addresses read last.
     """
 
     def __init__(self, frame: Frame, memory: GlobalMemory) -> None:

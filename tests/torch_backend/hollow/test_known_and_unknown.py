@@ -1,4 +1,4 @@
-"""Without data: what is known, what is assumed, and what the host is told of each."""
+"""Without data: what is known, what is assumed, and what the host receives of each."""
 
 from __future__ import annotations
 

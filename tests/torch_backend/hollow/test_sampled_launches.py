@@ -1,4 +1,4 @@
-"""A launch over memory that nobody has is counted as if zeros were in it: an index that it reads is an index."""
+"""A launch over memory without an owner is counted as if zeros were in it: an index that it reads is an index."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PATIENCE = 200.0
 
 
 def run_apart(suite: Suite, name: str, isolation: str = "carrier") -> str:
-    """Its outcome, from a process of its own: a test that hangs or crashes is told from one that fails.
+    """Its outcome, from a process of its own: a test that hangs or crashes is distinguished from one that fails.
 
     ``isolation``: what ranks are, as ``spawn`` has it.
     """

@@ -1,0 +1,69 @@
+"""The words of docstrings: the field's terms (CONTRIBUTING.md, "Words"), in every room of the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kernbench
+from tests.house.source import Package
+
+AVOIDED = re.compile(
+    r"\b(nobody|somebody|whoever|(is|are|be|been|was|were)\s+told|who\s+(asks|looks))\b", re.IGNORECASE
+)
+"""Whole words, also across the end of a line."""
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.fixture(scope="module")
+def package() -> Package:
+    """kernbench's own source."""
+    return Package(Path(kernbench.__file__).parent)
+
+
+def documented(node: Documented) -> Iterator[Documented]:
+    """The node and what is public in it: classes, functions, methods. What a function defines is its own."""
+    yield node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            yield from documented(child)
+
+
+def avoided_words(package: Package) -> list[str]:
+    """``module:line: word``, of each avoided word in the docstring of a public name; the line is the docstring's first."""
+    found = []
+    for module, nodes in package.nodes.items():
+        assert isinstance(nodes[0], ast.Module)
+        for node in documented(nodes[0]):
+            text = ast.get_docstring(node, clean=False) or ""
+            found += [f"{module}:{node.body[0].lineno}: {match[0]}" for match in AVOIDED.finditer(text)]
+    return found
+
+
+def test_docstrings_use_the_fields_terms(package: Package) -> None:
+    assert avoided_words(package) == []
+
+
+def test_an_avoided_word_is_found_with_its_line(tmp_path: Path) -> None:
+    """In modules, classes, methods and across lines; not inside other words, in private names, or in messages."""
+    root = tmp_path / "sample"
+    root.mkdir()
+    (root / "__init__.py").write_text(
+        '"""Nobody."""\n'
+        "class Shown:\n"
+        '    """Somebodys."""\n'
+        "    def method(self):\n"
+        '        """What is\n        told."""\n'
+        "    def _private(self):\n"
+        '        """Whoever."""\n'
+        "def raises():\n"
+        '    raise ValueError("nobody")\n'
+    )
+    assert avoided_words(Package(root)) == ["sample:1: Nobody", "sample:5: is\n        told"]
