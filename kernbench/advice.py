@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 
+from kernbench.errors import message_of
 from kernbench.stand_ins import stand_in_for
 
 _TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
@@ -22,7 +23,7 @@ def _no_cache(error: BaseException, files: Sequence[str]) -> str | None:
 def _no_compiler(error: BaseException, files: Sequence[str]) -> str | None:
     named = str(getattr(error, "filename", None) or "")
     lacks = isinstance(error, FileNotFoundError) and _COMPILERS.fullmatch(named)
-    if lacks or "Failed to find C compiler" in str(error):
+    if lacks or "Failed to find C compiler" in message_of(error):
         return "there is no C compiler: install one (apt-get install gcc, or dnf install gcc), or set CC to one"
     return None
 
@@ -34,7 +35,7 @@ def _no_program(error: BaseException, files: Sequence[str]) -> str | None:
 
 
 def _no_gpu(error: BaseException, files: Sequence[str]) -> str | None:
-    said = str(error)
+    said = message_of(error)
     if "Torch not compiled with CUDA enabled" in said or (
         "Could not run 'aten::" in said and "the 'CUDA' backend" in said
     ):

@@ -337,7 +337,7 @@ class RankScheduler:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether a thread of the ranks goes on that was told to end: Python would wait for it, for ever."""
+        """Whether a thread of the ranks goes on in spite of its end: Python would wait for it, for ever."""
         return isinstance(self.runner, CarrierRunner) and self.runner.baton.given_up
 
     @property

@@ -16,6 +16,7 @@ UNPICKLING = {
     "kernbench.commands.explore_worker": "pipes to a process that this one has started, and the other way round",
     "kernbench.grid": "an expression whose syntax tree has been checked",
     "kernbench.plugins.worker": "a pair of sockets to a process that this one has started",
+    "kernbench.precompile.kernels": "the program that a spec names",
     "kernbench.processes.channel": "a pair of sockets to a fork, or one whose other end is this user's (SO_PEERCRED)",
     "kernbench.processes.relay": "the same",
     "kernbench.runtime_api.launcher": "the program that is run, and what was marshalled of it in the same expression",

@@ -17,6 +17,9 @@ from typing import NoReturn
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.carrier import current_carrier
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (Reliance("os._exit", "a forked process ends without what its parent has registered for its end"),)
 
 
 @contextmanager
