@@ -324,7 +324,8 @@ class RankThreads:
 
     def _take_arrivals(self, timeout: float) -> None:
         with suppress(Empty):
-            self._come.append(self._arrivals.get(timeout=timeout))
+            # Python 3.10 may wait for ever where the timeout is 0
+            self._come.append(self._arrivals.get(timeout=timeout) if timeout else self._arrivals.get_nowait())
             while True:
                 self._come.append(self._arrivals.get_nowait())
 
