@@ -184,7 +184,9 @@ def test_the_rank_that_ran_raises_it_and_unwinds(
         ctx.distributed.init_process_group()
         try:
             if rank == 1:
-                while True:  # Python 3.13 skips `finally` where an exception from outside ends a `while` with a condition
+                while (
+                    True
+                ):  # Python 3.13 skips `finally` where an exception from outside ends a `while` with a condition
                     sum(range(100))
             ctx.distributed.barrier()
         finally:
