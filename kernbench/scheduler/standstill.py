@@ -247,5 +247,5 @@ def raised_in(thread: int, error: BaseException) -> None:
     import ctypes
 
     # the interpreter takes a class, and makes the exception of it in the thread where it is raised: it gets this one
-    kind = type(type(error).__name__, (type(error),), {"__new__": lambda cls: error})
+    kind = type(type(error).__name__, (type(error),), {"__new__": lambda cls, *given: error})
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.locations import program_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -41,8 +41,8 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
             with suppress(Exception):
                 stream.flush()
         print(
-            f"kernbench: rank {rank} ends the process that all ranks share: {how} at {user_location()}. With --isolation "
-            "process (isolation='process') it would end alone, and the others would be told",
+            f"kernbench: rank {rank} ends the process that all ranks share: {how} at {program_location(sys._getframe())}. With "
+            "--isolation process (isolation='process') it would end alone, and the others would be told",
             file=sys.__stderr__, flush=True,
         )  # fmt: skip
 
