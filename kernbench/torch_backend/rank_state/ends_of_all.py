@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from inspect import currentframe
 from typing import Any
 
 from kernbench.simulation.locations import program_location
@@ -41,7 +42,7 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
             with suppress(Exception):
                 stream.flush()
         print(
-            f"kernbench: rank {rank} ends the process that all ranks share: {how} at {program_location(sys._getframe())}. With "
+            f"kernbench: rank {rank} ends the process that all ranks share: {how} at {program_location(currentframe())}. With "
             "--isolation process (isolation='process') it would end alone, and the others would be told",
             file=sys.__stderr__, flush=True,
         )  # fmt: skip
