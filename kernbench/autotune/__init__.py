@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernbench.autotune.collect import AutotuneCallback, collect_autotune_configs, report_at_exit, write_report
 from kernbench.autotune.finder import FoundAutotuner, find_autotuners
+from kernbench.lazy_names import lazily
 
 if TYPE_CHECKING:
     from kernbench.autotune.model import ConfigModel as ConfigModel
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 # Collecting must not import the simulator into a training job; ranking needs it.
 _HOMES = {
-    "ConfigModel": "model",
-    "OccupancyRoofline": "model",
-    "Ranked": "rank",
-    "rank_configs": "rank",
-    "prune_from": "seeds",
-    "seeded": "seeds",
+    "ConfigModel": ".model",
+    "OccupancyRoofline": ".model",
+    "Ranked": ".rank",
+    "rank_configs": ".rank",
+    "prune_from": ".seeds",
+    "seeded": ".seeds",
 }
 
 __all__ = [
@@ -43,8 +43,4 @@ __all__ = [
     "write_report",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kernbench.autotune' has no attribute {name!r}")
-    return getattr(import_module(f"kernbench.autotune.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)

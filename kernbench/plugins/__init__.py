@@ -10,9 +10,10 @@ This room stands at the bottom: it knows neither torch nor time, and calls the r
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pkgutil import extend_path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kernbench.lazy_names import lazily
 
 # Parts of this package in other distributions: every `kernbench/plugins` folder on sys.path, after our own.
 for _portion in extend_path(list[str](), "kernbench"):
@@ -32,21 +33,17 @@ if TYPE_CHECKING:
     from kernbench.plugins.worker import WorkerPlugin as WorkerPlugin
 
 _HOMES = {
-    "CostModel": "specs",
-    "Plugin": "specs",
-    "PluginError": "problems",
-    "PluginManager": "manager",
-    "PluginWarning": "problems",
-    "Worker": "worker",
-    "WorkerPlugin": "worker",
-    "default_manager": "manager",
-    "hookimpl": "specs",
+    "CostModel": ".specs",
+    "Plugin": ".specs",
+    "PluginError": ".problems",
+    "PluginManager": ".manager",
+    "PluginWarning": ".problems",
+    "Worker": ".worker",
+    "WorkerPlugin": ".worker",
+    "default_manager": ".manager",
+    "hookimpl": ".specs",
 }
 
 __all__ = [*_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kernbench.plugins' has no attribute {name!r}")
-    return getattr(import_module(f"kernbench.plugins.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)

@@ -10,8 +10,9 @@ keys. The room knows neither torch nor time.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kernbench.lazy_names import lazily
 
 if TYPE_CHECKING:
     from kernbench.topology.builder import TopologyHandle as TopologyHandle
@@ -33,29 +34,24 @@ if TYPE_CHECKING:
 
 # A shell completes names of systems, and a command line is read, before anything is described: numpy and pydantic wait.
 _HOMES = {
-    "CubeMesh": "cubes",
-    "DeviceSpec": "device",
-    "FabricSpec": "system",
-    "Link": "links",
-    "Route": "links",
-    "SystemSpec": "system",
-    "Topology": "graph",
-    "TopologyHandle": "builder",
-    "added_systems": "shipped",
-    "load_device": "loader",
-    "load_fabric": "loader",
-    "load_system": "loader",
-    "resolve_topology": "builder",
-    "shipped_devices": "shipped",
-    "shipped_fabrics": "shipped",
-    "shipped_systems": "shipped",
+    "CubeMesh": ".cubes",
+    "DeviceSpec": ".device",
+    "FabricSpec": ".system",
+    "Link": ".links",
+    "Route": ".links",
+    "SystemSpec": ".system",
+    "Topology": ".graph",
+    "TopologyHandle": ".builder",
+    "added_systems": ".shipped",
+    "load_device": ".loader",
+    "load_fabric": ".loader",
+    "load_system": ".loader",
+    "resolve_topology": ".builder",
+    "shipped_devices": ".shipped",
+    "shipped_fabrics": ".shipped",
+    "shipped_systems": ".shipped",
 }
 
 __all__ = [*_HOMES]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kernbench.topology' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"kernbench.topology.{_HOMES[name]}"), name)
-    return found
+__getattr__ = lazily(__name__, _HOMES)

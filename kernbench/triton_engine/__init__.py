@@ -8,44 +8,39 @@ Nothing of torch or Triton is imported until a name of this package is used: Tri
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from kernbench.lazy_names import lazily
 
 _WHERE = {
-    "activate": "driver.activation",
-    "active": "driver.activation",
-    "deactivate": "driver.activation",
-    "set_target": "driver.target",
-    "get_target": "driver.target",
-    "resources": "driver.resources",
-    "Resources": "driver.resources",
-    "set_launch_sink": "launching",
-    "LaunchSink": "launching",
-    "record_launches": "launching",
-    "LaunchRecord": "launching",
-    "execute": "launching",
-    "run_alone": "launching",
-    "Execution": "machine",
-    "Launch": "machine",
-    "Counts": "counts",
-    "HostAllocation": "memory",
-    "AllocationMap": "memory",
-    "registry": "memory",
-    "write_epoch": "memory",
-    "set_checks": "checks",
-    "RaceError": "checks",
-    "UninitialisedReadError": "checks",
-    "estimate": "duration",
-    "set_duration_model": "duration",
-    "lower_ttir": "frontend.lower",
-    "UnsupportedOpError": "ops.registry",
-    "DeviceAssertionError": "ops.debug",
+    "activate": ".driver.activation",
+    "active": ".driver.activation",
+    "deactivate": ".driver.activation",
+    "set_target": ".driver.target",
+    "get_target": ".driver.target",
+    "resources": ".driver.resources",
+    "Resources": ".driver.resources",
+    "set_launch_sink": ".launching",
+    "LaunchSink": ".launching",
+    "record_launches": ".launching",
+    "LaunchRecord": ".launching",
+    "execute": ".launching",
+    "run_alone": ".launching",
+    "Execution": ".machine",
+    "Launch": ".machine",
+    "Counts": ".counts",
+    "HostAllocation": ".memory",
+    "AllocationMap": ".memory",
+    "registry": ".memory",
+    "write_epoch": ".memory",
+    "set_checks": ".checks",
+    "RaceError": ".checks",
+    "UninitialisedReadError": ".checks",
+    "estimate": ".duration",
+    "set_duration_model": ".duration",
+    "lower_ttir": ".frontend.lower",
+    "UnsupportedOpError": ".ops.registry",
+    "DeviceAssertionError": ".ops.debug",
 }
 
 __all__ = [*_WHERE]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(f"kernbench.triton_engine.{_WHERE[name]}"), name)
-    raise AttributeError(f"module 'kernbench.triton_engine' has no attribute {name!r}")
+__getattr__ = lazily(__name__, _WHERE)

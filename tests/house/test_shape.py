@@ -14,7 +14,7 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
-    ("defaults", "errors", "programs", "reporting", "standard_output", "version"),
+    ("defaults", "errors", "lazy_names", "programs", "reporting", "standard_output", "version"),
     (
         "callable_module",
         "collective_kinds",

@@ -173,8 +173,8 @@ _of_folding: weakref.WeakKeyDictionary[Folding, AbsentPlans] = weakref.WeakKeyDi
 
 def install_items(patches: Patches, module: ModuleType) -> None:
     """Note where the shards of ranks that are not run are, in :data:`ITEMS`."""
-    hosts = bound_devices().simulation.hosts
-    plans, create = _plans(bound_devices().simulation), module._create_write_items_for_dtensor
+    simulation = bound_devices().simulation
+    hosts, plans, create = simulation.hosts, _plans(simulation), module._create_write_items_for_dtensor
     if plans is None:
         return
 
@@ -188,8 +188,8 @@ def install_items(patches: Patches, module: ModuleType) -> None:
 
 def install_gathering(patches: Patches, module: ModuleType) -> None:
     """Have checkpoints planned for all ranks, in :data:`GATHERING`."""
-    hosts = bound_devices().simulation.hosts
-    plans, gather = _plans(bound_devices().simulation), module._DistWrapper.gather_object
+    simulation = bound_devices().simulation
+    hosts, plans, gather = simulation.hosts, _plans(simulation), module._DistWrapper.gather_object
     if plans is None:
         return
 
