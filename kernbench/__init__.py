@@ -21,7 +21,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kernbench.lazy_names import lazily
 from kernbench.version import __version__
 
 _ROOMS = ("autotune", "precompile", "sweep")
@@ -47,7 +46,6 @@ _HOMES = {
     "UndefinedMemoryError": "kernbench.errors",
     "OutOfMemoryError": "kernbench.errors",
 }
-_of_homes = lazily(__name__, _HOMES)
 __all__ = ["__version__", *_HOMES, *_ROOMS]
 
 if TYPE_CHECKING:
@@ -87,7 +85,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"kernbench.{name}")
-    return _of_homes(name)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kernbench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
