@@ -15,11 +15,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import click
 
-from benches.harness.speed_command import speed_bench
-from benches.harness.turns import Comparison, Side
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import Comparison, Outcome, Side
 from kernbench.cli import app
 
 NAME = "command_speed"
@@ -86,7 +87,16 @@ def figures() -> list[Comparison]:
     ]
 
 
-run, command = speed_bench(NAME, __doc__, figures)
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """Measure; for ``kernbench bench``."""
+    return (speed or SpeedRun()).run(NAME, figures())
+
+
+@click.command(name=NAME, help=__doc__)
+@speed_options
+def command(speed: SpeedRun) -> None:
+    """Measure."""
+    run(speed=speed)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ The goal of the models is 100 000 estimates a second over an array of sizes: 10 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import click
 import numpy as np
 
-from benches.harness.speed_command import speed_bench
-from benches.harness.turns import CPU, Comparison, Sampler, Side, seconds
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import CPU, Comparison, Outcome, Sampler, Side, seconds
 from kernbench.cost import collective_time, gemm_time, memory_bound_time
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.topology import load_device
@@ -75,7 +77,16 @@ def _each(body: Callable[[int], None], count: int) -> Sampler:
     return lambda: once() / count
 
 
-run, command = speed_bench(NAME, __doc__, figures)
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """CPU seconds of one estimate, by case."""
+    return (speed or SpeedRun()).run(NAME, figures())
+
+
+@click.command(name=NAME, help=__doc__)
+@speed_options
+def command(speed: SpeedRun) -> None:
+    """Measure and print."""
+    run(speed=speed)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import click
 import greenlet
 import torch
 
 import kernbench
 from benches.distributed_speed import SMALL, all_reduces
 from benches.harness.distributed_sides import local_tensors
-from benches.harness.speed_command import speed_bench
-from benches.harness.turns import CPU, Comparison, Side, seconds
+from benches.harness.speed_command import SpeedRun, speed_options
+from benches.harness.turns import CPU, Comparison, Outcome, Side, seconds
 from kernbench.scheduler import RankScheduler
 
 NAME = "runtime_speed"
@@ -252,7 +254,16 @@ def figures() -> list[Comparison]:
     ]  # fmt: skip
 
 
-run, command = speed_bench(NAME, __doc__, figures)
+def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+    """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
+    return (speed or SpeedRun()).run(NAME, figures())
+
+
+@click.command(name=NAME, help=__doc__)
+@speed_options
+def command(speed: SpeedRun) -> None:
+    """Measure and print."""
+    run(speed=speed)
 
 
 if __name__ == "__main__":

@@ -101,30 +101,6 @@ def speed_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-def speed_bench(
-    name: str, about: str | None, figures: Callable[[], Iterable[Comparison]]
-) -> tuple[Callable[..., list[Outcome]], click.Command]:
-    """``run``, for ``kernbench bench``, and ``command`` of a bench that measures figures and has no options of its own.
-
-    Args:
-        name: of the bench.
-        about: the command's help.
-        figures: gives what is measured.
-    """
-
-    def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
-        """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
-        return (speed or SpeedRun()).run(name, figures())
-
-    @click.command(name=name, help=about)
-    @speed_options
-    def command(speed: SpeedRun) -> None:
-        """Measure and print."""
-        run(speed=speed)
-
-    return run, command
-
-
 def record(outcome: Outcome) -> dict[str, Any]:
     """An outcome for JSON; values in the comparison's unit."""
     comparison, unit = outcome.comparison, UNITS[outcome.comparison.unit]
