@@ -224,20 +224,13 @@ def test_for_other_values_the_code_does_what_python_does(name: str) -> None:
     assert scope["found"] == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ('"%d" % "a"', "TypeError: %d format: a real number is required, not str"),
-        ('"%d %d" % (1,)', "TypeError: not enough arguments for format string"),
-        ('"%d" % (1, 2)', "TypeError: not all arguments converted during string formatting"),
-        ("float('x')", "ValueError: could not convert string to float: 'x'"),
-        ("int(1, 2, 3)", "TypeError: int() takes at most 2 arguments (3 given)"),
-    ],
-)
-def test_errors_are_pythons_at_their_lines(text: str, error: str) -> None:
-    with pytest.raises((TypeError, ValueError)) as caught:
+@pytest.mark.parametrize("text", ['"%d" % "a"', '"%d %d" % (1,)', '"%d" % (1, 2)', "float('x')", "int(1, 2, 3)"])
+def test_errors_are_pythons_at_their_lines(text: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as pythons:  # its words differ between versions
+        eval(text)
+    with pytest.raises(pythons.type) as caught:
         exec(marked_source.compiled(f"first = 1\n{text}\n", "x.py"), {**marked_source.NAMES})
-    assert f"{type(caught.value).__name__}: {caught.value}" == error
+    assert str(caught.value) == str(pythons.value)
     assert [frame.lineno for frame in caught.traceback if str(frame.path).endswith("x.py")] == [1]
 
 
