@@ -6,7 +6,8 @@ import click
 
 stand_in_option = click.option(
     "--stand-in", "stand_ins", metavar="NAME", multiple=True, help="Let the program import NAME, a package of CUDA builds that "
-    "is not installed, as its functions on torch's operations: flash_attn. May be repeated.",
+    "is not installed (flash_attn) or whose compiled modules are not for this machine (vllm), by what stands in for it; auto: "
+    "whatever needs it and has one (kernbench stand-ins lists them). May be repeated.",
 )  # fmt: skip
 """``--stand-in NAME``, which a command gets as ``stand_ins``."""
 

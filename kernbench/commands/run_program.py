@@ -30,7 +30,7 @@ from kernbench.scheduler.host_effects import settled_heap
 from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.scheduler.standstill import VARIABLE as HANG_AFTER
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
-from kernbench.stand_ins import standing_in
+from kernbench.stand_ins import remarks, standing_in
 from kernbench.standard_output import require_output
 from kernbench.topology import resolve_topology
 from kernbench.torch_backend import relies_on
@@ -191,6 +191,8 @@ def run(
             errors = {0: error}
         finally:
             ctx.simulation.scheduler.on_first_failure = None
+        for remark in remarks():
+            ctx.simulation.remarks.setdefault(remark)
         stack.enter_context(settled_heap())  # what has run is not looked through again while it is summed up
         progress.summing_up()
         if live is not None:

@@ -9,6 +9,7 @@ docs/cost_models.md explains the models, docs/accuracy.md how wrong they are.
 
 from __future__ import annotations
 
+from kernbench.cost.by_values import by_values
 from kernbench.cost.collectives import COLLECTIVES, collective_time
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
@@ -22,6 +23,7 @@ __all__ = [
     "Estimate",
     "Operand",
     "StatedWork",
+    "by_values",
     "collective_time",
     "gemm_time",
     "memory_bound_time",

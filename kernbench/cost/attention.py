@@ -9,6 +9,7 @@ from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.generations import generation_of
 from kernbench.errors import ConfigError
+from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
@@ -54,21 +55,40 @@ def attention_time(
         name = canonical_dtype(dtype)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    blocks, block = attention_parts(
+        spec, batch * heads, queries, keys, head_dim, name, variant, causal=causal, window=window, gradient=gradient
+    )
+    # Few queries leave PEs idle; kernels then split the keys over them.
+    computing = max(math.ceil(blocks / spec.pes) if blocks > spec.pes else blocks / spec.pes, 1 / spec.pes) * block
+    rows = batch * head_dim * (2 * heads * queries + 2 * (kv_heads or heads) * keys)
+    return attention_estimate(spec, computing, (2.5 if gradient else 1) * rows * ITEM_BYTES[name])
+
+
+def attention_parts(
+    spec: DeviceSpec, heads: int, queries: int, keys: int, head_dim: int, dtype: str, variant: str, *, causal: bool,
+    window: int | None = None, gradient: bool = False, seen: float | None = None,
+) -> tuple[int, float]:  # fmt: skip
+    """How many blocks ``heads`` of one length consist of, and the seconds that one PE needs for each.
+
+    ``seen``: keys that a query sees on average; None: by ``causal`` and ``window``. Raises ConfigError for an unknown variant.
+    """
     generation = generation_of(spec)
     if variant not in generation.attention:
         raise ConfigError(f"attention: no variant {variant!r}; known: {', '.join(generation.attention)}")
     share = generation.attention[variant][gradient] * (generation.attention_narrow if head_dim <= _NARROW else 1.0)
-    rate = spec.matrix_rate(name) * share / spec.pes
-    blocks = batch * heads * math.ceil(queries / _QUERIES)
-    seen = min(keys, (keys + _QUERIES) / 2) if causal and queries == keys else keys
-    if window is not None:
-        seen = min(seen, window + _QUERIES)
-    block = (10 if gradient else 4) * min(queries, _QUERIES) * seen * head_dim / rate
-    # Few queries leave PEs idle; kernels then split the keys over them.
-    computing = max(math.ceil(blocks / spec.pes) if blocks > spec.pes else blocks / spec.pes, 1 / spec.pes) * block
-    rows = batch * head_dim * (2 * heads * queries + 2 * (kv_heads or heads) * keys)
-    moved = (2.5 if gradient else 1) * rows * ITEM_BYTES[name]
-    moving = moved / spec.hbm_copy_bandwidth
+    rate = spec.matrix_rate(dtype) * share / spec.pes
+    if seen is None:
+        seen = min(keys, (keys + _QUERIES) / 2) if causal and queries == keys else keys
+        if window is not None:
+            seen = min(seen, window + _QUERIES)
+    return heads * math.ceil(queries / _QUERIES), (10 if gradient else 4) * min(
+        queries, _QUERIES
+    ) * seen * head_dim / rate
+
+
+def attention_estimate(spec: DeviceSpec, computing: float, nbytes: float) -> Estimate:
+    """The estimate of a kernel that computes for ``computing`` seconds and moves ``nbytes``."""
+    moving = nbytes / spec.hbm_copy_bandwidth
     seconds = spec.launch.latency + _START + max(computing, moving)
     limit = "compute" if computing > moving else "memory"
-    return Estimate(seconds, seconds * 0.75, seconds * 1.3, limit, "", moved / seconds, moved / seconds)
+    return Estimate(seconds, seconds * 0.75, seconds * 1.3, limit, "", nbytes / seconds, nbytes / seconds)

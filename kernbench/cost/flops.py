@@ -33,7 +33,7 @@ def counted_work(costs: OpCosts, name: str, inputs: Tensors, outputs: Tensors) -
     """
     given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
     stated = costs.stated(name)
-    if stated is not None and stated.cost is not None:
+    if stated is not None and stated.cost is not None and not stated.sees_values:
         work = stated.work(given, made)
         return ("", 0) if work is None or not work.matrix else (work.dtype, work.flops)
     row = find(name if stated is None else stated.like)

@@ -17,13 +17,14 @@ from math import ceil, prod
 from typing import Any
 
 from kernbench.cost.attention import attention_time
+from kernbench.cost.by_values import CallOperands
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
 from kernbench.cost.operators import Kind, Model, Operator, find, qualified
-from kernbench.cost.registry import OperatorCost, registered, tell_changes
+from kernbench.cost.registry import OperatorCost, registered, seeing_values, supplied, tell_changes
 from kernbench.cost.row_kernels import softmax_time
 from kernbench.cost.unmodelled import Unmodelled
 from kernbench.cost.work import Cost
@@ -248,6 +249,7 @@ class OpCosts:
         flops: what operations count, kept by the caller that counts, with its costs: by ``id`` of the cost that
             :meth:`of_tensors` gives, that cost, the format that is multiplied, and FLOPs.
         uncounted: operations of the matrix engines whose FLOPs are not known.
+        seeing: operators whose costs depend on values (:func:`~kernbench.cost.by_values.by_values`), by name.
     """
 
     def __init__(
@@ -260,6 +262,8 @@ class OpCosts:
         self._device = device
         self._host = host or HostSpec()
         self._brought = dict(costs or {})
+        self.seeing = seeing_values(self._brought)
+        self._of_work: dict[tuple[str, Any], Cost] = {}
         self._known: dict[tuple[Any, ...], Cost] = {}
         self._otherwise: dict[tuple[Any, ...], Cost] = {}  # warm, while costs are cold, and the other way round
         self._cold = False
@@ -272,6 +276,8 @@ class OpCosts:
     def forget(self) -> None:
         """What operators cost has changed."""
         self.epoch += 1
+        self.seeing = seeing_values(self._brought)
+        self._of_work.clear()
         self._known.clear()
         self._otherwise.clear()
         self.flops.clear()
@@ -287,7 +293,19 @@ class OpCosts:
     def stated(self, name: str) -> OperatorCost | None:
         """What the program or a plugin says that an operator costs, by any of its names; None if neither says anything."""
         known = qualified(name)
-        return registered(known) or self._brought.get(known)
+        return registered(known) or self._brought.get(known) or supplied(known)
+
+    def of_values(self, name: str, operands: CallOperands) -> Cost:
+        """The cost of one call of an operator in :attr:`seeing`, and its FLOPs noted in :attr:`flops`."""
+        stated = self.seeing[name]
+        work = stated.work_of_call(operands)
+        cost = self._of_work.get((name, work))
+        if cost is None:
+            nbytes = sum(each.nbytes for each in (*operands.tensors, *operands.results))
+            cost = self._of_work[name, work] = stated.cost_of(work, nbytes, self._device)
+        counted = None if isinstance(work, float | int) or not work.matrix else work
+        self.flops[id(cost)] = (cost, "", 0) if counted is None else (cost, counted.dtype, counted.flops)
+        return cost
 
     def is_known(self, name: str) -> bool:
         """Whether anything says what an operator costs: others are counted, at each call."""
@@ -336,7 +354,7 @@ class OpCosts:
         flag, crossed = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
         stated = self.stated(name)
-        if stated is not None and stated.cost is not None:
+        if stated is not None and stated.cost is not None and not stated.sees_values:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)

@@ -19,14 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
+from kernbench.cost.by_values import CallOperands, CostByValues
 from kernbench.cost.operands import Operands
 from kernbench.cost.operators import find, qualified
-from kernbench.cost.work import LEAST, Cost, StatedWork, stated_cost
+from kernbench.cost.ragged_attention import RaggedAttention
+from kernbench.cost.work import LEAST, Cost, StatedWork, Work, stated_cost
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
 
-CostFunction = Callable[[Operands, Operands], "StatedWork | float"]
-"""From operands and results to the work that is done, or to seconds."""
+CostFunction = Callable[[Operands, Operands], "StatedWork | float"] | CostByValues
+"""From operands and results to the work that is done, or to seconds; or from the operands of a call and their values."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,24 @@ class OperatorCost:
     like: str = ""
     owner: str = "kernbench.cost.register"
 
+    @property
+    def sees_values(self) -> bool:
+        """Whether it depends on values, and is asked at every call."""
+        return isinstance(self.cost, CostByValues)
+
     def priced(self, given: Operands, made: Operands, device: DeviceSpec) -> Cost:
-        """The cost of one call. Raises ConfigError if the function fails or gives no cost."""
-        found = self._asked(given, made)
-        nbytes = int(sum(operand.nbytes for operand in (*given, *made)))
+        """The cost of a call with these shapes. Raises ConfigError if the function fails or gives no cost."""
+        return self.cost_of(self._asked(given, made), int(sum(each.nbytes for each in (*given, *made))), device)
+
+    def work_of_call(self, operands: CallOperands) -> Work | float:
+        """What one call does, of a cost that sees values, or its seconds. Raises ConfigError if the function fails."""
+        found: Work | float = self._asked(operands)
+        return found
+
+    def cost_of(self, found: Any, nbytes: int, device: DeviceSpec) -> Cost:
+        """The cost of what the function has said; ``nbytes``: of all tensors. Raises ConfigError if that is no cost."""
+        if isinstance(found, RaggedAttention):
+            return found.cost(device)
         if isinstance(found, StatedWork):
             cost = found.cost(device)
             seconds = max(cost.seconds, LEAST)
@@ -66,10 +82,10 @@ class OperatorCost:
         found = self._asked(given, made)
         return found if isinstance(found, StatedWork) else None
 
-    def _asked(self, given: Operands, made: Operands) -> Any:
+    def _asked(self, *operands: Any) -> Any:
         assert self.cost is not None
         try:
-            return self.cost(given, made)
+            return self.cost(*operands)
         except Exception as error:
             raise ConfigError(
                 f"the cost of {self.name} ({self.owner}) failed: {type(error).__name__}: {error}"
@@ -77,6 +93,8 @@ class OperatorCost:
 
 
 _registered: dict[str, OperatorCost] = {}
+_supplied: dict[str, OperatorCost] = {}
+"""What stand-ins say of their operators, where nothing is registered."""
 _told: WeakSet[Any] = WeakSet()
 
 
@@ -107,7 +125,8 @@ def register(name: str, cost: CostFunction | None = None, *, like: str = "", rep
         name: as torch qualifies it, ``"mylib::flash"``.
         cost: called with operands and results, each an :class:`kernbench.cost.Operand` (``shape``, ``format``, ``nbytes``),
             in the order of the operator's arguments without those that are no tensors; returns the
-            :class:`kernbench.cost.StatedWork` that is done, or seconds. Called once for each combination of shapes and dtypes.
+            :class:`kernbench.cost.StatedWork` that is done, or seconds. Called once for each combination of shapes and dtypes;
+            one that is marked by :func:`kernbench.cost.by_values` at every call, with all arguments.
         like: instead, an operator of torch that it is priced like: its tensors come in the same order.
         replace: the operator may be known already.
 
@@ -153,9 +172,26 @@ def brought(given: Mapping[str, tuple[Any, str]]) -> dict[str, OperatorCost]:
     return {each.name: each for each in costs}
 
 
+def supply(known: OperatorCost) -> None:
+    """Say what a stand-in's operator costs, unless something else is registered for it."""
+    _supplied[known.name] = known
+    _tell()
+
+
 def registered(name: str) -> OperatorCost | None:
     """What is registered for an operator, by its qualified name."""
     return _registered.get(name)
+
+
+def supplied(name: str) -> OperatorCost | None:
+    """What is supplied with an operator of a stand-in."""
+    return _supplied.get(name)
+
+
+def seeing_values(brought_by_plugins: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
+    """The operators whose costs depend on values, by name: of all that is known now, in the order in which it is asked."""
+    known = {**_supplied, **brought_by_plugins, **_registered}
+    return {name: each for name, each in known.items() if each.sees_values}
 
 
 def tell_changes(costs: Any) -> None:
@@ -168,5 +204,9 @@ def _set(name: str, known: OperatorCost | None) -> None:
         _registered.pop(name, None)
     else:
         _registered[name] = known
+    _tell()
+
+
+def _tell() -> None:
     for costs in list(_told):
         costs.forget()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from kernbench.cost.estimate import Estimate
 from kernbench.topology import Route
@@ -74,6 +75,34 @@ def over_links(cost: Cost, seconds: float, latency: float) -> Cost:
 def stated_cost(seconds: float) -> Cost:
     """What takes as long as it says."""
     return Cost(seconds, seconds, seconds, 0, "math", "stated")
+
+
+class Work(Protocol):
+    """What an operation does, in whatever terms, so that a device says what it takes. It can be hashed.
+
+    Attributes:
+        nbytes: bytes read and written.
+        flops, matrix, dtype: as of :class:`StatedWork`.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """See above."""
+
+    @property
+    def flops(self) -> int:
+        """See above."""
+
+    @property
+    def matrix(self) -> bool:
+        """See above."""
+
+    @property
+    def dtype(self) -> str:
+        """See above."""
+
+    def cost(self, device: DeviceSpec) -> Cost:
+        """What it occupies a stream for."""
 
 
 @dataclass(frozen=True, slots=True)

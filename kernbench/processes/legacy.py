@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernbench import stand_ins
 from kernbench.cost.unmodelled import Unmodelled
 from kernbench.simulation.accounts import Account
 from kernbench.simulation.hosts import Host
@@ -44,7 +45,7 @@ class Legacy:
         steps = simulation.steps.of_rank.get(host.rank if host.rank is not None else -1)
         legacy = cls(
             host.clock, host.busy, host.sip, host.account, host.uses_gpu, steps is not None and steps.stopped,
-            costs.unmodelled.portable(), set(costs.uncounted), list(simulation.remarks),
+            costs.unmodelled.portable(), set(costs.uncounted), [*simulation.remarks, *stand_ins.remarks()],
         )  # fmt: skip
         for memory in simulation.memories.of(host):
             memory.claim_all()

@@ -1,7 +1,9 @@
-"""Packages that exist only as builds for CUDA, by name: their public functions on torch's own operations.
+"""Packages that exist only as builds for CUDA: their public functions on torch's operations, or the operators of their compiled
+parts by definition.
 
-``kernbench run --stand-in flash_attn`` lets a program import one that is not installed. Values are those of the package's
-definition; time is that of torch's operations, whose attention is priced as the real kernels are.
+``kernbench run --stand-in flash_attn`` lets a program import one that is not installed, ``--stand-in vllm`` one that is and
+whose compiled modules are not for this machine, ``--stand-in auto`` whatever has a stand-in and cannot be imported. Values are
+those of the package's definition; time is that of torch's operations, or what the operator's cost says.
 """
 
 from __future__ import annotations
@@ -10,18 +12,19 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.stand_ins.finders import TAKEN, AutomaticFinder, CompiledFinder, PackageFinder, names_of
+from kernbench.stand_ins.table import StandIn, all_of_them, find, names
 
-VERSIONS = {"flash_attn": "2.8.3"}
-"""The stand-ins, and the release whose functions they have."""
+__all__ = ["AUTO", "TOLD", "StandIn", "remarks", "stand_in_as_told", "stand_in_for", "standing_in"]
+
+AUTO = "auto"
+"""The name for all of them, where they are needed."""
 
 TOLD = "KERNBENCH_STAND_INS"
 """The environment variable that tells the processes of a command which packages they can import: their names, with commas."""
@@ -31,134 +34,120 @@ def stand_in_for(error: BaseException) -> str | None:
     """What to say of an import that has failed: of a package that has a stand-in, or of a name that the stand-in lacks."""
     whole = (getattr(error, "name", None) or "") if isinstance(error, ImportError) else ""
     name = whole.partition(".")[0]
-    if name not in VERSIONS:
+    stand_in = find(name) if name in names() else None
+    if stand_in is None:
         return None
-    folder = Path(__file__).with_name(name)
+    folder = stand_in.folder
+    if folder is None:
+        if whole not in stand_in.compiled:
+            return None
+        return f"{whole} is compiled for CUDA: kernbench run --stand-in {name} has its operators"
     if isinstance(error, ImportError) and folder in Path(error.path or "").parents:
-        stands_in = any(isinstance(each, _Finder) and each.name == name for each in sys.meta_path)
+        stands_in = any(isinstance(each, PackageFinder) and each.name == name for each in sys.meta_path)
         with nullcontext() if stands_in else standing_in([name]):
-            return f"what the stand-in for {whole} has is {_names_of(importlib.import_module(whole))}"
+            return f"what the stand-in for {whole} has is {names_of(importlib.import_module(whole))}"
     if not isinstance(error, ModuleNotFoundError) or importlib.util.find_spec(name) is not None:
         return None
     return f"{name} is not installed: kernbench run --stand-in {name} has its public functions, on torch's operations"
 
 
 @contextmanager
-def standing_in(names: Iterable[str]) -> Iterator[None]:
+def standing_in(wanted: Iterable[str]) -> Iterator[None]:
     """For the length of a block, these packages can be imported, and are found by searches for their releases; also by
-    processes that are started within it and join a simulation.
+    processes that are started within it and join a simulation. ``wanted``: names, references to a :class:`StandIn`
+    (``file.py:object``), or :data:`AUTO`.
 
     Raises:
-        ConfigError: there is no such stand-in, or the package is installed.
+        ConfigError: there is no such stand-in, or the package is installed and needs none, or is not and has to be.
     """
-    finders = []
-    for name in names:
-        if name not in VERSIONS:
-            raise ConfigError(f"--stand-in {name}: there is none; there are: {', '.join(VERSIONS)}")
-        if importlib.util.find_spec(name) is not None:
-            raise ConfigError(f"--stand-in {name}: it is installed, so it is what the program imports: leave this out")
-        finders.append(_Finder(name))
-    sys.meta_path[:0] = finders
-    before = os.environ.get(TOLD)
-    if finders:
-        os.environ[TOLD] = ",".join([*filter(None, [before]), *(finder.name for finder in finders)])
+    wanted = [_whole(name) for name in wanted]
+    chosen: dict[str, list[Any]] = {}
+    for name in wanted:
+        stand_in = None if name == AUTO else find(name)
+        if name != AUTO and stand_in is None:
+            raise ConfigError(f"--stand-in {name}: there is none; there are: {', '.join([*names(), AUTO])}")
+        if stand_in is not None:
+            _require_use(name, stand_in)
+        chosen[name] = _finders(stand_in)
+    before, path, modules = os.environ.get(TOLD), list(sys.meta_path), set(sys.modules)
+    for finders in chosen.values():
+        _insert(finders)
+    if wanted:
+        os.environ[TOLD] = ",".join([*filter(None, [before]), *wanted])
     try:
         yield
     finally:
-        for finder in finders:
-            sys.meta_path.remove(finder)
+        found = [each for finders in chosen.values() for each in finders]
+        sys.meta_path[:] = [each for each in sys.meta_path if each in path or each not in found]
         if before is not None:
             os.environ[TOLD] = before
-        elif finders:
+        elif wanted:
             os.environ.pop(TOLD, None)
-        for loaded in [each for each in sys.modules if each.partition(".")[0] in {finder.name for finder in finders}]:
-            del sys.modules[loaded]
+        _forget_modules(found, modules)
 
 
-def stand_in_as_told(names: str) -> None:
+def stand_in_as_told(told: str) -> None:
     """In a process that joins: let it import these packages, the value of :data:`TOLD`, unless its Python has them."""
-    for name in names.split(","):
-        if name in VERSIONS and importlib.util.find_spec(name) is None:
-            sys.meta_path.insert(0, _Finder(name))
+    for name in filter(None, told.split(",")):
+        stand_in = None if name == AUTO else find(name)
+        if name == AUTO or (stand_in is not None and (stand_in.folder is None or not _is_installed(stand_in.name))):
+            _insert(_finders(stand_in))
 
 
-def _names_of(module: ModuleType) -> str:
-    """The public names that a stand-in's module has of the package."""
-    package = module.__name__.partition(".")[0]
-    names = [
-        name for name, value in vars(module).items()
-        if not name.startswith("_") and (home := str(getattr(value, "__module__", ""))).partition(".")[0] == package
-        and "._" not in home
-    ]  # fmt: skip
-    return ", ".join(sorted(names))
+def remarks() -> list[str]:
+    """What a run has to say of the stand-ins that its program has imported."""
+    return list(TAKEN.values())
 
 
-class _StandInLoader(SourceFileLoader):
-    """Executes a module of a stand-in, which says of a name that it has not what it has."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """See importlib."""
-        super().exec_module(module)
-
-        def missing(name: str) -> Any:
-            raise AttributeError(
-                f"the stand-in for {module.__name__} has no {name}; what it has is {_names_of(module)}",
-                name=name,
-                obj=module,
-            )
-
-        vars(module).setdefault("__getattr__", missing)
+def _whole(name: str) -> str:
+    """A reference to a file, with its whole path: processes may be started elsewhere."""
+    place, _, what = name.partition(":")
+    return f"{Path(place).resolve()}:{what}" if place.endswith(".py") else name
 
 
-class _Finder(DistributionFinder):
-    """Finds one stand-in, as a package and as an installed release."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._folder = Path(__file__).with_name(name)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Of the package and its modules. Raises ModuleNotFoundError for one that it has not, with those that it has."""
-        if fullname == self.name:
-            return importlib.util.spec_from_file_location(
-                fullname, self._folder / "__init__.py", submodule_search_locations=[str(self._folder)],
-                loader=_StandInLoader(fullname, str(self._folder / "__init__.py")),
-            )  # fmt: skip
-        if not fullname.startswith(f"{self.name}."):
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is None or spec.origin is None:
-            modules = sorted(
-                ".".join(each.relative_to(self._folder.parent).with_suffix("").parts).removesuffix(".__init__")
-                for each in self._folder.rglob("*.py")
-                if each.name == "__init__.py" or not each.name.startswith("_")
-            )
-            raise ModuleNotFoundError(
-                f"the stand-in for {self.name} has no {fullname}; what it has is {', '.join(modules)}", name=self.name
-            )
-        spec.loader = _StandInLoader(fullname, spec.origin)
-        return spec
-
-    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
-        """Of the release, for a caller that asks for its version."""
-        wanted = getattr(context, "name", None)
-        if wanted is None or wanted.replace("-", "_").lower() == self.name:
-            yield _Release(self.name)
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
-class _Release(Distribution):
-    def __init__(self, name: str) -> None:
-        self._texts = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSIONS[name]}\n",
-            "top_level.txt": f"{name}\n",
-        }
+def _require_use(asked: str, stand_in: StandIn) -> None:
+    if stand_in.folder is not None and _is_installed(stand_in.name):
+        raise ConfigError(f"--stand-in {asked}: it is installed, so it is what the program imports: leave this out")
+    alone = {each.partition(".")[0] for each in stand_in.compiled if "." not in each}
+    if stand_in.folder is None and not alone and not _is_installed(stand_in.name):
+        raise ConfigError(
+            f"--stand-in {asked}: {stand_in.name} is not installed, and it stands in for its compiled modules only: "
+            f"pip install --no-deps {stand_in.name}, and what it imports"
+        )
 
-    def read_text(self, filename: str) -> str | None:
-        """A file of the release's metadata."""
-        return self._texts.get(filename)
 
-    def locate_file(self, path: Any) -> Path:
-        """Where a file of the release is."""
-        return Path(__file__).parent / path
+def _finders(stand_in: StandIn | None) -> list[Any]:
+    """What finds one stand-in; all of them for None."""
+    if stand_in is None:
+        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.compiled)]
+    found: list[Any] = [] if stand_in.folder is None else [PackageFinder(stand_in)]
+    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.compiled else found
+
+
+def _insert(finders: Iterable[Any]) -> None:
+    """Ask them before all others; the automatic one last."""
+    for each in finders:
+        if isinstance(each, AutomaticFinder):
+            sys.meta_path.append(each)
+        else:
+            sys.meta_path.insert(0, each)
+
+
+def _forget_modules(finders: Iterable[Any], before: set[str]) -> None:
+    """Stand-ins' modules are imported no more."""
+    TAKEN.clear()
+    packages: set[str] = set()
+    compiled: set[str] = set()
+    for each in finders:
+        if isinstance(each, AutomaticFinder):
+            packages |= each.taken
+        elif isinstance(each, PackageFinder):
+            packages.add(each.name)
+        else:
+            compiled |= set(each.stand_in.compiled) - before
+    for loaded in [each for each in sys.modules if each.partition(".")[0] in packages or each in compiled]:
+        del sys.modules[loaded]

@@ -162,7 +162,8 @@ class HollowValues:
         what = None
         on_gpu |= device.moving
         small = found.largest <= self._most(on_gpu, tensors, kwargs)
-        compute = not (hollow or operator.allocates) and (small or (on_gpu and stay_whole(device, tensors)))
+        compute = not (hollow or operator.allocates or operator.without_values)
+        compute = compute and (small or (on_gpu and stay_whole(device, tensors)))
         if compute and (operator.sized or not small) and not operator.returns_written:
             what = self._described(operator, func, args, kwargs, found.key)
             made = _tensors_of(what)

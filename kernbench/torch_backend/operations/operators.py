@@ -23,6 +23,7 @@ from kernbench.torch_backend.gpu.unwritten import marking
 from kernbench.torch_backend.gpu.wide_products import widened
 from kernbench.torch_backend.operations import semantics
 from kernbench.torch_backend.operations.flop_formulas import formula_of
+from kernbench.torch_backend.operations.library_operators import TABLE
 from kernbench.torch_backend.relies_on import Reliance
 
 
@@ -87,11 +88,16 @@ def classify(func: Any) -> int:
     if kind is Kind.VIEW or torch.Tag.inplace_view in func.tags:
         return VIEW
     if namespace not in _TORCHS_OWN:
-        tensors = any("Tensor" in str(argument.type) for argument in (*schema.arguments, *schema.returns))
-        return CUSTOM if tensors else SKIP
+        if not _takes_or_gives_tensors(schema):
+            return SKIP
+        return COMPUTE if func.name() in TABLE else CUSTOM
     if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return VIEW
     return COMPUTE
+
+
+def _takes_or_gives_tensors(schema: Any) -> bool:
+    return any("Tensor" in str(each.type) for each in (*schema.arguments, *schema.returns))
 
 
 def _implementation(func: Any) -> Any:
@@ -149,6 +155,7 @@ class TorchOperator:
         by_signature: shapes of its results follow from shapes and numbers that it is given, and it does the same each time.
         mutates: its schema says that it writes.
         higher_order: it is given functions besides tensors.
+        without_values: it is an operator of a stand-in, which does not compute it.
         stock: for one that a rank's program computes by a kernel of its own on GPUs: what it is everywhere else.
     """
 
@@ -170,7 +177,9 @@ class TorchOperator:
         self.writes: tuple[Argument, ...] = ()
         self.unreturned: tuple[Argument, ...] = ()
         self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
-        self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
+        self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = self.without_values = (
+            False
+        )
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
         if not self.higher_order:
             self._read(func)
@@ -187,7 +196,9 @@ class TorchOperator:
         if self.kind == CUSTOM:
             self.title = self.name
         matrix = is_matrix_operation(self.name)
-        self.multiplies = self.kind == CUSTOM or matrix or formula_of(func) is not None
+        compiled = TABLE.get(func.name())
+        self.without_values = compiled is not None and compiled.value is None
+        self.multiplies = self.kind == CUSTOM or matrix or compiled is not None or formula_of(func) is not None
         self.check = refusal_of(self.name)
         row = find(self.name)
         self.allocates = row is not None and row.kind is Kind.ALLOCATION

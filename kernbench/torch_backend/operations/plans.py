@@ -221,7 +221,7 @@ class Plans:
             return None
         if cost is None or not recorded:
             return plan
-        if cost.kind not in ON_PES or not self._costs.is_known(operator.name):
+        if cost.kind not in ON_PES or not self._costs.is_known(operator.name) or operator.name in self._costs.seeing:
             return None
         if memory is not None and not (operator.returns_written or plan.place):
             if isinstance(call.result, torch.Tensor):

@@ -50,6 +50,7 @@ from kernbench.torch_backend.operations.operators import (
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
+from kernbench.torch_backend.operations.seen_operands import operands_of
 from kernbench.torch_backend.relies_on import Reliance
 
 _storage: Any = torch._C.TensorBase.untyped_storage
@@ -376,7 +377,10 @@ class Recorder(TorchDispatchMode):
             outputs += operator.written_unreturned(call.args, call.kwargs)
         flag = operator.is_flagged(call.args, call.kwargs)
         try:
-            cost = self._cost(operator, inputs, outputs, flag)
+            if operator.name in self._costs.seeing:
+                cost = self._costs.of_values(operator.name, operands_of(call))
+            else:
+                cost = self._cost(operator, inputs, outputs, flag)
         except RuntimeError:
             if not any(map(is_nested, (*inputs, *outputs))):
                 raise

@@ -1,0 +1,211 @@
+"""``vllm.vllm_flash_attn``: FlashAttention 2 and 3 as vLLM builds them, with keys and values in pages.
+
+Queries are packed one sequence after the other, ``[tokens, heads, size]``; ``cu_seqlens_q``, ``[sequences + 1]``, has the ends.
+Keys and values are either packed the same way, or pages, ``[pages, page size, heads of keys, size]``, of which a sequence has
+those that its row of the table names. The last query of a sequence sees all of its keys.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+
+from kernbench.compiled_operators.operators import Operators
+from kernbench.cost.by_values import CallOperands, SeenOperand
+from kernbench.cost.ragged_attention import RaggedAttention
+from kernbench.cost.work import LEAST
+
+Tensor = torch.Tensor
+
+second, third = Operators("_vllm_fa2_C"), Operators("_vllm_fa3_C")
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, ends_q: Tensor, ends_k: Tensor | None, lengths: Tensor | None, pages: Tensor | None,
+    scale: float, causal: bool, window: tuple[int, int], softcap: float = 0.0, sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention in float32.
+
+    Args:
+        q, k, v, ends_q, ends_k: see above; ``ends_k`` where there are no pages.
+        lengths: of the keys of each sequence, ``[sequences]``; None: all between its ends.
+        pages: of each sequence, ``[sequences, most pages]``; None: keys are packed.
+        window: keys to the left and right of its own that a query sees; -1: all.
+        softcap: scores are ``softcap * tanh(score / softcap)``; 0: as they are.
+        sinks: ``[heads]``, a score of each head that takes part in the sum and has no value.
+
+    Returns:
+        ``[tokens, heads, size of v]``, and the logarithms of the sums of the scores' exponentials, ``[heads, tokens]``.
+    """
+    out = torch.zeros(*q.shape[:-1], v.shape[-1])
+    sums = torch.full((q.shape[1], q.shape[0]), math.inf)
+    bounds = ends_q.tolist()
+    for at, (begin, end) in enumerate(pairwise(bounds)):
+        if pages is None:
+            assert ends_k is not None
+            first, last = int(ends_k[at]), int(ends_k[at + 1])
+            keys, values = (each[first:last] for each in (k, v))
+        else:
+            keys, values = (each[pages[at].long()].flatten(0, 1) for each in (k, v))
+        if lengths is not None:
+            keys, values = (each[: int(lengths[at])] for each in (keys, values))
+        if end > begin and len(keys):
+            out[begin:end], sums[:, begin:end] = _one(
+                q[begin:end].float(), keys.float(), values.float(), scale, causal, window, softcap, sinks
+            )
+    return out, sums
+
+
+def _one(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Of one sequence: ``[queries, heads, size]``, and sums ``[heads, queries]``."""
+    shared = q.shape[1] // k.shape[1]
+    k, v = (each.repeat_interleave(shared, 1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    left, right = window[0], 0 if causal else window[1]
+    distance = torch.arange(len(k)) - (torch.arange(len(q))[:, None] + len(k) - len(q))
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if left >= 0:
+        hidden |= distance < -left
+    if right >= 0:
+        hidden |= distance > right
+    scores = scores.masked_fill(hidden, -math.inf)
+    sums = scores.logsumexp(-1)
+    if sinks is not None:
+        sums = torch.logaddexp(sums, sinks.float()[:, None])
+    shares = torch.where(sums[..., None] > -math.inf, (scores - sums[..., None]).exp(), 0)
+    return torch.einsum("hqk,khd->qhd", shares, v), sums
+
+
+def _refuse(name: str, **given: object) -> None:
+    unknown = [each for each, value in given.items() if value is not None and value is not False]
+    if unknown:
+        raise NotImplementedError(
+            f"vllm: the values of {name} in its stand-in take no {', '.join(unknown)}: run without data (--no-data)"
+        )
+
+
+@third.value
+def fwd(
+    q: Tensor, k: Tensor, v: Tensor, k_new: Tensor | None, q_v: Tensor | None, out: Tensor | None,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, seqused_q: Tensor | None, seqused_k: Tensor | None,
+    page_table: Tensor | None, kv_batch_idx: Tensor | None, leftpad_k: Tensor | None, rotary_cos: Tensor | None,
+    softmax_scale: float, is_causal: bool, window_size_left: int, window_size_right: int, softcap: float, s_aux: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    """FlashAttention 3: the results, the sums of the exponentials, and two that are used with splits only."""
+    _refuse(
+        "fwd", k_new=k_new, q_v=q_v, seqused_q=seqused_q, kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k,
+        rotary_cos=rotary_cos, queries_in_eight_bits=q.dtype.itemsize == 1, a_batch_of_equal_lengths=cu_seqlens_q is None,
+    )  # fmt: skip
+    assert cu_seqlens_q is not None
+    window = (window_size_left, window_size_right)
+    found, sums = attend(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, softmax_scale, is_causal, window, softcap, s_aux
+    )
+    out = _room(q, v, out)
+    return [out.copy_(found), sums, q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)]
+
+
+@third.shape("fwd")
+def _of_fwd(q: Tensor, v: Tensor, out: Tensor | None) -> list[Tensor]:
+    return [_room(q, v, out), _sums(q), q.new_empty(0, dtype=torch.float32), q.new_empty(0, dtype=torch.float32)]
+
+
+@third.value
+@third.shape
+def get_scheduler_metadata(seqused_k: Tensor) -> Tensor:
+    """How a kernel is to split its work, which is its own business: five whole numbers, of no meaning here."""
+    return seqused_k.new_zeros(5, dtype=torch.int32)
+
+
+@second.value
+def varlen_fwd(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_k: Tensor | None,
+    leftpad_k: Tensor | None, block_table: Tensor | None, alibi_slopes: Tensor | None, p_dropout: float, softmax_scale: float,
+    is_causal: bool, window_size_left: int, window_size_right: int, softcap: float,
+) -> list[Tensor]:  # fmt: skip
+    """FlashAttention 2: the results, and the sums of the exponentials."""
+    _refuse("varlen_fwd", leftpad_k=leftpad_k, alibi_slopes=alibi_slopes, dropout=p_dropout > 0)
+    window = (window_size_left, window_size_right)
+    found, sums = attend(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, softmax_scale, is_causal, window, softcap
+    )
+    return [_room(q, v, out).copy_(found), sums]
+
+
+@second.shape("varlen_fwd")
+def _of_varlen_fwd(q: Tensor, v: Tensor, out: Tensor | None) -> list[Tensor]:
+    return [_room(q, v, out), _sums(q)]
+
+
+def _room(q: Tensor, v: Tensor, out: Tensor | None) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1]) if out is None else out
+
+
+def _sums(q: Tensor) -> Tensor:
+    """``[heads, tokens]``, or ``[batch, heads, queries]``."""
+    return q.new_empty(*q.shape[:-3], q.shape[-2], q.shape[-3], dtype=torch.float32)
+
+
+# -- costs ----------------------------------------------------------------------------------------------------------------
+
+
+@third.cost("fwd")
+def _cost_of_fwd(operands: CallOperands) -> RaggedAttention:
+    # Forward passes of FlashAttention 3 are about as fast as cuDNN's (Shah et al. 2024, figure 5); decoding is bound by memory
+    return _work(operands, operands["page_table"], "cudnn")
+
+
+@second.cost("varlen_fwd")
+def _cost_of_varlen_fwd(operands: CallOperands) -> RaggedAttention:
+    return _work(operands, operands["block_table"], "flash")
+
+
+@third.cost("get_scheduler_metadata")
+def _cost_of_metadata(operands: CallOperands) -> float:
+    return LEAST
+
+
+def _work(operands: CallOperands, pages: SeenOperand | None, variant: str) -> RaggedAttention:
+    """By the lengths that are known, else by the longest that the caller says there is."""
+    q, k = operands["q"], operands["k"]
+    window = operands["window_size_left"]
+    return RaggedAttention(
+        tuple(zip(_queries(operands), _keys(operands, pages), strict=True)), q.shape[-2], k.shape[-2], q.shape[-1], q.format,
+        operands["is_causal"], None if window < 0 else window, variant,
+    )  # fmt: skip
+
+
+def _queries(operands: CallOperands) -> list[int]:
+    q, ends = operands["q"], operands["cu_seqlens_q"]
+    if ends is None:
+        return [q.shape[1]] * q.shape[0]
+    known = ends.known
+    if known is None:
+        count = ends.shape[0] - 1
+        return [q.shape[0] // max(count, 1)] * count
+    return [end - begin for begin, end in pairwise(known)]
+
+
+def _keys(operands: CallOperands, pages: SeenOperand | None) -> list[int]:
+    k, lengths, ends = operands["k"], operands["seqused_k"], operands["cu_seqlens_k"]
+    if lengths is not None and lengths.known is not None:
+        return list(lengths.known)
+    count = len(_queries(operands))
+    if pages is None and ends is not None and ends.known is not None:
+        return [end - begin for begin, end in pairwise(ends.known)]
+    room = k.shape[0] if pages is None and ends is not None else k.shape[1] * (1 if pages is None else pages.shape[1])
+    most = operands["max_seqlen_k"]
+    return [room if most is None else min(most, room)] * count

@@ -1,0 +1,244 @@
+"""``vllm._C_stable_libtorch``: norms, activations, rotary embedding, caches, and what the library says of the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from kernbench.compiled_operators.moved import moving, taken_from
+from kernbench.compiled_operators.operators import Operators
+from kernbench.cost.by_values import CallOperands
+from kernbench.cost.work import StatedWork
+
+Tensor = torch.Tensor
+
+operators = Operators("_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils")
+
+# -- norms: x / sqrt(mean(x^2) + epsilon) * weight, in float32 -------------------------------------------------------------
+
+
+@operators.value
+def rms_norm(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
+    """``result``: ``input`` over the root of the mean of its squares, times ``weight``."""
+    result.copy_(_normed(input, weight, epsilon))
+
+
+@operators.value
+def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float) -> None:
+    """``residual`` becomes the sum of both, ``input`` its norm."""
+    residual.copy_(input.float() + residual.float())
+    input.copy_(_normed(residual, weight, epsilon))
+
+
+def _normed(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    x = x.float()
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    return x if weight is None else x * weight.float()
+
+
+operators.cost("rms_norm")(moving("result", "input", "weight"))
+operators.cost("fused_add_rms_norm")(moving("input", "input", "residual", "residual", "weight"))
+
+# -- activations: of two halves of the last dimension, or of all of it ----------------------------------------------------
+
+
+@operators.value
+def silu_and_mul(result: Tensor, input: Tensor) -> None:
+    """The first half through SiLU, times the second."""
+    first, second = input.float().chunk(2, -1)
+    result.copy_(F.silu(first) * second)
+
+
+@operators.value
+def mul_and_silu(out: Tensor, input: Tensor) -> None:
+    """The first half, times the second through SiLU."""
+    first, second = input.float().chunk(2, -1)
+    out.copy_(first * F.silu(second))
+
+
+@operators.value
+def gelu_and_mul(out: Tensor, input: Tensor) -> None:
+    """The first half through GELU, times the second."""
+    first, second = input.float().chunk(2, -1)
+    out.copy_(F.gelu(first) * second)
+
+
+@operators.value
+def gelu_tanh_and_mul(out: Tensor, input: Tensor) -> None:
+    """The first half through GELU by tanh, times the second."""
+    first, second = input.float().chunk(2, -1)
+    out.copy_(F.gelu(first, approximate="tanh") * second)
+
+
+@operators.value("gelu_new")
+@operators.value("gelu_fast")
+def gelu_by_tanh(out: Tensor, input: Tensor) -> None:
+    """GELU by tanh."""
+    out.copy_(F.gelu(input.float(), approximate="tanh"))
+
+
+@operators.value
+def gelu_quick(out: Tensor, input: Tensor) -> None:
+    """``x * sigmoid(1.702 x)``."""
+    out.copy_(input.float() * torch.sigmoid(1.702 * input.float()))
+
+
+@operators.value
+def relu_squared(out: Tensor, input: Tensor) -> None:
+    """``max(x, 0)^2``."""
+    out.copy_(F.relu(input.float()).square())
+
+
+operators.cost("silu_and_mul")(moving("result", "input"))
+for _name in (
+    "mul_and_silu", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_new", "gelu_fast", "gelu_quick", "relu_squared",
+):  # fmt: skip
+    operators.cost(_name)(moving("out", "input"))
+
+# -- rotary embedding -----------------------------------------------------------------------------------------------------
+
+
+@operators.value
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor, is_neox: bool,
+    rope_dim_offset: int = 0, inverse: bool = False,
+) -> None:  # fmt: skip
+    """``cos_sin_cache``: ``[positions, width]``, cosines in its first half; the ``width`` elements of each head from
+    ``rope_dim_offset`` on are pairs: halves of them (``is_neox``), or neighbours."""
+    cos, sin = cos_sin_cache[positions.flatten()].float()[:, None].chunk(2, -1)
+    sin = -sin if inverse else sin
+    width = 2 * cos.shape[-1]
+    for given in (query, key):
+        if given is not None:
+            heads = given.reshape(positions.numel(), -1, head_size).clone()
+            turned = heads[..., rope_dim_offset : rope_dim_offset + width]
+            pairs = turned.unflatten(-1, (2, -1) if is_neox else (-1, 2)).float()
+            first, second = pairs.unbind(-2 if is_neox else -1)
+            pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), -2 if is_neox else -1)
+            turned.copy_(pairs.flatten(-2))
+            given.copy_(heads.view(given.shape))
+
+
+@operators.cost("rotary_embedding")
+def _of_rotary_embedding(operands: CallOperands) -> StatedWork:
+    positions, query, key = operands["positions"], operands["query"], operands["key"]
+    turned = query.nbytes + (0 if key is None else key.nbytes)
+    return StatedWork(2 * turned + positions.nbytes + taken_from(operands["cos_sin_cache"], positions))
+
+
+# -- caches of keys and values --------------------------------------------------------------------------------------------
+
+
+@operators.value
+def reshape_and_cache_flash(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
+    k_scale: Tensor, v_scale: Tensor,
+) -> None:  # fmt: skip
+    """``key``: ``[tokens, heads, size]``; a cache: ``[blocks, block size, heads, size]``; a token whose slot is negative is
+    not kept."""
+    kept, block, place = _slots(slot_mapping, key_cache.shape[1])
+    for given, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+        cache[block, place] = _stored(given[: slot_mapping.numel()][kept], cache, kv_cache_dtype, scale)
+
+
+@operators.value
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
+    k_scale: Tensor, v_scale: Tensor,
+) -> None:  # fmt: skip
+    """``key_cache``: ``[blocks, heads, size / x, block size, x]``; ``value_cache``: ``[blocks, heads, size, block size]``."""
+    kept, block, place = _slots(slot_mapping, key_cache.shape[3])
+    keys = _stored(key[: slot_mapping.numel()][kept], key_cache, kv_cache_dtype, k_scale)
+    key_cache[block, :, :, place] = keys.unflatten(-1, (-1, key_cache.shape[4]))
+    value_cache[block, :, :, place] = _stored(value[: slot_mapping.numel()][kept], value_cache, kv_cache_dtype, v_scale)
+
+
+def _slots(slots: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens are kept, and the blocks and places of those."""
+    kept = slots >= 0
+    return kept, slots[kept] // size, slots[kept] % size
+
+
+def _stored(values: Tensor, cache: Tensor, format: str, scale: Tensor) -> Tensor:
+    """Values as a cache has them: in eight bits they are divided by their scale."""
+    if format == "auto":
+        return values.to(cache.dtype)
+    kind = torch.float8_e5m2 if format == "fp8_e5m2" else torch.float8_e4m3fn
+    most = torch.finfo(kind).max
+    return (values.float() / scale.float()).clamp(-most, most).to(kind).view(cache.dtype)
+
+
+@operators.cost("reshape_and_cache_flash")
+@operators.cost("reshape_and_cache")
+def _of_caching(operands: CallOperands) -> StatedWork:
+    """The tokens that have a slot are read, and written in the format of the cache."""
+    key, value, slots = operands["key"], operands["value"], operands["slot_mapping"]
+    kept = slots.shape[0] if slots.known is None else sum(slot >= 0 for slot in slots.known)
+    moved = 0
+    for given, cache in ((key, operands["key_cache"]), (value, operands["value_cache"])):
+        row = given.row_bytes(1)
+        moved += kept * row + kept * row * cache.nbytes * given.elements // (cache.elements * given.nbytes or 1)
+    return StatedWork(moved + slots.nbytes)
+
+
+# -- what the library says ------------------------------------------------------------------------------------------------
+
+_SHARED_MEMORY_OPTIN = 97
+"""``cudaDevAttrMaxSharedMemoryPerBlockOptin``."""
+
+
+@operators.value
+def weak_ref_tensor(input: Tensor) -> Tensor:
+    """The same tensor."""
+    return input
+
+
+@operators.value
+def get_device_attribute(attribute: int, device_id: int) -> int:
+    """An attribute of a device, by CUDA's number."""
+    if attribute != _SHARED_MEMORY_OPTIN:
+        raise NotImplementedError(f"vllm: of the device attributes its stand-in knows {_SHARED_MEMORY_OPTIN} only")
+    return get_max_shared_memory_per_block_device_attribute(device_id)
+
+
+@operators.value
+def get_max_shared_memory_per_block_device_attribute(device_id: int) -> int:
+    """Bytes that a block may opt in for."""
+    device = None if device_id < 0 else device_id
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
+# Of wheels, which are built with CUDA 12.8 or later: e4m3 from 8.9 on, scales of blocks and groups from 9.0, fp4 from 10.0
+
+
+@operators.value
+def cutlass_scaled_mm_supports_fp8(cuda_device_capability: int) -> bool:
+    """e4m3."""
+    return cuda_device_capability >= 89
+
+
+@operators.value
+def cutlass_scaled_mm_supports_block_fp8(cuda_device_capability: int) -> bool:
+    """e4m3 with a scale for each block."""
+    return cuda_device_capability >= 90
+
+
+@operators.value
+def cutlass_group_gemm_supported(cuda_device_capability: int) -> bool:
+    """Products of several groups."""
+    return cuda_device_capability >= 90
+
+
+@operators.value
+def cutlass_scaled_mm_supports_fp4(cuda_device_capability: int) -> bool:
+    """Products of nvfp4."""
+    return cuda_device_capability >= 100
+
+
+@operators.value
+def mxfp4_experts_quant_supported(cuda_device_capability: int) -> bool:
+    """Experts in mxfp4."""
+    return cuda_device_capability >= 100

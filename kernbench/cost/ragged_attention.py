@@ -1,0 +1,86 @@
+"""Attention over sequences of different lengths, as engines call it: queries one after the other, keys in pages of a cache.
+
+What it takes depends on the lengths that are live, not on the room that the cache has. For sequences of one length it is
+:func:`~kernbench.cost.attention.attention_time`'s figure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kernbench.cost.attention import attention_estimate, attention_parts
+from kernbench.cost.estimate import Estimate
+from kernbench.cost.generations import generation_of
+from kernbench.cost.work import Cost
+from kernbench.topology.device import DeviceSpec
+from kernbench.topology.dtypes import ITEM_BYTES
+
+
+@dataclass(frozen=True)
+class RaggedAttention:
+    """One call of a kernel.
+
+    Attributes:
+        sequences: queries and keys of each.
+        heads, kv_heads: of the queries; of the keys, which several of those share.
+        width: of a head.
+        dtype: of the operands (``"bf16"``).
+        causal: the last query sees all keys, each one before it one less.
+        window: keys before a query's own that it sees; None: all.
+        variant: whose kernel, as of :func:`~kernbench.cost.attention.attention_time`; ``"flash"`` where a generation lacks it.
+    """
+
+    sequences: tuple[tuple[int, int], ...]
+    heads: int
+    kv_heads: int
+    width: int
+    dtype: str
+    causal: bool = True
+    window: int | None = None
+    variant: str = "flash"
+
+    matrix = True
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of its two products, of the pairs that are seen."""
+        return sum(4 * self.heads * self.width * self._pairs(queries, keys) for queries, keys in self.sequences)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of queries, results, and the keys and values that any query sees."""
+        rows = sum(
+            2 * self.heads * queries + 2 * self.kv_heads * self._reached(queries, keys)
+            for queries, keys in self.sequences
+        )
+        return int(rows * self.width * ITEM_BYTES[self.dtype])
+
+    def _reached(self, queries: int, keys: int) -> int:
+        return keys if self.window is None else min(keys, queries + self.window)
+
+    def _pairs(self, queries: int, keys: int) -> int:
+        """Pairs of a query and a key that it sees."""
+        seen = keys * queries - (queries * (queries - 1) // 2 if self.causal else 0)
+        return max(seen if self.window is None else min(seen, queries * (self.window + 1)), 0)
+
+    def cost(self, device: DeviceSpec) -> Cost:
+        """What it occupies a stream for."""
+        variant = self.variant if self.variant in generation_of(device).attention else "flash"
+        blocks = computing = 0.0
+        for queries, keys in self.sequences:
+            if queries and keys:
+                seen = self._pairs(queries, keys) / queries if keys != queries else None
+                more, each = attention_parts(
+                    device, self.heads, queries, keys, self.width, self.dtype, variant, causal=self.causal,
+                    window=self.window, seen=seen,
+                )  # fmt: skip
+                blocks += more
+                computing += more * each
+        if not blocks:
+            return Cost.on_stream(
+                Estimate(device.launch.latency, 0.0, 0.0, "launch"), device, kind="attention", nbytes=0
+            )
+        waves = math.ceil(blocks / device.pes) / (blocks / device.pes) if blocks > device.pes else 1.0
+        found = attention_estimate(device, computing / device.pes * waves, self.nbytes)
+        return Cost.on_stream(found, device, kind="attention", nbytes=self.nbytes)

@@ -1,0 +1,87 @@
+"""Which packages have a stand-in: those that kernbench ships, and those of other distributions.
+
+A stand-in is a folder of Python that is imported in a package's place, or operators in the place of the compiled modules of a
+package that is installed. Other distributions bring theirs by an entry point of the group ``kernbench.stand_ins``:
+
+    [project.entry-points."kernbench.stand_ins"]
+    acme_ops = "acme_stand_in:stand_in"          # a StandIn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernbench.errors import ConfigError
+from kernbench.plugins.discovery import installed, load_reference, origin
+
+GROUP = "kernbench.stand_ins"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What stands in for one package.
+
+    Attributes:
+        name: of the package, as it is imported.
+        release: whose functions it has, or with which its operators were tested.
+        folder: of Python that is imported in the package's place; None: the package itself is installed.
+        compiled: for each compiled module of the package (``"acme._C"``) a reference, ``"module:object"`` or
+            ``"file.py:object"``, to the :class:`kernbench.compiled_operators.Operators` that it is said to define.
+    """
+
+    name: str
+    release: str
+    folder: Path | None = None
+    compiled: Mapping[str, str] = field(default_factory=dict)
+
+
+_VLLM = "kernbench.compiled_operators.vllm"
+SHIPPED = {
+    each.name: each
+    for each in (
+        StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn")),
+        StandIn("vllm", "0.33.0", compiled={
+            "vllm._C_stable_libtorch": f"{_VLLM}.core:operators",
+            "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",
+            "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
+            "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
+        }),
+    )
+}  # fmt: skip
+"""Those that kernbench ships, by name."""
+
+
+def names() -> list[str]:
+    """What there is, sorted."""
+    return sorted({*SHIPPED, *(point.name for point in installed(GROUP))})
+
+
+def source_of(name: str) -> str:
+    """Who brings a stand-in, for people."""
+    return next((origin(point) for point in installed(GROUP) if point.name == name), "kernbench")
+
+
+def find(name: str) -> StandIn | None:
+    """The stand-in for a package, or the one that a reference (``acme_stand_in.py:stand_in``) names; None if there is none.
+
+    Raises ConfigError if what is brought is no :class:`StandIn`, PluginError if it cannot be imported.
+    """
+    if name in SHIPPED:
+        return SHIPPED[name]
+    reference = name if ":" in name else next((point.value for point in installed(GROUP) if point.name == name), "")
+    if not reference:
+        return None
+    found = load_reference(reference)
+    if not isinstance(found, StandIn):
+        raise ConfigError(f"{reference} is a {type(found).__name__}: a stand-in is a kernbench.stand_ins.StandIn")
+    return found
+
+
+def all_of_them() -> Iterator[StandIn]:
+    """Every stand-in that there is, by name."""
+    for name in names():
+        found = find(name)
+        assert found is not None
+        yield found
