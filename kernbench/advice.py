@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from kernbench.errors import message_of
-from kernbench.stand_ins import stand_in_for
+from kernbench.stand_ins import needs_cuda, stand_in_for
 
 _TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
 _COMPILERS = re.compile(r"(?:.*/)?(?:\w+-)*(?:cc|gcc|g\+\+|c\+\+|clang|clang\+\+)(?:-[\d.]+)?")
@@ -46,8 +46,35 @@ def _no_gpu(error: BaseException, files: Sequence[str]) -> str | None:
     return None
 
 
+def _no_cuda_library(error: BaseException, files: Sequence[str]) -> str | None:
+    if not isinstance(error, ImportError | OSError):
+        return None
+    said = message_of(error)
+    what_to_do = needs_cuda(
+        said, str(getattr(error, "path", None) or getattr(error, "name", None) or _outermost(files))
+    )
+    return None if what_to_do is None or what_to_do in said else what_to_do
+
+
+def _outermost(files: Sequence[str]) -> str:
+    """The last file that belongs to an installed package which is not torch."""
+    installed = [each for each in files if "site-packages" in each and "site-packages/torch/" not in each]
+    return installed[-1] if installed else ""
+
+
+def _no_cuda_compiler(error: BaseException, files: Sequence[str]) -> str | None:
+    if any(file.endswith(os.path.join("torch", "utils", "cpp_extension.py")) for file in files) and (
+        "CUDA_HOME" in message_of(error) or "nvcc" in message_of(error)
+    ):
+        return (
+            "sources for CUDA cannot be built here, as there is no nvcc: give their operators a stand-in (docs/plugins.md, "
+            '"How to add an operator"), or take the package\'s way without them'
+        )
+    return None
+
+
 _ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (
-    _no_cache, _no_compiler, _no_program, _no_gpu,
+    _no_cache, _no_compiler, _no_program, _no_gpu, _no_cuda_library, _no_cuda_compiler,
 )  # fmt: skip
 """Each is given an error and the files of its frames, outermost first; the first that knows it is taken."""
 

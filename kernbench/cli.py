@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep", "Run a program over a grid of systems and parameters, on one machine or many."),
     "what-if": ("what_if", "Run a training program at many settings: which is quickest, which fits."),
     "ccl": ("ccl", "List collective algorithms, show their order of reduction, check your own."),
+    "stand-ins": ("stand_ins", "List the packages of CUDA builds that programs can import nevertheless."),
     "bench": ("bench", "List and run benchmark programs, third-party ones too."),
     "kernel": ("kernel", "Run a script; show its Triton kernels: counts, resources, wall time per source line."),
     "doctor": ("doctor", "Check this installation, and say what to do."),

@@ -37,7 +37,6 @@ class Operators:
         self.values: dict[str, Callable[..., Any]] = {}
         self.shapes: dict[str, Callable[..., Any]] = {}
         self.costs: dict[str, Any] = {}
-        self._libraries: list[torch.library.Library] = []
 
     @overload
     def value(self, what: Function) -> Function: ...
@@ -75,24 +74,29 @@ class Operators:
         Raises:
             ConfigError: there are no schemas, or a function does not fit its schema.
         """
-        schemas = self.schemas or ({} if library is None else schemas_in(library))
+        given = bool(self.schemas)
+        schemas = self.schemas if given else {} if library is None else schemas_in(library)
         if not schemas:
             raise ConfigError(f"{package}: {library or 'the list of schemas'} has no schemas of operators")
         used = namespaces_used(python) if len(self.namespaces) > 1 else {}
         names = []
         for name, schema in schemas.items():
             for namespace in namespaces_of(name, used, self.namespaces):
-                names.append(f"{namespace}::{name}")
-                if names[-1] not in TABLE:
-                    self._define(namespace, name, schema, package)
+                qualified = f"{namespace}::{name}"
+                try:
+                    if qualified not in TABLE:
+                        self._define(qualified, schema, package)
+                except RuntimeError:
+                    if given:
+                        raise
+                    continue  # a string of the library that is no schema after all, or has a type that torch does not know
+                names.append(qualified)
         return names
 
-    def _define(self, namespace: str, name: str, schema: str, package: str) -> None:
-        qualified = f"{namespace}::{name}"
+    def _define(self, qualified: str, schema: str, package: str) -> None:
+        namespace, _, name = qualified.partition("::")
         operator = LibraryOperator(qualified, package, self.values.get(name), self.shapes.get(name))
-        library = torch.library.Library(namespace, "FRAGMENT")
-        define(library, namespace, schema, operator)
-        self._libraries.append(library)
+        define(torch.library.Library(namespace, "FRAGMENT"), namespace, schema, operator)
         if name in self.costs:
             supply(operator_cost(qualified, CostByValues(self.costs[name]), f"the stand-in for {package}"))
 

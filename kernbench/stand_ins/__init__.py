@@ -18,10 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.errors import ConfigError
-from kernbench.stand_ins.finders import TAKEN, AutomaticFinder, CompiledFinder, PackageFinder, names_of
+from kernbench.stand_ins.finders import (
+    TAKEN,
+    AutomaticFinder,
+    CompiledFinder,
+    PackageFinder,
+    leave_libraries,
+    names_of,
+    needs_cuda,
+)
 from kernbench.stand_ins.table import StandIn, all_of_them, find, names
 
-__all__ = ["AUTO", "TOLD", "StandIn", "remarks", "stand_in_as_told", "stand_in_for", "standing_in"]
+__all__ = [
+    "AUTO", "TOLD", "StandIn", "needs_cuda", "remarks", "stand_in_as_told", "stand_in_for", "standing_in",
+]  # fmt: skip
 
 AUTO = "auto"
 """The name for all of them, where they are needed."""
@@ -39,9 +49,7 @@ def stand_in_for(error: BaseException) -> str | None:
         return None
     folder = stand_in.folder
     if folder is None:
-        if whole not in stand_in.compiled:
-            return None
-        return f"{whole} is compiled for CUDA: kernbench run --stand-in {name} has its operators"
+        return None
     if isinstance(error, ImportError) and folder in Path(error.path or "").parents:
         stands_in = any(isinstance(each, PackageFinder) and each.name == name for each in sys.meta_path)
         with nullcontext() if stands_in else standing_in([name]):
@@ -83,6 +91,7 @@ def standing_in(wanted: Iterable[str]) -> Iterator[None]:
             os.environ[TOLD] = before
         elif wanted:
             os.environ.pop(TOLD, None)
+        leave_libraries()
         _forget_modules(found, modules)
 
 
@@ -123,9 +132,9 @@ def _require_use(asked: str, stand_in: StandIn) -> None:
 def _finders(stand_in: StandIn | None) -> list[Any]:
     """What finds one stand-in; all of them for None."""
     if stand_in is None:
-        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.compiled)]
+        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.libraries)]
     found: list[Any] = [] if stand_in.folder is None else [PackageFinder(stand_in)]
-    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.compiled else found
+    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.libraries else found
 
 
 def _insert(finders: Iterable[Any]) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, version
@@ -80,17 +84,19 @@ class CompiledFinder:
     def __init__(self, stand_in: StandIn, *, anyway: bool) -> None:
         self.name = stand_in.name
         self.stand_in = stand_in
-        self._anyway = anyway
+        self.anyway = anyway
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Of a compiled module."""
+        if self.stand_in.loaded and fullname.partition(".")[0] == self.name:
+            watch_libraries()  # each time: libraries are imported with torch's own names in place
         reference = self.stand_in.compiled.get(fullname)
         if reference is None:
             return None
         there = PathFinder.find_spec(fullname, path)
-        loader = _OperatorsLoader(self.stand_in, reference, there, anyway=self._anyway)
+        loader = _OperatorsLoader(self.stand_in, reference, there, anyway=self.anyway)
         return importlib.util.spec_from_loader(fullname, loader, origin=None if there is None else there.origin)
 
 
@@ -164,24 +170,77 @@ class _OperatorsLoader(Loader):
             assert self._there.loader is not None
             self._there.loader.exec_module(module)
             return
-        stand_in, release = self._stand_in, self._release()
         library = None if self._there is None or self._there.origin is None else Path(self._there.origin)
-        package = importlib.util.find_spec(stand_in.name) if self._there is not None else None
-        folders = [] if package is None else [Path(each) for each in package.submodule_search_locations or ()]
-        operators = load_reference(self._reference)
-        operators.define(
-            f"{stand_in.name} {release}", library, (file for folder in folders for file in folder.rglob("*.py"))
-        )
-        if release != stand_in.release:
-            TAKEN[stand_in.name] = (
-                f"{stand_in.name}: its stand-in was tested with {stand_in.release}, and {release} is installed"
-            )
+        define(self._stand_in, self._reference, library)
 
-    def _release(self) -> str:
-        try:
-            return version(self._stand_in.name)
-        except PackageNotFoundError:
-            return self._stand_in.release
+
+def define(stand_in: StandIn, reference: str, library: Path | None) -> None:
+    """Define the operators that a compiled module or library would; its schemas are read in ``library``."""
+    try:
+        release = version(stand_in.name)
+    except PackageNotFoundError:
+        release = stand_in.release
+    package = None if library is None else importlib.util.find_spec(stand_in.name)
+    folders = [] if package is None else [Path(each) for each in package.submodule_search_locations or ()]
+    operators = load_reference(reference)
+    operators.define(
+        f"{stand_in.name} {release}", library, (file for folder in folders for file in folder.rglob("*.py"))
+    )
+    if release != stand_in.release:
+        TAKEN[stand_in.name] = (
+            f"{stand_in.name}: its stand-in was tested with {stand_in.release}, and {release} is installed"
+        )
+
+
+def load_library(load: Callable[[str], None], path: str) -> None:
+    """``torch.ops.load_library``, which ``load`` is: of a library that has a stand-in in effect, its operators are defined."""
+    for finder in [each for each in sys.meta_path if isinstance(each, CompiledFinder)]:
+        for pattern, reference in finder.stand_in.loaded.items():
+            if fnmatch(path, f"*/{pattern}"):
+                if not finder.anyway:
+                    try:
+                        load(path)
+                    except OSError:
+                        tell(finder.stand_in)
+                    else:
+                        return
+                define(finder.stand_in, reference, Path(path))
+                return
+    load(path)
+
+
+def watch_libraries() -> None:
+    """Have torch ask :func:`load_library`, from now on or until what has replaced it is put back."""
+    ops: Any = getattr(sys.modules.get("torch"), "ops", None)
+    if ops is not None and getattr(ops.load_library, "func", None) is not load_library:
+        ops.load_library = partial(load_library, ops.load_library)
+
+
+def leave_libraries() -> None:
+    """Undo :func:`watch_libraries`."""
+    ops: Any = getattr(sys.modules.get("torch"), "ops", None)
+    if ops is not None and getattr(ops.load_library, "func", None) is load_library:
+        ops.load_library = ops.load_library.args[0]
+
+
+_LIBRARIES = re.compile(
+    r"lib(?:cuda|cudart|nvrtc|nvToolsExt|nvJitLink|nvidia-\w+|cublas\w*|cudnn\w*|cufft|curand|cusparse\w*|cusolver|nccl|"
+    r"nvshmem\w*|c10_cuda|torch_cuda)[-\w]*\.so"
+)
+
+
+def needs_cuda(said: str, path: str) -> str | None:
+    """What to do about a library at ``path`` (or a module of that name) which cannot be loaded for want of one of CUDA's, as an
+    error ``said``; None if it lacks something else."""
+    if not _LIBRARIES.search(said):
+        return None
+    package = next((name for name in names() if name in re.split(r"[/.]", path)), None)
+    if package is not None:
+        return f"it is compiled for CUDA: kernbench run --stand-in {package} has its operators"
+    return (
+        "it is compiled for CUDA, which is not here, and has no stand-in (kernbench stand-ins lists those that there are): "
+        'docs/plugins.md, "How to add an operator"'
+    )
 
 
 class _StandInLoader(SourceFileLoader):

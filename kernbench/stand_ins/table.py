@@ -29,12 +29,20 @@ class StandIn:
         folder: of Python that is imported in the package's place; None: the package itself is installed.
         compiled: for each compiled module of the package (``"acme._C"``) a reference, ``"module:object"`` or
             ``"file.py:object"``, to the :class:`kernbench.compiled_operators.Operators` that it is said to define.
+        loaded: the same for libraries that the package gives to ``torch.ops.load_library``, by a pattern of the end of their
+            path (``"acme/_C*.so"``).
     """
 
     name: str
     release: str
     folder: Path | None = None
     compiled: Mapping[str, str] = field(default_factory=dict)
+    loaded: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """References to all operators, by compiled module or pattern of a library."""
+        return {**self.compiled, **self.loaded}
 
 
 _VLLM = "kernbench.compiled_operators.vllm"
@@ -42,6 +50,10 @@ SHIPPED = {
     each.name: each
     for each in (
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn")),
+        StandIn("torchvision", "0.29.1", loaded={
+            "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
+            "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",
+        }),
         StandIn("vllm", "0.33.0", compiled={
             "vllm._C_stable_libtorch": f"{_VLLM}.core:operators",
             "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",

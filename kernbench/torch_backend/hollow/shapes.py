@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernbench.errors import KernbenchError
 from kernbench.simulation.storages import SMALL_BYTES
 from kernbench.torch_backend.gpu.host_memory import refused
 from kernbench.torch_backend.relies_on import Reliance
@@ -67,6 +68,8 @@ def _find(func: Any, args: Any, kwargs: Any) -> Any:
     options = {name: _described_to_meta(value) for name, value in kwargs.items() if name != "generator"}
     try:
         result = func(*_described_to_meta(args), **options)
+    except KernbenchError:
+        raise
     except (NotImplementedError, RuntimeError):
         result = _fake(func, args, kwargs)
     return _as_on_host(func, args, _map(result, _describe))

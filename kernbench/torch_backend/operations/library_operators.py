@@ -25,7 +25,7 @@ HOW_TO = 'docs/plugins.md, "How to add an operator"'
 """Where it says how values and shapes are given."""
 
 
-class NoValuesError(KernbenchError, NotImplementedError):
+class NoValuesError(KernbenchError):
     """An operator of a stand-in has no values, and they were wanted."""
 
 
@@ -36,6 +36,7 @@ class LibraryOperator:
         name: with its namespace.
         package: that it belongs to, for people.
         value: computes what it gives, or writes; None: it has no values.
+        library: of torch, in which it is defined: it lasts as long as this.
         shape: gives new results of the right shapes; None: its schema says all, or ``value`` is shown tensors without values.
     """
 
@@ -46,6 +47,7 @@ class LibraryOperator:
         self.package = package
         self.value = value
         self.shape = shape
+        self.library: torch.library.Library | None = None
         self._arguments: list[tuple[str, Any]] = []
         self._returned: list[str | None] = []
 
@@ -121,4 +123,5 @@ def define(library: torch.library.Library, namespace: str, schema: str, operator
     library.impl(name, operator, "CompositeExplicitAutograd")
     packet, _, which = name.partition(".")
     operator.read(getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")._schema)
+    operator.library = library
     TABLE[operator.name] = operator

@@ -155,6 +155,7 @@ class TorchOperator:
         by_signature: shapes of its results follow from shapes and numbers that it is given, and it does the same each time.
         mutates: its schema says that it writes.
         higher_order: it is given functions besides tensors.
+        one_kernel: it is an operator of a compiled library, by its stand-in.
         without_values: it is an operator of a stand-in, which does not compute it.
         stock: for one that a rank's program computes by a kernel of its own on GPUs: what it is everywhere else.
     """
@@ -177,9 +178,8 @@ class TorchOperator:
         self.writes: tuple[Argument, ...] = ()
         self.unreturned: tuple[Argument, ...] = ()
         self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
-        self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = self.without_values = (
-            False
-        )
+        self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
+        self.one_kernel = self.without_values = False
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
         if not self.higher_order:
             self._read(func)
@@ -193,12 +193,13 @@ class TorchOperator:
         name = func._opname
         self.call = kernel_of(func)
         self.name = name if own else f"{func.namespace}::{name}"
-        if self.kind == CUSTOM:
+        if self.kind == CUSTOM or func.name() in TABLE:
             self.title = self.name
         matrix = is_matrix_operation(self.name)
         compiled = TABLE.get(func.name())
+        self.one_kernel = compiled is not None
         self.without_values = compiled is not None and compiled.value is None
-        self.multiplies = self.kind == CUSTOM or matrix or compiled is not None or formula_of(func) is not None
+        self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
         self.check = refusal_of(self.name)
         row = find(self.name)
         self.allocates = row is not None and row.kind is Kind.ALLOCATION

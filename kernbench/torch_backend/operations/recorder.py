@@ -278,7 +278,8 @@ class Recorder(TorchDispatchMode):
         """Run an operation that consists of others with the mode on, so that it sees them.
 
         A custom operation stands for one kernel: what it computes with torch is placed and takes no time of its own. Kernels
-        that it launches and collectives that it calls do; where there are any, they are all that it takes.
+        that it launches, those of compiled libraries among them, and collectives that it calls do; where there are any, they
+        are all that it takes.
         """
         device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs
         if operator.kind == COLLECTIVE:
@@ -369,7 +370,7 @@ class Recorder(TorchDispatchMode):
         host = device.host
         if operator.allocates or not (outputs or inputs):
             return
-        if launched or (device.in_custom_operation and operator.kind != CUSTOM):
+        if launched or (device.in_custom_operation and not (operator.one_kernel or operator.kind == CUSTOM)):
             if launched and not device.in_custom_operation:
                 self._flops.add_whole(host.account, call)
             return
@@ -386,7 +387,7 @@ class Recorder(TorchDispatchMode):
                 raise
             inputs, outputs = call.inputs, call.outputs = as_rows(inputs), as_rows(outputs)
             cost = self._cost(operator, inputs, outputs, flag)
-        if operator.multiplies and not device.in_custom_operation:
+        if operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
             self._flops.add(host.account, cost, call)
         if call.over_links:
             cost = device.over_links(cost, inputs)

@@ -1,0 +1,224 @@
+"""Operators of a package whose compiled modules cannot be imported here: found, defined by their schemas, priced, refused."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zlib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import kernbench
+from kernbench.advice import advice_for
+from kernbench.commands.stand_ins import command
+from kernbench.compiled_operators import Operators
+from kernbench.compiled_operators.schemas import namespaces_of, namespaces_used, schemas_in
+from kernbench.errors import ConfigError
+from kernbench.stand_ins import StandIn, remarks, stand_in_as_told, standing_in, table
+
+LIBRARY = b"\x7fELF no library\0" + b"\0".join([
+    b"scale_rows(Tensor! out, Tensor x, Tensor scale, float by=2.0, *, str how='all') -> ()",
+    b"widened(Tensor x,\n   int[2] more=[1, 1],  Tensor? bias=None) -> (Tensor, Tensor)",
+    b"unknown.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)",
+    b"total(Tensor x) -> Tensor", b"version() -> int", b"strange(Carburettor x) -> ()",
+    b"a->b", b"void f(int) -> x y z (", b"std::f(int) -> ()", b"9bad(Tensor x) -> Tensor", b"",
+])  # fmt: skip
+STAND_IN = """
+from kernbench.compiled_operators import Operators
+from kernbench.cost import StatedWork
+from kernbench.stand_ins import StandIn
+
+operators = Operators("{name}", "{name}_more")
+
+@operators.value
+def scale_rows(out, x, scale, by):
+    out.copy_(x * scale[:, None] * by)
+
+@operators.cost("scale_rows")
+def _(operands):
+    return StatedWork(2 * operands["x"].row_bytes(1) * sum(n > 0 for n in operands["scale"].known or []))
+
+@operators.shape
+def widened(x, more):
+    return x.new_empty(x.shape[0], more[0]), x.new_empty(more[1])
+
+@operators.value
+def version():
+    return 7
+
+stand_in = StandIn("{name}", "1.0", compiled={{"{name}._C": "{file}:operators"}})
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of an installed package with a compiled module, whose stand-in is the file ``stand_in.py`` beside it."""
+    name = f"kernbench_test_{zlib.crc32(request.node.name.encode())}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(
+        f"import torch\nfrom {name} import _C\ndef total(x): return torch.ops.{name}_more.total(x)\n"
+    )
+    (tmp_path / name / "_C.so").write_bytes(LIBRARY)
+    (tmp_path / "stand_in.py").write_text(STAND_IN.format(name=name, file=tmp_path / "stand_in.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == name]:
+        del sys.modules[loaded]
+
+
+@pytest.fixture
+def reference(package: str, tmp_path: Path) -> str:
+    return f"{tmp_path / 'stand_in.py'}:stand_in"
+
+
+def test_schemas_are_read_where_they_stand(tmp_path: Path) -> None:
+    library = tmp_path / "_C.so"
+    library.write_bytes(LIBRARY)
+    found = schemas_in(library)
+    assert list(found) == ["scale_rows", "widened", "unknown.out", "total", "version", "strange"]
+    assert found["widened"] == "widened(Tensor x, int[2] more=[1, 1], Tensor? bias=None) -> (Tensor, Tensor)"
+
+
+def test_namespaces_are_those_of_the_calls(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("torch.ops._C.norm(x); f = torch.ops._C_more.copy.default\n")
+    (tmp_path / "b.py").write_text("if hasattr(torch.ops._C_more, 'x'): torch.ops._C_more.norm(y)\n")
+    used = namespaces_used(tmp_path.glob("*.py"))
+    assert namespaces_of("norm", used, ("_C", "_C_more")) == ("_C", "_C_more")
+    assert namespaces_of("copy.out", used, ("_C", "_C_more")) == ("_C_more",)
+    assert namespaces_of("other", used, ("_C", "_C_more")) == ("_C",)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_package_is_imported_and_its_operators_run(package: str, reference: str, data: bool) -> None:
+    seen = []
+
+    def worker(rank: int) -> None:
+        module = importlib.import_module(package)
+        operators = getattr(torch.ops, package)
+        x, scale = torch.ones(4, 1 << 20, device="cuda"), torch.tensor([1, 0, 3, 0]).cuda()
+        out = torch.empty_like(x)
+        operators.scale_rows(out, x, scale)
+        wide = operators.widened(x, [5, 6], None) if not data else (x, x)
+        assert not data or module._C is not None
+        seen.append((out[:, 0].tolist() if data else None, [tuple(each.shape) for each in wide], wide[0].device.type))
+        seen.append(operators.version())
+
+    with standing_in([reference]), kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        named = [each.name for each in ctx.simulation.op_costs.unmodelled.operators]
+        moved = [each.nbytes for each in ctx.simulation.engine.op_log.operations if "scale_rows" in each.name]
+    assert moved == [2 * 2 * 4 << 20]  # the two rows that are not scaled by zero, read and written
+    if data:
+        assert seen == [([2.0, 0.0, 6.0, 0.0], [(4, 1 << 20)] * 2, "cuda"), 7]
+    else:
+        assert seen == [(None, [(4, 5), (6,)], "cuda"), 7]
+        assert named == [f"{package}::widened"]
+
+
+def test_values_that_are_not_there_are_refused_in_words(package: str, reference: str) -> None:
+    def worker(rank: int) -> None:
+        importlib.import_module(package).total(torch.ones(3, device="cuda"))
+
+    for data, words in (
+        (True, "has no values in its stand-in: run without data"),
+        (False, "does not know their shapes"),
+    ):
+        with (
+            standing_in([reference]), kernbench.simulate("dgx_h100", enable_data=data) as ctx,
+            pytest.raises(Exception, match=rf"{package}_more::total of {package} 1.0 .*{words}(.|\n)*How to add an operator"),
+        ):  # fmt: skip
+            ctx.multiprocessing.spawn(worker, nprocs=1)
+
+
+def test_a_function_that_does_not_fit_the_schema() -> None:
+    operators = Operators("kernbench_test_misfit", schemas=["f(Tensor! out, Tensor x) -> ()"])
+    operators.value("f")(lambda out, y: None)
+    with pytest.raises(
+        ConfigError, match=r"values of kernbench_test_misfit::f want y, and this release of acme 2 defines"
+    ):
+        operators.define("acme 2")
+
+
+def test_auto_takes_what_cannot_be_imported_and_says_so_once(
+    package: str, reference: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint(package, reference, table.GROUP)
+    monkeypatch.setattr(table, "installed", lambda group: (point,) if group == table.GROUP else ())
+    with standing_in(["auto"]):
+        importlib.import_module(package)
+        importlib.import_module(f"{package}._C")
+        assert remarks() == [f"{package}: its stand-in (1.0) was imported, as the package is not here for want of CUDA"]
+        assert importlib.import_module("flash_attn").flash_attn_func is not None
+        assert [each.partition(":")[0] for each in remarks()] == [package, "flash_attn"]
+    assert remarks() == []
+    assert "flash_attn" not in sys.modules
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("flash_attn")
+
+
+def test_auto_leaves_what_can_be_imported(
+    package: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint(package, reference, table.GROUP)
+    monkeypatch.setattr(table, "installed", lambda group: (point,) if group == table.GROUP else ())
+    (tmp_path / package / "_C.so").unlink()
+    (tmp_path / package / "_C.py").write_text("here = True\n")
+    with standing_in(["auto"]):
+        assert importlib.import_module(f"{package}._C").here
+        assert remarks() == []
+
+
+def test_a_process_that_joins_has_the_same(package: str, reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    stand_in_as_told(f"flash_attn,{reference}")
+    importlib.import_module(package)
+    assert importlib.import_module("flash_attn").__name__ == "flash_attn"
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == "flash_attn"]:
+        del sys.modules[loaded]
+
+
+def test_what_is_not_there_is_an_error() -> None:
+    for name, words in (
+        ("nothing", r"--stand-in nothing: there is none; there are: .*flash_attn, .*vllm, auto"),
+        ("kernbench.stand_ins.table:GROUP", r"kernbench.stand_ins.table:GROUP is a str: a stand-in is"),
+    ):
+        with pytest.raises(ConfigError, match=words), standing_in([name]):
+            pass
+    missing = StandIn("kernbench_test_missing", "1", compiled={"kernbench_test_missing._C": "x:y"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(table.SHIPPED, missing.name, missing)
+        words = "kernbench_test_missing is not installed, and it stands in for its compiled"
+        with pytest.raises(ConfigError, match=words), standing_in([missing.name]):
+            pass
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    (ImportError("libcuda.so.1: cannot open shared object file", name="vllm._C_stable_libtorch"), "--stand-in vllm has its"),
+    (ImportError("libcudart.so.12: cannot open shared object file", name="acme._C"), "no stand-in .*How to add an operator"),
+    (OSError("libc10_cuda.so: cannot open shared object file"), "has no stand-in"),
+])  # fmt: skip
+def test_what_to_do_about_libraries_of_cuda(error: BaseException, words: str) -> None:
+    assert advice_for(error) is not None
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(advice_for(error))
+
+
+def test_other_libraries_have_no_such_advice() -> None:
+    assert advice_for(ImportError("libgomp.so.1: cannot open shared object file", name="acme._C")) is None
+
+
+def test_the_list(package: str, reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint(package, reference, table.GROUP)
+    monkeypatch.setattr(table, "installed", lambda group: (point,) if group == table.GROUP else ())
+    listed = CliRunner().invoke(command, [], catch_exceptions=False).output
+    assert f"{package}._C: 6 operators, 2 with values, 1 with costs" in listed
+    assert "flash_attn     has the functions of 2.8.3; kernbench" in listed
+    shown = CliRunner().invoke(command, [package], catch_exceptions=False).output.splitlines()
+    assert [line for line in shown if line.startswith("  ")] == [
+        "  vc scale_rows", "  -- strange", "  -- total", "  -- unknown.out", "  v- version", "  -- widened",
+    ]  # fmt: skip

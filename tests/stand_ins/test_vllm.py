@@ -1,0 +1,397 @@
+"""vLLM's operators: values against definitions in numpy, double precision, one after the other; costs by live lengths."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kernbench
+from kernbench.compiled_operators.operators import Operators
+from kernbench.cost.attention import attention_time
+from kernbench.cost.ragged_attention import RaggedAttention
+from kernbench.topology import resolve_topology
+
+# as vLLM 0.33.0's wheel has them in its libraries
+SCHEMAS = {
+    "core": """
+rms_norm(Tensor! result, Tensor input, Tensor? weight, float epsilon) -> ()
+fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()
+silu_and_mul(Tensor! result, Tensor input) -> ()
+mul_and_silu(Tensor! out, Tensor input) -> ()
+gelu_and_mul(Tensor! out, Tensor input) -> ()
+gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()
+gelu_new(Tensor! out, Tensor input) -> ()
+gelu_fast(Tensor! out, Tensor input) -> ()
+gelu_quick(Tensor! out, Tensor input) -> ()
+relu_squared(Tensor! out, Tensor input) -> ()
+rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cos_sin_cache, bool is_neox, int
+  rope_dim_offset=0, bool inverse=False) -> ()
+reshape_and_cache(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, Tensor slot_mapping, str
+  kv_cache_dtype, Tensor k_scale, Tensor v_scale, bool interleaved_v=False) -> ()
+reshape_and_cache_flash(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, Tensor slot_mapping, str
+  kv_cache_dtype, Tensor k_scale, Tensor v_scale) -> ()
+get_max_shared_memory_per_block_device_attribute(int device_id) -> int
+cutlass_scaled_mm_supports_fp8(int cuda_device_capability) -> bool
+cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()
+""",
+    "experts": """
+topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, bool
+  renormalize, Tensor? bias, Tensor? is_padding) -> ()
+moe_sum(Tensor input, Tensor! output, Tensor? topk_ids=None, Tensor? expert_map=None) -> ()
+""",
+    "second": """
+varlen_fwd(Tensor! q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k,
+  Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, int max_seqlen_q, int max_seqlen_k, float p_dropout,
+  float softmax_scale, bool zero_tensors, bool is_causal, int window_size_left, int window_size_right, float softcap,
+  bool return_softmax, int num_splits, Tensor? gen) -> Tensor[]
+""",
+    "third": """
+fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, Tensor? cu_seqlens_q,
+  Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, int? max_seqlen_q, int?
+  max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos, Tensor? rotary_sin,
+  Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, float softmax_scale, bool
+  is_causal, int window_size_left, int window_size_right, float softcap, bool is_rotary_interleaved, Tensor?
+  scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, Tensor? s_aux, int cp_world_size, int cp_rank,
+  Tensor? cp_tot_seqused_k) -> Tensor[]
+""",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _defined() -> None:
+    """The operators of the shipped stand-in under namespaces of their own, as the wheel is not here."""
+    for name, schemas in SCHEMAS.items():
+        shipped = "core" if name == "core" else "experts" if name == "experts" else "attention"
+        module = importlib.import_module(f"kernbench.compiled_operators.vllm.{shipped}")
+        known = getattr(module, name if shipped == "attention" else "operators")
+        operators = Operators(f"kernbench_test_{name}", schemas=re.split(r"\n(?=\w)", schemas.strip()))
+        operators.values, operators.shapes, operators.costs = known.values, known.shapes, known.costs
+        operators.define("vllm 0.33.0")
+
+
+def op(name: str, library: str = "core") -> Any:
+    return getattr(getattr(torch.ops, f"kernbench_test_{library}"), name)
+
+
+def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def numbers(x: torch.Tensor) -> Any:
+    return x.detach().double().numpy()
+
+
+def close(found: torch.Tensor, wanted: Any) -> None:
+    tolerance = 1e-5 if found.dtype is torch.float32 else 2e-2
+    np.testing.assert_allclose(numbers(found), wanted, rtol=tolerance, atol=tolerance)
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@DTYPES
+@pytest.mark.parametrize("weighted", [True, False])
+def test_norms(dtype: torch.dtype, weighted: bool) -> None:
+    x, residual = drawn(3, 8, dtype=dtype), drawn(3, 8, seed=2, dtype=dtype)
+    weight = drawn(8, seed=3, dtype=dtype) if weighted else None
+
+    def normed(rows: Any) -> Any:
+        scale = np.ones(8) if weight is None else numbers(weight)
+        return np.array(
+            [
+                [e / math.sqrt(sum(o * o for o in row) / 8 + 1e-5) * w for e, w in zip(row, scale, strict=True)]
+                for row in rows
+            ]
+        )
+
+    out = torch.empty_like(x)
+    op("rms_norm")(out, x, weight, 1e-5)
+    close(out, normed(numbers(x)))
+    total = numbers(x) + numbers(residual)
+    op("fused_add_rms_norm")(x, residual, weight, 1e-5)
+    close(residual, total)
+    close(x, normed(total))
+
+
+def _gelu(x: float) -> float:
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def _gelu_tanh(x: float) -> float:
+    return x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def _silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+@DTYPES
+@pytest.mark.parametrize(("name", "of"), [
+    ("silu_and_mul", lambda a, b: _silu(a) * b), ("mul_and_silu", lambda a, b: a * _silu(b)),
+    ("gelu_and_mul", lambda a, b: _gelu(a) * b), ("gelu_tanh_and_mul", lambda a, b: _gelu_tanh(a) * b),
+])  # fmt: skip
+def test_gated_activations(name: str, of: Any, dtype: torch.dtype) -> None:
+    x = drawn(2, 5, 6, dtype=dtype)
+    out = torch.empty(2, 5, 3, dtype=dtype)
+    op(name)(out, x)
+    close(out, np.vectorize(of)(numbers(x)[..., :3], numbers(x)[..., 3:]))
+
+
+@DTYPES
+@pytest.mark.parametrize(("name", "of"), [
+    ("gelu_new", _gelu_tanh), ("gelu_fast", _gelu_tanh), ("gelu_quick", lambda x: x / (1 + math.exp(-1.702 * x))),
+    ("relu_squared", lambda x: max(x, 0.0) ** 2),
+])  # fmt: skip
+def test_activations(name: str, of: Any, dtype: torch.dtype) -> None:
+    x = drawn(4, 6, dtype=dtype)
+    out = torch.empty_like(x)
+    op(name)(out, x)
+    close(out, np.vectorize(of)(numbers(x)))
+
+
+@DTYPES
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize(("offset", "inverse"), [(0, False), (2, False), (0, True)])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_rotary_embedding(neox: bool, offset: int, inverse: bool, keyed: bool, dtype: torch.dtype) -> None:
+    head, width, positions = 8, 4, torch.tensor([3, 0, 7])
+    angles = numbers(drawn(10, width // 2, seed=5))
+    cache = torch.from_numpy(np.concatenate([np.cos(angles), np.sin(angles)], -1)).to(dtype)
+    query, key = drawn(3, 2 * head, dtype=dtype), drawn(3, 1, head, seed=2, dtype=dtype) if keyed else None
+    wanted = []
+    for given in (query, key):
+        if given is None:
+            continue
+        turned = numbers(given).reshape(3, -1, head).copy()
+        for token, position in enumerate(positions.tolist()):
+            for pair in range(width // 2):
+                cos, sin = numbers(cache)[position, pair], numbers(cache)[position, width // 2 + pair]
+                sin = -sin if inverse else sin
+                one, other = (pair, pair + width // 2) if neox else (2 * pair, 2 * pair + 1)
+                a, b = turned[token, :, offset + one].copy(), turned[token, :, offset + other].copy()
+                turned[token, :, offset + one] = a * cos - b * sin
+                turned[token, :, offset + other] = b * cos + a * sin
+        wanted.append(turned.reshape(given.shape))
+    op("rotary_embedding")(positions, query, key, head, cache, neox, offset, inverse)
+    for given, result in zip((query, key), wanted, strict=False):
+        close(given, result)
+
+
+@DTYPES
+def test_caches(dtype: torch.dtype) -> None:
+    key, value = drawn(5, 2, 8, dtype=dtype), drawn(5, 2, 8, seed=2, dtype=dtype)
+    slots, one = torch.tensor([7, -1, 0, 2]), torch.ones(1)
+    paged = [torch.zeros(3, 4, 2, 8, dtype=dtype) for _ in "kv"]
+    op("reshape_and_cache_flash")(key, value, *paged, slots, "auto", one, one)
+    keys, values = torch.zeros(3, 2, 2, 4, 4, dtype=dtype), torch.zeros(3, 2, 8, 4, dtype=dtype)
+    op("reshape_and_cache")(key, value, keys, values, slots, "auto", one, one)
+    wanted = [np.zeros((3, 4, 2, 8)) for _ in "kv"]
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            for cache, given in zip(wanted, (key, value), strict=True):
+                cache[slot // 4, slot % 4] = numbers(given)[token]
+    for cache, result in zip(paged, wanted, strict=True):
+        np.testing.assert_array_equal(numbers(cache), result)
+    np.testing.assert_array_equal(numbers(keys).transpose(0, 3, 1, 2, 4).reshape(3, 4, 2, 8), wanted[0])
+    np.testing.assert_array_equal(numbers(values).transpose(0, 3, 1, 2), wanted[1])
+
+
+def test_a_cache_in_eight_bits() -> None:
+    key = torch.tensor([[[3.0, -1000.0, 0.5, 1e-9]]])
+    caches = [torch.zeros(1, 2, 1, 4, dtype=torch.uint8) for _ in "kv"]
+    op("reshape_and_cache_flash")(key, key, *caches, torch.tensor([1]), "fp8", torch.tensor(2.0), torch.tensor(1.0))
+    stored = [numbers(cache.view(torch.float8_e4m3fn).float())[0, 1, 0] for cache in caches]
+    np.testing.assert_array_equal(stored, [[1.5, -448.0, 0.25, 0.0], [3.0, -448.0, 0.5, 0.0]])
+
+
+def test_experts() -> None:
+    gates = drawn(4, 6)
+    weights, chosen, places = (
+        torch.empty(4, 2),
+        torch.empty(4, 2, dtype=torch.int32),
+        torch.empty(4, 2, dtype=torch.int32),
+    )
+    bias = torch.tensor([0.0, 5.0, 0.0, 0.0, 0.0, 0.0])
+    for renormalize, given in ((False, None), (True, None), (False, bias)):
+        op("topk_softmax", "experts")(weights, chosen, places, gates, renormalize, given, None)
+        for token, row in enumerate(numbers(gates)):
+            shares = np.exp(row) / np.exp(row).sum()
+            best = sorted(range(6), key=lambda e: -(shares[e] + (0 if given is None else bias[e].item())))[:2]
+            assert chosen[token].tolist() == best
+            close(weights[token], shares[best] / (shares[best].sum() if renormalize else 1))
+            assert places[token].tolist() == [token, 4 + token]
+    rows = drawn(4, 2, 3)
+    out = torch.empty(4, 3)
+    op("moe_sum", "experts")(rows, out)
+    close(out, numbers(rows)[:, 0] + numbers(rows)[:, 1])
+
+
+def attended(
+    q: Any, keys: Any, values: Any, *, scale: float, causal: bool, left: int, softcap: float, sink: Any
+) -> Any:
+    """One sequence, one score after the other: results, and logarithms of the sums."""
+    n, heads, _ = q.shape
+    out, sums = np.zeros((n, heads, values.shape[-1])), np.full((heads, n), math.inf)
+    for i in range(n):
+        at = i + len(keys) - n
+        for h in range(heads):
+            g = h * keys.shape[1] // heads
+            seen = [j for j in range(len(keys)) if (j <= at or not causal) and (left < 0 or j >= at - left)]
+            scores = [float(q[i, h] @ keys[j, g]) * scale for j in seen]
+            scores = [softcap * math.tanh(s / softcap) if softcap else s for s in scores]
+            total = sum(map(math.exp, scores)) + (0.0 if sink is None else math.exp(sink[h]))
+            for s, j in zip(scores, seen, strict=True):
+                out[i, h] += math.exp(s) / total * values[j, g]
+            sums[h, i] = math.log(total)
+    return out, sums
+
+
+PAGE = 4
+LENGTHS, QUERIES = (7, 12, 1), (1, 5, 1)
+
+
+def _paged() -> tuple[torch.Tensor, ...]:
+    """Queries, pages of keys and of values, ends, lengths, table."""
+    q = drawn(sum(QUERIES), 4, 8)
+    k, v = drawn(9, PAGE, 2, 8, seed=2), drawn(9, PAGE, 2, 8, seed=3)
+    table = torch.tensor([[8, 1, 0], [2, 7, 3], [5, 0, 0]], dtype=torch.int32)
+    ends = torch.tensor([0, *np.cumsum(QUERIES)], dtype=torch.int32)
+    return q, k, v, ends, torch.tensor(LENGTHS, dtype=torch.int32), table
+
+
+@pytest.mark.parametrize(("causal", "left", "softcap", "sinks"), [
+    (True, -1, 0.0, False), (False, -1, 0.0, False), (True, 3, 0.0, False), (True, -1, 2.0, False), (True, -1, 0.0, True),
+])  # fmt: skip
+def test_attention_over_pages(causal: bool, left: int, softcap: float, sinks: bool) -> None:
+    q, k, v, ends, lengths, table = _paged()
+    scale, sink = 8**-0.5, drawn(4, seed=9) if sinks else None
+    wanted, sums = np.zeros((7, 4, 8)), np.zeros((4, 7))
+    for at, (begin, length) in enumerate(zip(ends.tolist(), LENGTHS, strict=False)):
+        rows = [(table[at, j // PAGE].item(), j % PAGE) for j in range(length)]
+        keys, values = (np.stack([numbers(cache)[page, place] for page, place in rows]) for cache in (k, v))
+        end = begin + QUERIES[at]
+        wanted[begin:end], sums[:, begin:end] = attended(
+            numbers(q)[begin:end], keys, values, scale=scale, causal=causal, left=left, softcap=softcap,
+            sink=None if sink is None else numbers(sink),
+        )  # fmt: skip
+    out, right = torch.empty_like(q), 0 if causal else -1
+    found = op("fwd", "third")(
+        q, k, v, None, None, None, out, ends, None, None, None, lengths, 5, 12, table, None, None, None, None, None, None, None,
+        None, scale, causal, left, right, softcap, True, None, 0, None, 0, sink, 1, 0, None,
+    )  # fmt: skip
+    close(out, wanted)
+    close(found[1], sums)
+    if not sinks:
+        again = op("varlen_fwd", "second")(
+            q, k, v, None, ends, torch.zeros_like(ends), lengths, None, table, None, 5, 12, 0.0, scale, False, causal, left,
+            right, softcap, False, 0, None,
+        )  # fmt: skip
+        close(again[0], wanted)
+
+
+def test_attention_over_packed_keys() -> None:
+    q, k = drawn(6, 2, 8), drawn(6, 2, 8, seed=2)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    found = op("varlen_fwd", "second")(
+        q, k, k, None, ends, ends, None, None, None, None, 4, 4, 0.0, 1.0, False, True, -1, 0, 0.0, False, 0, None
+    )
+    for begin, end in ((0, 2), (2, 6)):
+        rows = [numbers(each)[begin:end] for each in (q, k, k)]
+        close(found[0][begin:end], attended(*rows, scale=1.0, causal=True, left=-1, softcap=0.0, sink=None)[0])
+
+
+def _decode(rank: int, lengths: list[int], taken: list[float]) -> None:
+    sequences, pages = len(lengths), 1 << 14
+    q = torch.empty(sequences, 32, 128, device="cuda", dtype=torch.bfloat16)
+    cache = torch.empty(2, pages, 16, 8, 128, device="cuda", dtype=torch.bfloat16)
+    ends = torch.arange(sequences + 1, dtype=torch.int32).cuda()
+    table = torch.zeros(sequences, 512, device="cuda", dtype=torch.int32)
+    used = torch.tensor(lengths, dtype=torch.int32).cuda()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    op("fwd", "third")(
+        q, *cache, None, None, None, torch.empty_like(q), ends, None, None, None, used, 1, 8192, table, None, None, None, None,
+        None, None, None, None, 1.0, True, -1, 0, 0.0, True, None, 0, None, 0, None, 1, 0, None,
+    )  # fmt: skip
+    end.record()
+    end.synchronize()
+    taken.append(begin.elapsed_time(end) / 1e3)
+
+
+def test_decoding_costs_by_the_lengths_that_are_live() -> None:
+    """Not by the room that the cache has, which is 1 GB: by the bytes of the keys and values that are there."""
+    taken: list[float] = []
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        for lengths in ([1024] * 64, [2048] * 64, [128] * 63 + [1024 * 64 - 128 * 63]):
+            ctx.multiprocessing.spawn(_decode, args=(lengths, taken), nprocs=1)
+        assert not any("fwd" in each for each in ctx.simulation.op_costs.unmodelled.sentences)
+    device = resolve_topology("dgx_h100").topology_obj.device
+    keys = 64 * 1024 * 8 * 128 * 2 * 2
+    assert taken[1] - taken[0] == pytest.approx(keys / device.hbm_copy_bandwidth, rel=0.02)
+    assert taken[2] == pytest.approx(taken[0], rel=0.02)
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(4, 512, 512), (2, 1, 4096), (1, 2048, 2048)])
+def test_sequences_of_one_length_cost_as_a_batch(batch: int, queries: int, keys: int) -> None:
+    device = resolve_topology("dgx_h100").topology_obj.device
+    found = RaggedAttention(((queries, keys),) * batch, 32, 8, 128, "bf16").cost(device)
+    batched = attention_time(device, batch, 32, queries, keys, 128, kv_heads=8, causal=True, dtype="bf16")
+    assert found.seconds == pytest.approx(max(batched.seconds - device.launch.latency + 1e-6, 1e-6), rel=1e-6)
+
+
+def test_without_values() -> None:
+    """Refused in words with data; without, it has a shape and is named as counted by its bytes."""
+    op_name = "kernbench_test_core::cutlass_scaled_mm"
+
+    def product(rank: int, side: int) -> tuple[int, ...]:
+        a = torch.empty(side, side, device="cuda", dtype=torch.float8_e4m3fn)
+        out, scale = torch.empty(side, side, device="cuda", dtype=torch.bfloat16), torch.ones(1, device="cuda")
+        op("cutlass_scaled_mm")(out, a, a, scale, scale, None)
+        return tuple(out.shape)
+
+    with (
+        kernbench.simulate("dgx_h100") as ctx,
+        pytest.raises(Exception, match=f"{op_name} of vllm 0.33.0 has no values"),
+    ):
+        ctx.multiprocessing.spawn(product, args=(8,), nprocs=1)
+    for side in (8, 4096):
+        with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+            ctx.multiprocessing.spawn(product, args=(side,), nprocs=1)
+            assert [each.name for each in ctx.simulation.op_costs.unmodelled.operators] == [op_name]
+
+
+def test_what_the_library_says_of_the_device() -> None:
+    def ask(rank: int, said: list[Any]) -> None:
+        said.append(op("get_max_shared_memory_per_block_device_attribute")(0))
+        said.append(op("cutlass_scaled_mm_supports_fp8")(90))
+
+    said: list[Any] = []
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(ask, args=(said,), nprocs=1)
+    assert said == [227 << 10, True]
+
+
+@torch.library.custom_op("kernbench_test_vllm::attention", mutates_args=("out",))
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+    op("silu_and_mul")(out, q)
+
+
+def test_within_a_custom_operation_it_is_what_that_takes() -> None:
+    """As vLLM calls its attention: what the custom operation itself is given, a cache of any size, costs nothing."""
+
+    def worker(rank: int) -> None:
+        q, out = (torch.empty(width, 4096, device="cuda", dtype=torch.bfloat16) for width in (4, 4))
+        cache = torch.empty(1 << 30, device="cuda", dtype=torch.bfloat16)
+        _attention(q, cache, cache, out[:, :2048])
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        assert not ctx.simulation.op_costs.unmodelled.operators
+        names = [each.name for each in ctx.simulation.engine.op_log.operations]
+    assert names == ["kernbench_test_core::silu_and_mul"]

@@ -1,0 +1,74 @@
+"""Costs that look at the values of operands: the same with data and without, where the values are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import kernbench
+from kernbench.cost import StatedWork, by_values, register
+
+MOST = 4096
+
+
+@torch.library.custom_op("kernbench_test_values::grouped", mutates_args=())
+def grouped(x: torch.Tensor, counts: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return x * scale
+
+
+@grouped.register_fake
+def _(x: torch.Tensor, counts: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+seen: list[Any] = []
+
+
+@by_values
+def work(operands: Any) -> StatedWork:
+    x, counts = operands["x"], operands["counts"].known
+    seen.append((counts, operands["scale"], x.known, [each.shape for each in operands.results]))
+    rows = x.shape[0] if counts is None else sum(counts)
+    return StatedWork(0, flops=2 * rows * MOST * MOST, matrix=True, dtype=x.format)
+
+
+def worker(rank: int, counts: list[int] | None) -> None:
+    x = torch.ones(64, 32, device="cuda", dtype=torch.bfloat16)
+    there = torch.empty(2, dtype=torch.int64, device="cuda") if counts is None else torch.tensor(counts).cuda()
+    grouped(x, there, 2.0)
+
+
+def taken(counts: list[int] | None, data: bool) -> float:
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(worker, args=(counts,), nprocs=1)
+        logged = [each for each in ctx.simulation.engine.op_log.operations if "grouped" in each.name]
+        assert not ctx.simulation.op_costs.unmodelled.operators
+        flops = ctx.simulation.hosts.of_rank[0].account.flops
+        assert counts is None or flops["bf16"] == 2 * sum(counts) * MOST * MOST
+    return logged[0].end - logged[0].start
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_cost_follows_the_values(data: bool) -> None:
+    seen.clear()
+    with register("kernbench_test_values::grouped", work):
+        short, long = taken([1000, 24], data), taken([4000, 96], data)
+    assert long == pytest.approx(4 * short, rel=0.1)
+    assert seen == [([1000, 24], 2.0, None, [(64, 32)]), ([4000, 96], 2.0, None, [(64, 32)])]
+
+
+def test_what_is_not_known_is_none() -> None:
+    seen.clear()
+    with register("kernbench_test_values::grouped", work):
+        taken(None, False)
+    assert [counts for counts, *_ in seen] == [None]
+
+
+def test_a_cost_that_fails_names_the_operator() -> None:
+    with (
+        register("kernbench_test_values::grouped", by_values(lambda operands: operands["nothing"])),
+        pytest.raises(Exception, match=r"the cost of kernbench_test_values::grouped .* failed: KeyError: 'nothing'"),
+    ):
+        taken([1], True)
