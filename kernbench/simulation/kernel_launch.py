@@ -27,9 +27,10 @@ from kernbench.simulation.capture_effects import behind_pointers, keep
 from kernbench.simulation.graph_capture import GraphCapture
 from kernbench.simulation.hosts import Host, Hosts
 from kernbench.simulation.kernel_order import KernelOrder
-from kernbench.simulation.remote_traffic import traffic_of_launches
+from kernbench.simulation.remote_traffic import RemoteTraffic, traffic_of_launches
 from kernbench.simulation.shadows import link
 from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.storages import Block
 from kernbench.simulation.streams import Streams
 from kernbench.simulation.tensors import plain, storage_of, tells_of_looks
 from kernbench.simulation.waits import Waits
@@ -262,10 +263,16 @@ class SampledLaunch(TritonLaunch):
     def cost(self) -> Cost:
         """What it occupies its stream for, from the counts of a few programs."""
         launch, known = self.launch, self.launcher.sampled
-        key = (id(launch.program), launch.grid, launch.cold, tuple(map(_shape_key, launch.args)))
+        homes = tuple(map(self._is_mapped, launch.args))
+        key = (id(launch.program), launch.grid, launch.cold, tuple(map(_shape_key, launch.args)), homes)
         if key not in known:
             known[key] = self._sample()
         return known[key]
+
+    def _is_mapped(self, arg: Any) -> bool:
+        """Whether it is a tensor in memory of the host."""
+        stored = self.launcher.streams.stored_of(arg) if isinstance(arg, torch.Tensor) else None
+        return isinstance(stored, Block) and stored.mapped
 
     def _nobody_has(self, arg: Any) -> bool:
         """Whether it is a tensor without bytes."""
@@ -303,8 +310,19 @@ class SampledLaunch(TritonLaunch):
                 counts = sample.scaled(programs / max(sample.programs, 1))
                 counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
                 counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
-                return _cost_of(self, counts)
+                return self._over_host_link(_cost_of(self, counts), execution, programs / max(sample.programs, 1))
         return StatedWork(nbytes).cost(device)
+
+    def _over_host_link(self, cost: Cost, execution: Execution, scale: float) -> Cost:
+        """With what all programs move to and from memory of the host, at most all that a tensor has there, once each way."""
+        engine = self.launcher.engine
+        remote = RemoteTraffic(engine.topology)
+        for base, traffic in execution.traffic()[0].items():
+            home = engine.memory.find_host(base)
+            if home is not None and home.space == "host":
+                remote.read_host(self.op.sip, min(traffic.read * scale, home.nbytes))
+                remote.write_host(self.op.sip, min(traffic.written * scale, home.nbytes))
+        return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
 
 
 def _stand_in(arg: torch.Tensor) -> torch.Tensor:
@@ -400,7 +418,7 @@ class RunningBatch:
                 cost = _cost_of(launch, own)
                 costs.append((own, cost))
             if number in movers:
-                cost = over_links(cost, remote.seconds / peer_share(topology.device, own.programs), remote.latency)
+                cost = over_links(cost, remote.seconds_at(peer_share(topology.device, own.programs)), remote.latency)
             launch.op.detail = {**(launch.op.detail or {}), **summary(own)}
             _note_cost(launch, cost)
             seconds.append(cost.seconds)

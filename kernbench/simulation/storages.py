@@ -157,11 +157,13 @@ class Block(Stored):
         memory: where it is.
         nbytes: that it takes there.
         shared: whether other ranks address it too, each as memory of its own device (symmetric memory).
+        mapped: whether it is memory of the host, which the SIP reads and writes over its host link; it is shared then.
         owner: the process that counts it.
         entry: what is noted of it there; None: it has no bytes.
     """
 
     shared = False
+    mapped = False
 
     def __init__(
         self, memory: DeviceMemory, nbytes: int, shared: bool, owner: ProcessMemory, entry: Entry | None
@@ -206,6 +208,26 @@ class Block(Stored):
         extent = None if self.entry is None else self.entry[EXTENT]
         if extent is not None and extent.pool.stream != name:
             extent.streams = {*(extent.streams or ()), name}
+
+
+class Mapped(Stored):
+    """What is known about a storage of the host that a SIP addresses, too: what is known about it there.
+
+    Args:
+        block: that it is to the SIP.
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__(block.table)
+        self.block = block
+
+
+def _of_block(name: str) -> Any:
+    return property(lambda note: getattr(note.block, name), lambda note, value: setattr(note.block, name, value))
+
+
+for _name in ("hollow", "stand_in", "stated", "kept", "missing"):
+    setattr(Mapped, _name, _of_block(_name))
 
 
 class StorageTable:
@@ -259,8 +281,9 @@ class StorageTable:
             there = not (stored.hollow or plain(tensor).is_meta)
             backing = borrowed_bytes(storage.data_ptr(), nbytes) if there else None
             sip = stored.memory.sip if isinstance(stored, Block) else owner.sip
+            space = "host" if isinstance(stored, Block) and stored.mapped else "hbm"
             stored.allocation = self.memory_store.allocate(
-                "hbm", sip, nbytes, name=name, rank=owner.rank, backing=backing
+                space, sip, nbytes, name=name, rank=owner.rank, backing=backing
             )
         return stored
 

@@ -11,6 +11,7 @@ from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
+from kernbench.torch_backend.gpu.mapped_memory import view_on_gpu
 
 Tensor = torch.Tensor
 
@@ -187,6 +188,17 @@ def _of_caching(operands: CallOperands) -> StatedWork:
 
 _SHARED_MEMORY_OPTIN = 97
 """``cudaDevAttrMaxSharedMemoryPerBlockOptin``."""
+
+
+@operators.value("get_cuda_view_from_cpu_tensor")
+def _view_on_gpu(cpu_tensor: Tensor) -> Tensor:
+    """The GPU's view of pinned memory."""
+    return view_on_gpu(cpu_tensor)
+
+
+@operators.shape("get_cuda_view_from_cpu_tensor")
+def _of_view(cpu_tensor: Tensor) -> Tensor:
+    return cpu_tensor
 
 
 @operators.value

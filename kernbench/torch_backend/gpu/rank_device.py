@@ -263,11 +263,13 @@ class RankDevice:
         self.enqueue("device to device", copy_cost(route, nbytes, "link"))
 
     def over_links(self, cost: Cost, tensors: Sequence[torch.Tensor]) -> Cost:
-        """``cost`` of an operation some of whose operands may be in other SIPs' memory."""
+        """``cost`` of an operation some of whose operands may be in the memory of other SIPs or of the host."""
         remote = RemoteTraffic(self.simulation.topology)
         for tensor in tensors:
             block = block_of(tensor)
-            if block is not None and block.shared:
+            if block is not None and block.mapped:
+                remote.read_host(self.host.sip, tensor.numel() * tensor.element_size())
+            elif block is not None and block.shared:
                 remote.move(block.memory.sip, self.host.sip, tensor.numel() * tensor.element_size())
         return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
 
