@@ -31,7 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report", "Show a run in the browser while it lasts, and its report afterwards."),
     "systems": ("systems", "List the shipped systems, show one with its derived figures, draw it."),
     "validate": ("validate", "Compare the cost models with measured tables."),
-    "calibrate": ("calibrate", "Fit a system to measurements: a manifest, or the output of nccl-tests."),
+    "calibrate": (
+        "calibrate",
+        "Fit a system to measurements: a manifest, the output of nccl-tests, or this machine as a host.",
+    ),
     "precompile": ("precompile", "Compile kernels ahead of time, side by side, into Triton's cache."),
     "tune": ("tune", "Rank the configs of autotuned kernels for a device, and seed autotuners with them."),
     "sweep": ("sweep", "Run a program over a grid of systems and parameters, on one machine or many."),

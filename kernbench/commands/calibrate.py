@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kernbench.errors import ConfigError
 from kernbench.names import SYSTEM
 
 
@@ -17,7 +18,20 @@ from kernbench.names import SYSTEM
 @click.option("--ranks", type=click.IntRange(1), help="GPUs, where the output does not list them.")
 @click.option("--nodes", type=click.IntRange(1), help="Nodes, likewise.")
 def command(source: Path, system: str, out: Path, collective: str | None, ranks: int | None, nodes: int | None) -> None:
-    """Fit at most four figures of a system to SOURCE: a manifest of measured tables, or the output of nccl-tests."""
+    """Fit at most four figures of a system to SOURCE: a manifest of measured tables, or the output of nccl-tests.
+
+    If SOURCE is the word `host`, this machine's Python and torch are timed, and give the system's `host.factor`.
+    """
+    if str(source) == "host":
+        given = {"--collective": collective, "--ranks": ranks, "--nodes": nodes}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(
+                f"calibrate host: {wrong[0]} says what nccl-tests ran, and a host is timed here: leave it out"
+            )
+        from kernbench.commands.calibrate_host import calibrate_host
+
+        calibrate_host(system, out)
+        return
     from kernbench.commands.calibrate_fit import fit
 
     fit(source, system, out, collective, ranks, nodes)

@@ -36,8 +36,7 @@ def fit(source: Path, system: str, out: Path, collective: str | None, ranks: int
     for lines in result.tables:
         for line in by_size(*lines):
             click.echo(line)
-    base = str(Path(system).resolve()) if Path(system).suffix in (".yaml", ".yml") else system
-    write_file(out, system_document(base, result))
+    write_file(out, system_document(base_of(system), result))
     click.echo(f"wrote {out}")
     if result.after.median > BAD_FIT:
         click.echo(
@@ -46,6 +45,11 @@ def fit(source: Path, system: str, out: Path, collective: str | None, ranks: int
             "of the same devices, links and fabric, and see above at which sizes it is off",
             err=True,
         )
+
+
+def base_of(system: str) -> str:
+    """What a file that extends ``system`` calls it, wherever that file is."""
+    return str(Path(system).resolve()) if Path(system).suffix in (".yaml", ".yml") else system
 
 
 def by_size(before: Comparison, after: Comparison) -> Iterator[str]:

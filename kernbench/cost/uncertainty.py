@@ -53,6 +53,10 @@ def collective_spread(nodes: int, nbytes: int) -> tuple[float, float]:
 COMMON = 0.02
 """Share by which all that a device computes is off together, 80 % of steps: its clock, its power, its library's version."""
 
+HOST = 0.4
+"""Share by which a host's time is off, 80 % of programs: another CPU, another version of Python, how full its caches are. An
+operator in a loop of its own and one whose code is in no cache any more lie further apart (ADR 0200)."""
+
 _COMPUTED = frozenset({"product", "attention", "memory", "kernel"})
 """Kinds of work that share the device's clock."""
 
@@ -72,11 +76,7 @@ def step_interval(parts: Iterable[tuple[str, float, float, float]]) -> tuple[flo
     for kind, took, low, high in parts:
         seconds += took
         computed += took if kind in _COMPUTED else 0.0
-        below.append(took * _HOST if kind in ("host", "gap") else took - low)
-        above.append(took * _HOST if kind in ("host", "gap") else high - took)
+        below.append(took * HOST if kind in ("host", "gap") else took - low)
+        above.append(took * HOST if kind in ("host", "gap") else high - took)
     common = computed * COMMON
     return seconds - hypot(common, *below), seconds + hypot(common, *above)
-
-
-_HOST = 0.4
-"""Of a host's time between launches: another CPU, another version of Python."""

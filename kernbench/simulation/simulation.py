@@ -159,7 +159,7 @@ class Simulation:
         self.order = self.hosts.order = self._order(races, weak=memory == "weak")
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)
         self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
-        self.steps = Steps(self.hosts)
+        self.steps = Steps(self.hosts, engine.clocks)
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         self.giving_way = self._giving_way()

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kernbench.errors import ConfigError
+from kernbench.sim_engine.clocks import Clocks
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.accounts import Account
 from kernbench.simulation.hosts import Host, Hosts
@@ -92,14 +93,17 @@ class Steps:
 
     Args:
         hosts: who runs.
+        clocks: of the devices.
 
     Attributes:
-        limit: steps after which each rank is stopped; None: none is.
+        limit: steps after which each rank is stopped, as if they came from the midst of many: when one ends, its device's clock
+            settles. None: none is stopped, and clocks fall as time passes.
         noted: receives each end of an optimizer's step, with its number; None: no listener.
     """
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, clocks: Clocks) -> None:
         self._hosts = hosts
+        self._clocks = clocks
         self._releases = 0
         self.limit: int | None = None
         self.noted: Callable[[int, StepEnd], None] | None = None
@@ -169,6 +173,8 @@ class Steps:
     def _note(self, host: Host, mine: RankSteps, number: int) -> None:
         end = StepEnd(host.clock, tuple(host.tails.values()), host.account.copy())
         mine.ends.setdefault(number, []).append(end)
+        if self.limit is not None and mine.count > host.step:
+            self._clocks.end_step(host.sip, host.tails.get(host.stream))
         host.step = mine.count
         if self.noted is not None:
             self.noted(number, end)

@@ -149,13 +149,22 @@ class FabricSpec(Spec):
 class HostSpec(Spec):
     """What a rank's host needs for its side of a program, by class of operation (docs/cost_models.md, "Host time").
 
-    A launch itself costs ``device.launch.overhead``: the operator's way through the dispatcher, and the driver's. All figures
-    are of the CPU that they were measured on; ``factor`` makes them another's.
+    A launch itself costs ``device.launch.overhead``: the backend's part of an operator, and the driver's. All figures are of
+    an operator among others, as in a program, and of the CPU of an H100 server; ``factor`` makes them another's.
     """
 
     cpu: str = Field(default="a server's x86, 3 GHz and more", description="one line for people")
     factor: float = Field(default=1.0, gt=0, description="how many times as long this CPU takes as the figures say")
-    view: Seconds = Field(default=1.5e-6, description="an operator that launches nothing: a view, a detach")
+    operator: Seconds = Field(
+        default=6.5e-6,
+        description="an operator that the program calls, beside its launch: interpreter, binding, dispatcher",
+    )
+    view: Seconds = Field(
+        default=1.5e-6, description="a view that torch takes by itself: in `linear`, in a backward pass"
+    )
+    subclass: Seconds = Field(
+        default=25e-6, description="an operator of tensors of a class that sees its operations: a DTensor"
+    )
     autograd: Seconds = Field(
         default=2.0e-6, description="forward, where a gradient is wanted: the node and what it keeps"
     )

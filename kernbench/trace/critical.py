@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernbench.cost.estimate import total
 from kernbench.trace.timeline import HOST, Span
 
 _CLOSE = 2.1e-9
@@ -89,21 +88,6 @@ def critical_path(spans: Iterable[Span]) -> list[PathStep]:
     if moment > _CLOSE:
         steps.append(PathStep(None, 0.0, moment))
     return steps[::-1]
-
-
-def path_total(steps: Iterable[PathStep]) -> tuple[float, float, float]:
-    """Seconds, low and high of the path."""
-    return total(_parts(steps))
-
-
-def _parts(steps: Iterable[PathStep]) -> Iterable[tuple[str, float, float, float]]:
-    for step in steps:
-        low = high = step.seconds
-        if step.span is not None and step.span.interval is not None and step.span.seconds:
-            below, above = step.span.seconds - step.span.interval[0], step.span.interval[1] - step.span.seconds
-            share = step.seconds / step.span.seconds
-            low, high = step.seconds - below * share, step.seconds + above * share
-        yield step.span.name if step.span is not None else "", step.seconds, low, high
 
 
 def collective_of(span: Span) -> Any:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from kernbench.cost.estimate import total
-from kernbench.trace.critical import PathStep, collective_of, critical_path, kind_of, path_total
+from kernbench.trace.critical import PathStep, collective_of, critical_path, kind_of
+from kernbench.trace.step_parts import path_total
 from kernbench.trace.summary import RankSummary, rank_summaries
 from kernbench.trace.timeline import HOST, Span
 
@@ -68,6 +69,8 @@ def length_of(spans: Sequence[Span]) -> Length:
     """How long spans took."""
     end = max((span.end for span in spans), default=0.0)
     path = tuple(critical_path(spans))
+    if not any(span.interval is not None for span in spans):  # measured, not modelled
+        return Length(end, end, end, path)
     seconds, low, high = path_total(path)
     return Length(end, end - (seconds - low), end + (high - seconds), path)
 

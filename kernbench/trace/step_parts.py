@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kernbench.cost.estimate import total
+from kernbench.cost.uncertainty import step_interval
 from kernbench.trace.critical import PathStep
 
 KINDS = ("product", "attention", "memory", "kernel", "communication", "copy", "host", "gap")
@@ -34,6 +35,14 @@ def parts_of(path: Iterable[PathStep], begin: float, end: float) -> tuple[PathPa
         if seconds > 0:
             found[_kind(step)].append((_name(step), *_interval(step, seconds)))
     return tuple(PathPart(kind, *total(found[kind])) for kind in KINDS if kind in found)
+
+
+def path_total(path: Sequence[PathStep]) -> tuple[float, float, float]:
+    """Seconds, low and high of a critical path: the interval that whole steps are judged by (docs/accuracy.md)."""
+    if not path:
+        return 0.0, 0.0, 0.0
+    begin, end = path[0].begin, path[-1].end
+    return end - begin, *step_interval(parts_of(path, begin, end))
 
 
 def _kind(step: PathStep) -> str:

@@ -7,6 +7,7 @@ import pytest
 import kernbench
 from kernbench.cost.gemm import kernels_of
 from kernbench.sim_engine.clocks import MEMORY, Clocks
+from kernbench.sim_engine.operation import Operation
 from kernbench.topology import resolve_topology
 
 
@@ -48,6 +49,30 @@ def test_after_a_pause_it_is_fast_again() -> None:
     made.slowed(0, 2.0, 1.0)
     made.clear()
     assert made.slowed(0, 3.0, 1e-3) == 1e-3
+
+
+def ended(end: float) -> Operation:
+    op = Operation("step", "math", 0, 0, "compute", 0.0, 0.0)
+    op.end = end
+    return op
+
+
+@pytest.mark.parametrize("share", [0.3, 0.42, 0.9])
+def test_after_one_step_a_device_is_as_busy_as_after_many(share: float) -> None:
+    """Steps of ten products, which multiply for a share of the time: as they go on, and with clocks that settle."""
+
+    def steps(count: int, *, settle: bool) -> list[float]:
+        made, moment, found = clocks(), 0.0, []
+        for _ in range(count):
+            begin = moment
+            for _ in range(10):
+                moment += made.slowed(0, moment, 2e-3) + 2e-3 * (1 / share - 1)
+            found.append(moment - begin)
+            if settle:
+                made.end_step(0, ended(moment))
+        return found
+
+    assert steps(4, settle=True)[2:] == pytest.approx(steps(60, settle=False)[-2:], rel=2e-3)
 
 
 def test_a_long_training_step_is_slowed_by_its_generations_figure() -> None:

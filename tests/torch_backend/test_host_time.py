@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import kernbench
 from kernbench.simulation.current import current_simulation
@@ -35,11 +38,13 @@ def without_gradient(body):
 
 
 CASES = {
-    "a launch": (lambda x: x + 1, 1, {"autograd": 1}),
-    "a launch without gradient": (without_gradient(lambda x: x + 1), 1, {"view": 1}),
-    "a view": (lambda x: x.t(), 0, {"view": 1}),
-    "two kernels": (without_gradient(lambda x: torch.nn.functional.embedding(x[0].long() * 0, x)), 3, {"view": 2}),
-    "a list": (without_gradient(lambda x: torch._foreach_mul_([x] * 5, 2.0)), 1, {"view": 1, "tensor": 5}),
+    "a launch": (lambda x: x + 1, 1, {"operator": 1, "autograd": 1}),
+    "a launch without gradient": (without_gradient(lambda x: x + 1), 1, {"operator": 2}),
+    "a view": (lambda x: x.transpose(0, 1), 0, {"operator": 1}),
+    "a view of torch's": (lambda x: x.t(), 0, {"view": 1}),
+    "a layer": (without_gradient(lambda x: torch.nn.functional.linear(x, x)), 1, {"operator": 2, "view": 1}),
+    "two kernels": (without_gradient(lambda x: torch.nn.functional.embedding(x[0].long() * 0, x)), 3, {"operator": 5}),
+    "a list": (without_gradient(lambda x: torch._foreach_mul_([x] * 5, 2.0)), 1, {"operator": 2, "tensor": 5}),
 }
 
 
@@ -55,9 +60,9 @@ def test_each_class_of_operation_has_its_cost(name):
 def test_a_backward_pass_pays_for_the_engine():
     """``sum`` expands what came back; its gradient is ones, which are made."""
     took, overhead = spent(lambda x: torch.autograd.grad((x * x).sum(), x))
-    forward = 2 * (overhead + SPEC.autograd)
+    forward = 2 * (overhead + SPEC.operator + SPEC.autograd)
     # ones like the loss, before the engine starts; then two products and their sum, and a view of the ones
-    ones = overhead + SPEC.autograd
+    ones = overhead + SPEC.operator + SPEC.autograd
     assert took - forward == pytest.approx(ones + 3 * (overhead + SPEC.backward) + SPEC.view)
 
 
@@ -83,6 +88,28 @@ def test_another_cpu_takes_longer(tmp_path):
     assert spent(lambda x: x.t(), str(path))[0] == pytest.approx(3 * SPEC.view)
 
 
+def test_tensors_that_see_their_operations_pay_for_it():
+    def worker(rank):
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        whole = torch.ones(8, 8, device="cuda")
+        shared = distribute_tensor(whole, init_device_mesh("cuda", (1,)), [Replicate()])
+        took = []
+        for each in (whole, shared):
+            for _ in range(2):
+                host = current_simulation().hosts.current()
+                before = host.clock
+                each.mul_(2.0)
+            took.append(host.clock - before)
+        found.append(took)
+
+    found = []
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    plain, wrapped = found[0]
+    assert wrapped - plain == pytest.approx(SPEC.subclass)
+
+
 def test_the_host_runs_ahead_of_long_kernels_and_is_waited_for_by_short_ones():
     def worker(rank, size, out):
         x = torch.ones(size, size, device="cuda", dtype=torch.bfloat16)
@@ -100,7 +127,7 @@ def test_the_host_runs_ahead_of_long_kernels_and_is_waited_for_by_short_ones():
         launch = ctx.topology.device.launch
         ctx.multiprocessing.spawn(worker, args=(16, small), nprocs=1)
         ctx.multiprocessing.spawn(worker, args=(4096, large), nprocs=1)
-    issue = 20 * (launch.overhead + 3 * SPEC.view)
+    issue = 20 * (launch.overhead + SPEC.operator + 3 * SPEC.view)
     assert small[0][0] == pytest.approx(issue)
     assert large[0][0] == pytest.approx(issue)
     assert small[0][1] < issue + 20e-6

@@ -182,8 +182,9 @@ def test_the_host_track_shows_launches_and_waits(ctx: RuntimeContext, events: li
     own = [op for op in ctx.engine.op_log.operations if op.rank == 0]
     own.sort(key=lambda op: op.enqueue)  # the log has a collective when it is matched
     assert [event["name"] for event in launches] == [f"launch {op.name}" for op in own]
-    overhead = ctx.topology.device.launch.overhead * 1e6
-    assert all(event["dur"] == pytest.approx(overhead, abs=0.002) for event in launches)
+    overhead, called = ctx.topology.device.launch.overhead * 1e6, ctx.topology.system.host.operator * 1e6
+    for event in launches:  # a kernel or a copy is a launch, an operator of torch a call besides
+        assert event["dur"] in (pytest.approx(overhead, abs=0.002), pytest.approx(overhead + called, abs=0.002))
     waits = [event["name"] for event in host if event["cat"] == "wait"]
     assert waits == [
         "wait for device to host",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from click.testing import CliRunner
 import kernbench
 from kernbench.cli import app
 from kernbench.cost.estimate import total
+from kernbench.cost.uncertainty import HOST, step_interval
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import Timeline, write_chrome_trace
 from kernbench.trace.critical import critical_path
 from kernbench.trace.reading import read_trace
 from kernbench.trace.report import report_of
+from kernbench.trace.step_parts import parts_of
 from kernbench.trace.timeline import Span
 
 
@@ -188,3 +191,27 @@ def test_a_path_of_nothing() -> None:
         ("gap", 0.0, 1.0),
         ("compute", 1.0, 2.0),
     ]
+
+
+def test_a_run_that_its_host_bounds_is_as_uncertain_as_a_host() -> None:
+    def small(rank: int) -> None:
+        x = torch.ones(16, 16, device="cuda")
+        for _ in range(200):
+            x = x + 1
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(small, nprocs=1)
+        spans = Timeline.of(ctx).spans
+    report = report_of(spans)
+    assert report.path_shares["host"] > 0.95 * report.length
+    assert report.low == pytest.approx((1 - HOST) * report.length, rel=0.01)
+    assert report.high == pytest.approx((1 + HOST) * report.length, rel=0.01)
+    measured = report_of([replace(span, interval=None) for span in spans])
+    assert (measured.low, measured.high) == (measured.length, measured.length)
+
+
+def test_the_interval_is_the_one_that_whole_steps_are_judged_by(ctx: RuntimeContext) -> None:
+    report = report_of(Timeline.of(ctx).spans)
+    parts = parts_of(report.path, 0.0, report.length)
+    assert {part.kind for part in parts} >= {"product", "communication"}
+    assert (report.low, report.high) == pytest.approx(step_interval(parts))

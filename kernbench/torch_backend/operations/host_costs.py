@@ -20,25 +20,35 @@ class HostCosts:
     """Seconds of the host around an operator, by who calls it.
 
     Attributes:
-        view: it launches nothing.
-        autograd: the program, and a gradient of it is wanted.
+        operator: the program.
+        view: torch itself, and it launches nothing.
+        subclass: the program, on tensors of a class that sees its operations.
+        recorded: the program, and a gradient of it is wanted.
         backward: autograd.
     """
 
+    operator: float
     view: float
-    autograd: float
+    subclass: float
+    recorded: float
     backward: float
 
     @classmethod
     def of(cls, spec: HostSpec) -> HostCosts:
         """Those of a system's host."""
-        return cls(*(spec.factor * seconds for seconds in (spec.view, spec.autograd, spec.backward)))
+        called = spec.operator
+        each = (called, spec.view, spec.subclass, called + spec.autograd, spec.backward)
+        return cls(*(spec.factor * seconds for seconds in each))
+
+    def of_view(self, inner: bool) -> float:
+        """A view taken now; ``inner``: operators of torch take it, programs hardly do."""
+        return self.view if inner or torch._C._current_graph_task_id() >= 0 else self.operator
 
     def around_call(self, args: Sequence[Any]) -> float:
         """The same, of an operator with these arguments."""
         if torch._C._current_graph_task_id() >= 0:
             return self.backward
-        return self.around(listed_tensors(args)) if torch.is_grad_enabled() else 0.0
+        return self.around(listed_tensors(args)) if torch.is_grad_enabled() else self.operator
 
     def around(self, inputs: Sequence[torch.Tensor]) -> float:
         """What comes on top of a launch of an operator with these inputs, called now."""
@@ -47,5 +57,5 @@ class HostCosts:
         if torch.is_grad_enabled():
             for each in inputs:
                 if each.requires_grad:
-                    return self.autograd
-        return 0.0
+                    return self.recorded
+        return self.operator

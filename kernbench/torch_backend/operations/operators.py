@@ -133,6 +133,7 @@ class TorchOperator:
         call: computes it; without the frame that ``OpOverload.__call__`` is.
         name: without overload, and without namespace if it is torch's own.
         title: with the overload, for traces.
+        inner: operators of torch call it, programs hardly do: no Python comes before it.
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         multiplies: it may have FLOPs to count.
@@ -170,6 +171,7 @@ class TorchOperator:
         self.name = self.title
         self.passes = False
         self.draws = draws(func)
+        self.inner = self.title.partition(".")[0] in semantics.INNER
         self.wide = widened(func)
         self.copies = self.title.partition(".")[0] in semantics.COPIES
         self.multiplies = self.allocates = self.host_reads = False

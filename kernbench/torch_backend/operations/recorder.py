@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
         """A view of a tensor: the host pays for it where it is one of the device's."""
         result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
         if not host.uses_gpu or block_of(args[0]) is not None:
-            host.prepare(self._host_costs.view)
+            host.prepare(self._host_costs.of_view(operator.inner))
         return result
 
     def _run_plan(self, host: Host, plan: Plan, memory: DeviceMemory | None, args: Any, kwargs: Any) -> Any:
@@ -209,6 +209,7 @@ class Recorder(TorchDispatchMode):
                     break
                 if (watcher := self._who().host.watcher) is not None:
                     watcher.passed_on()
+                self._host().prepare(self._host_costs.subclass)
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
         operator = operators[func]
         if not types and operator.higher_order and any(is_described(type(each)) for each in listed_tensors(args)):
@@ -244,7 +245,7 @@ class Recorder(TorchDispatchMode):
             return result
         if operator.kind == VIEW:
             if host.each is None and (not host.uses_gpu or block_of(args[0]) is not None):
-                host.prepare(self._host_costs.view)
+                host.prepare(self._host_costs.of_view(operator.inner))
             if operator not in self._plans.of(host.uses_gpu):
                 self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:

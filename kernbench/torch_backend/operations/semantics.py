@@ -24,6 +24,9 @@ CHOOSES = frozenset(
 COPIES = frozenset(("clone", "copy_", "_to_copy"))
 """One tensor is copied: what it costs depends on whether rows become columns."""
 
+INNER = frozenset(("t", "_unsafe_view", "_reshape_alias"))
+"""Views that operators of torch take (``linear``, ``matmul``, ``reshape``) and programs hardly do."""
+
 FLAGS = {"is_causal": True, "causal": True, "use_fast_accum": False}
 """Arguments of matrix operations that change what they cost, with the value that does: an attention is causal, a product in
 eight bits keeps its sums in 32 bits."""
