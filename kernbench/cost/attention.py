@@ -12,8 +12,10 @@ from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
 US = 1e-6
-_QUERIES = 128  # rows of one block
+_QUERIES = 128  # rows of one block, where a generation says nothing else
 _NARROW = 64  # head dimensions whose softmax takes longer beside so few products
+_WIDE = 128  # head dimensions beyond which less fits beside them
+_TAIL = 0.5  # of a causal block that sees all keys, by which PEs end apart: those blocks are up to twice as long as the mean
 _START = 4.0 * US  # filling the pipeline of one block, and writing it back
 
 
@@ -31,6 +33,7 @@ def attention_time(
     gradient: bool = False,
     variant: str = "flash",
     window: int | None = None,
+    value_dim: int | None = None,
 ) -> Estimate:
     """How long ``softmax(Q K^T) V`` takes as one kernel, or its gradient, which is five products instead of two.
 
@@ -43,6 +46,7 @@ def attention_time(
         gradient: those of Q, K and V are asked for.
         variant: whose kernel: ``"flash"`` (FlashAttention-2, torch's first choice), ``"efficient"`` or ``"cudnn"``.
         window: keys that a query sees at most; None: all.
+        value_dim: head dimension of V, where it is not that of Q and K.
 
     Raises:
         ConfigError: unknown device or dtype, a dimension below one.
@@ -57,17 +61,28 @@ def attention_time(
     generation = generation_of(spec)
     if variant not in generation.attention:
         raise ConfigError(f"attention: no variant {variant!r}; known: {', '.join(generation.attention)}")
-    share = generation.attention[variant][gradient] * (generation.attention_narrow if head_dim <= _NARROW else 1.0)
+    values = value_dim or head_dim
+    share = generation.attention[variant][gradient]
+    if head_dim <= _NARROW:
+        share *= generation.attention_narrow
+    elif head_dim > _WIDE:
+        share *= generation.attention_wide[gradient]
     rate = spec.matrix_rate(name) * share / spec.pes
-    blocks = batch * heads * math.ceil(queries / _QUERIES)
-    seen = min(keys, (keys + _QUERIES) / 2) if causal and queries == keys else keys
-    if window is not None:
-        seen = min(seen, window + _QUERIES)
-    block = (10 if gradient else 4) * min(queries, _QUERIES) * seen * head_dim / rate
-    # Few queries leave PEs idle; kernels then split the keys over them.
-    computing = max(math.ceil(blocks / spec.pes) if blocks > spec.pes else blocks / spec.pes, 1 / spec.pes) * block
-    rows = batch * head_dim * (2 * heads * queries + 2 * (kv_heads or heads) * keys)
-    moved = (2.5 if gradient else 1) * rows * ITEM_BYTES[name]
+    rows = _QUERIES if gradient else generation.attention_rows.get(variant, _QUERIES)
+    blocks = batch * heads * math.ceil(queries / rows)
+    most = keys if window is None else min(keys, window + rows)
+    seen = min(most, (keys + rows) / 2) if causal and queries == keys else most
+    # Products of one query and one key: scores and result; of a gradient two for each operand, and the scores again.
+    per_pair = 2 * (3 * head_dim + 2 * values) if gradient else 2 * (head_dim + values)
+    block, longest = (per_pair * min(queries, rows) * each / rate for each in (seen, most))
+    if seen < most:  # uneven blocks
+        computing = max(blocks / spec.pes * block + _TAIL * longest, longest)
+    elif blocks > spec.pes:
+        computing = math.ceil(blocks / spec.pes) * block
+    else:  # few queries leave PEs idle; kernels then split the keys over them
+        computing = blocks / spec.pes * block
+    elements = batch * (heads * queries + (kv_heads or heads) * keys) * (head_dim + values)
+    moved = (2.5 if gradient else 1) * elements * ITEM_BYTES[name]
     moving = moved / spec.hbm_copy_bandwidth
     seconds = spec.launch.latency + _START + max(computing, moving)
     limit = "compute" if computing > moving else "memory"

@@ -135,6 +135,8 @@ class Generation(Spec):
         attention: shares of the matrix peak that blocks of queries sustain with heads of 128, forward and backward, by variant:
             the softmax between the products runs elsewhere.
         attention_narrow: what is left of them with heads of 64.
+        attention_wide: what is left of them, forward and backward, with heads of more than 128.
+        attention_rows: queries of one block forward, by variant, where they are not 128.
         copy_pace: bytes that one PE moves per clock when all of them copy, in units of an A100's.
     """
 
@@ -147,6 +149,8 @@ class Generation(Spec):
     gemm: GemmKernels
     attention: Mapping[str, tuple[float, float]]
     attention_narrow: float
+    attention_wide: tuple[float, float] = (1.0, 1.0)
+    attention_rows: Mapping[str, int] = Field(default_factory=dict)
     copy_pace: float
 
 
