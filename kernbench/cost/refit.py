@@ -158,7 +158,9 @@ _GEMM: Mapping[tuple[str, Any], float] = {
 }
 _OP: Mapping[str, float] = {"pace": 1.0, "memory": 0.9, "start": 1 * US, "hip": 0.7}
 # Shares of what hardware gives; more than all of it there is not.
-_SHARES = ("ring_share", "tree_share", "ll128_share", "all_to_all_share", "nvls_share", "direct_share", "mesh_share")
+_SHARES = (
+    "ring_share", "tree_share", "ll128_share", "all_to_all_share", "nvls_share", "direct_share", "mesh_share", "pair_share",
+)  # fmt: skip
 _ALL = dict.fromkeys((*_SHARES, "efficiency", "read_share"), 1.0)
 
 
