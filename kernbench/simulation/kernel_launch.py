@@ -165,7 +165,7 @@ class KernelLauncher:
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
-        launch.rank, launch.cold = host.rank, host.cold
+        launch.rank, launch.cold, launch.in_graph = host.rank, host.cold, host.in_graph
         launch.blind = not (self.engine.enable_data or self._compute(tensors))
         if host.capture is not None:
             self._capture(host, host.capture, launch)
@@ -216,7 +216,13 @@ class TritonLaunch:
         self.rank = op.rank
         self.launch = launch
         self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
-        self.batch_key: Hashable = (id(launch.program), launch.grid, launch.cold, tuple(map(_key, launch.args)))
+        self.batch_key: Hashable = (
+            id(launch.program),
+            launch.grid,
+            launch.cold,
+            launch.in_graph,
+            tuple(map(_key, launch.args)),
+        )
         self.attempt = Condition(f"{launch.name} has been started", op.rank)
 
     def start_batch(self, batch: Sequence[Deferred]) -> Running:
@@ -262,7 +268,7 @@ class SampledLaunch(TritonLaunch):
     def cost(self) -> Cost:
         """What it occupies its stream for, from the counts of a few programs."""
         launch, known = self.launch, self.launcher.sampled
-        key = (id(launch.program), launch.grid, launch.cold, tuple(map(_shape_key, launch.args)))
+        key = (id(launch.program), launch.grid, launch.cold, launch.in_graph, tuple(map(_shape_key, launch.args)))
         if key not in known:
             known[key] = self._sample()
         return known[key]
@@ -329,7 +335,8 @@ def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
     counts.wave_read = known[key]
     found = estimate(counts, None, device, kernel=launch.launch.kernel, cold=launch.launch.cold)
     nbytes = counts.unique_bytes_read + counts.unique_bytes_written
-    return Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
+    cost = Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
+    return cost.in_graph(device) if launch.launch.in_graph else cost
 
 
 def _note_cost(launch: TritonLaunch, cost: Cost) -> None:
