@@ -77,7 +77,9 @@ class ProtocolCosts:
         if algorithm == "tree":
             inside *= generation.tree_share
         elif protocol == "simple":
-            kind = "net" if world.nodes > 1 and outside < inside else "ring" if collective == "all_reduce" else "gather"
+            kind = models.start_of_rings(
+                world, 2 if collective == "all_reduce" else 1, world.nodes == 1 or outside >= inside
+            )
             slower = float(models.slow_start(world, size, kind)[0])
             inside, outside = inside / slower, outside / slower
         if protocol == "ll":

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from kernbench.cost.calibration import calibrate, measure_log, measure_manifest, system_document
-from kernbench.cost.validation import Comparison
+from kernbench.cost.comparisons import Comparison
 from kernbench.output_files import write_file
 
 BAD_FIT = 0.2

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kernbench.cost.validation import BANDS, Comparison, Score, score
+from kernbench.cost.comparisons import Comparison
+from kernbench.cost.validation import BANDS, Score, score
 from kernbench.errors import ConfigError
 from kernbench.output_files import replacing
 
-_GROUPS = ("collective", "gemm", "memory_bound")
+_GROUPS = ("collective", "gemm", "sustained_gemm", "grouped_gemm", "attention", "memory_bound")
 
 
 def report(comparisons: list[Comparison]) -> str:

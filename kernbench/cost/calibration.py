@@ -18,11 +18,12 @@ import yaml
 
 from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_world import resolve_system
+from kernbench.cost.comparisons import Comparison, MeasuredTable
 from kernbench.cost.fitting import PULL, robust, search
 from kernbench.cost.generations import generation_of
 from kernbench.cost.reference import Table
 from kernbench.cost.table_files import read_log
-from kernbench.cost.validation import Comparison, MeasuredTable, Score, load_manifest, measured_collective, score
+from kernbench.cost.validation import Score, load_manifest, measured_collective, score
 from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
 

@@ -36,6 +36,15 @@ def slow_start(world: CollectiveWorld, size: Floats, kind: str) -> Floats:
     return 1.0 + loss / (1.0 + size / half)
 
 
+def start_of_rings(world: CollectiveWorld, laps: int, inside: bool) -> str:
+    """The row of ``slow_start`` for rings that go round so often: of one node (``inside``), of two ranks, or over NICs."""
+    if not inside:
+        return "net"
+    if world.ranks == 2 and "pair" in world.generation.slow_start:
+        return "pair"
+    return "ring" if laps == 2 else "gather"
+
+
 def inside_bandwidth(world: CollectiveWorld) -> float:
     """Bus bandwidth that the joints of a node give to rings with the Simple protocol; infinite for one rank a node."""
     if world.local == 1:
@@ -75,7 +84,7 @@ def ring(world: CollectiveWorld, collective: str, protocol: str, size: Floats) -
     moved = size * volume / bandwidth
     if protocol == "simple":
         inside = bandwidth < world.net or world.nodes == 1
-        moved = moved * slow_start(world, size, ("ring" if laps == 2 else "gather") if inside else "net")
+        moved = moved * slow_start(world, size, start_of_rings(world, laps, inside))
         if between:
             moved = np.maximum(moved, steps * bulk_step(world, size / world.ranks / world.net_channels) - latency)
     return generation.base[protocol] + latency + moved

@@ -59,8 +59,9 @@ def tile_share(loaded: Any) -> Any:
 
 
 def gemm_time(
-    device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None
-) -> Estimate:
+    device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None,
+    accumulate: bool = False,
+) -> Estimate:  # fmt: skip
     """How long ``[batch, M, K] @ [batch, K, N]`` takes in the vendor's library.
 
     Args:
@@ -69,6 +70,7 @@ def gemm_time(
         dtype: of the operands. ``float32`` means full precision; ask for ``tf32`` where that is meant.
 
         out_dtype: of the result; that of the operands without it, but 16 bits at least.
+        accumulate: the product is added to what the result holds, which is read too.
 
     Returns:
         An :class:`Estimate`: ``protocol`` is the tile (``"128x256"``, with ``/4`` when K is cut in four), ``algorithm``
@@ -98,8 +100,9 @@ def gemm_time(
     step = 512  # products at a time: what fits the cache of a CPU core
     # Results of eight bits are not stored faster than those of sixteen: they are converted on the way.
     result = max(2.0, ITEM_BYTES[out] if out else _WIDTH[name])
+    held = result * accumulate
     parts = [
-        _fastest(spec, name, result, *(value[at : at + step] for value in (m, n, k, b)))
+        _fastest(spec, name, (result, held), *(value[at : at + step] for value in (m, n, k, b)))
         for at in range(0, m.size, step)
     ]
     seconds, memory, tile = (
@@ -107,7 +110,7 @@ def gemm_time(
     )
     width = _WIDTH[name]
     read = width * sum(np.atleast_1d(dims[i] * dims[2]) for i in (0, 1))
-    moved = np.atleast_1d(dims[3]) * (read + result * np.atleast_1d(dims[0] * dims[1]))
+    moved = np.atleast_1d(dims[3]) * (read + (result + held) * np.atleast_1d(dims[0] * dims[1]))
     low, high = band_interval("gemm", seconds, seconds)
     limit = np.where(memory, "memory", "compute")
     values = (seconds, low, high, limit, tile, moved / seconds, moved / seconds)
@@ -151,10 +154,14 @@ _NAMES = np.array(
 
 
 def _fastest(
-    spec: DeviceSpec, name: str, result: float, m: Floats, n: Floats, k: Floats, b: Floats
+    spec: DeviceSpec, name: str, stored: tuple[float, float], m: Floats, n: Floats, k: Floats, b: Floats
 ) -> tuple[Floats, Any, Any]:
-    """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product."""
+    """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product.
+
+    ``stored``: bytes of an element of the result that are written, and that were there before and are read.
+    """
     kernels, width = kernels_of(spec), _WIDTH[name]
+    result, held = stored
     m, n, k, b = (value[:, None] for value in (m, n, k, b))
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
@@ -173,7 +180,7 @@ def _fastest(
     rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
     loading = (rows + columns) * depth * width / np.minimum(shared * waves / blocks, own)
-    block = kernels.block + rows * columns * result / own
+    block = kernels.block + rows * columns * (result + held) / own
     working = waves * (np.maximum(multiplying, loading) + block)
 
     # A wave covers a rectangle of blocks as square as the grid allows; its operands are read from memory once.
@@ -184,6 +191,7 @@ def _fastest(
     again = np.ceil(down * across / wave) * (tall * rows + wide * columns) * k * width * b
     last = max(cache.size, spec.llc.size if spec.llc else 0)
     read = np.where(once < last * kernels.resident, once, np.maximum(once, again))
+    read = read + b * m * n * held
     moving = read / (copy * kernels.read_share) + b * m * n * result / (copy * kernels.store_share) + _MEMORY_START
 
     misaligned = ((n * width) % 16 != 0) | ((k * width) % 16 != 0)

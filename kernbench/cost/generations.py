@@ -49,8 +49,9 @@ class CollectiveConstants(Spec):
         direct_sync: between the two shots: a barrier, and the sums written and read again.
         direct_share: what the few blocks of such a kernel pull of the payload bandwidth.
         slow_start: by kind of transfer, the share of time that is lost while a transfer is small, and the size at which
-            half of that is left: pages, clocks and queues are not warm yet.
-        pair_share: what a ring of two ranks keeps, whose sends and receives alternate.
+            half of that is left: pages, clocks and queues are not warm yet. ``pair``, where it is named, is of rings of two
+            ranks, whose sends and receives alternate.
+        pair_share: what a ring of two ranks keeps however much it carries.
         mesh_share: what rings keep on direct joints instead of a switch.
         net_ll128: whether LL128 is used between nodes.
         ranks_by_time: whether the library ranks by times that were measured on such hardware, as RCCL's tables are,
@@ -75,7 +76,7 @@ class CollectiveConstants(Spec):
     direct_sync: Micros
     direct_share: float
     slow_start: Mapping[str, tuple[float, Gigas]]
-    pair_share: float
+    pair_share: float = 1.0
     mesh_share: float
     net_ll128: bool = True
     ranks_by_time: bool = False
@@ -135,6 +136,8 @@ class Generation(Spec):
         attention: shares of the matrix peak that blocks of queries sustain with heads of 128, forward and backward, by variant:
             the softmax between the products runs elsewhere.
         attention_narrow: what is left of them with heads of 64.
+        attention_wide: what is left of them, forward and backward, with heads of more than 128.
+        attention_rows: queries of one block forward, by variant, where they are not 128.
         copy_pace: bytes that one PE moves per clock when all of them copy, in units of an A100's.
     """
 
@@ -147,6 +150,8 @@ class Generation(Spec):
     gemm: GemmKernels
     attention: Mapping[str, tuple[float, float]]
     attention_narrow: float
+    attention_wide: tuple[float, float] = (1.0, 1.0)
+    attention_rows: Mapping[str, int] = Field(default_factory=dict)
     copy_pace: float
 
 

@@ -52,6 +52,9 @@ _WARP_REGISTERS = 256  # registers are given to a warp in units of this many
 _MATRIX_WARPS = 4  # an SM has four matrix engines, each fed by its own warps; so has a CU four SIMDs
 _DTYPES = {"f64": "fp64", "f32": "tf32", "f16": "fp16", "bf16": "bf16", "i8": "int8"}
 _EXPOSED = 0.75  # of vector and special operations: the rest runs while the matrix engines do (flash attention)
+_STREAMED = (
+    8  # times as many bytes read as written: weights, which nothing has brought to a cache since the step before
+)
 _CACHE_PACE = 1.6  # copy bandwidths that a plain kernel takes from a cache
 _SPREADS = {"launch": (0.25, 0.35), "memory": (0.15, 0.25)}
 _SPREAD = (0.25, 0.40)
@@ -168,7 +171,7 @@ def _memory(counts: LaunchCounts, spec: DeviceSpec, tensor: bool, cold: bool) ->
     read, written = float(counts.unique_bytes_read), float(counts.unique_bytes_written)
     if not tensor:
         moved = read + written
-        resident = 0.0 if cold else cache_share(spec, moved)
+        resident = 0.0 if cold or read > _STREAMED * written else cache_share(spec, moved)
         paced = (moved + (traffic_when_cold(spec, moved) if cold else 0.0)) / spec.hbm_copy_bandwidth
         return paced * (resident / _CACHE_PACE + 1 - resident), moved
     kernels, cache = kernels_of(spec), shared_memory(spec)

@@ -21,6 +21,7 @@ from kernbench.cost.by_values import CallOperands
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time, kernels_of
+from kernbench.cost.grouped import grouped_gemm_time
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
 from kernbench.cost.operators import Kind, Model, Operator, find, qualified
@@ -123,9 +124,14 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
     stored = made[0].format if made and not made[0].complex else None
     factor = 4 if multiplied[0].complex else 1  # a product of complex numbers is four of their parts
     packed = multiplied[0].values if dtype == "fp4" else 1
+    out = _storable(stored)
+    added = row.adds and bool(made) and given[0].shape == made[0].shape  # a row of them stays in registers
     parts = []
     for (batch, m, n, k), count in Counter(products).items():
-        found = gemm_time(device, m, n, k * packed, dtype=dtype, batch=batch, out_dtype=_storable(stored))
+        if row.groups:
+            found = grouped_gemm_time(device, batch, m, n, k * packed, dtype=dtype, out_dtype=out)
+        else:
+            found = gemm_time(device, m, n, k * packed, dtype=dtype, batch=batch, out_dtype=out, accumulate=added)
         parts.append(_times(found, count * factor))
     found = parts[0] if len(parts) == 1 else _times(parts[0], sum(part.seconds for part in parts) / parts[0].seconds)
     if flag and dtype == "fp8" and found.algorithm == "compute":
@@ -155,10 +161,10 @@ def _by_attention(row: Operator, given: Operands, made: Operands, device: Device
     if any(len(shape) != 4 or min(shape) < 1 for shape in shapes):
         return None
     tokens, heads = row.sequence, 3 - row.sequence
-    query, key = shapes[:2]
+    query, key, value = shapes[:3]
     return attention_time(
         device, query[0], query[heads], query[tokens], key[tokens], query[3], kv_heads=key[heads], causal=flag, dtype=dtype,
-        gradient=row.gradient, variant=row.variant,
+        gradient=row.gradient, variant=row.variant, value_dim=value[3],
     )  # fmt: skip
 
 

@@ -74,6 +74,8 @@ class Operator:
         traffic: bytes read and written, from operands and results.
         products: the matrix products that it is made of, from shapes of operands and results.
         multiplied: positions of the operands that are multiplied: their format selects the engine.
+        adds: whether the first operand is added to the product.
+        groups: whether a batch of products is one of groups, of which each has operands of its own.
         flops: operations, of those that are modelled by them.
         share: of the device's peak that they reach.
         matrix: whether matrix engines do them.
@@ -92,6 +94,8 @@ class Operator:
     traffic: Callable[[Operands, Operands], float] | None = None
     products: Callable[[Shapes, Shapes], list[Product]] | None = None
     multiplied: tuple[int, ...] = (0, 1)
+    adds: bool = False
+    groups: bool = False
     flops: Callable[[Shapes, Shapes], float] | None = None
     share: float = 1.0
     matrix: bool = True
@@ -495,8 +499,11 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         sparse_mm_reduce_impl sparse_mm_reduce_impl_backward""",
         _multiplies(_of(0)),
     ),
-    ("addmm baddbmm addmv addmm_activation sparse_addmm sparse_sampled_addmm", _multiplies(_of(1), 1, 2)),
-    ("addbmm", _multiplies(_addbmm, 1, 2)),
+    (
+        "addmm baddbmm addmv addmm_activation sparse_addmm sparse_sampled_addmm",
+        replace(_multiplies(_of(1), 1, 2), adds=True),
+    ),
+    ("addbmm", replace(_multiplies(_addbmm, 1, 2), adds=True)),
     ("linear weight_int8pack_mm mkldnn_linear mkldnn::_linear_pointwise", _multiplies(_linear)),
     ("linear_backward", _multiplies(_linear_backward, 0, 1, 2)),
     ("matmul_backward", _multiplies(_of(1, 2), 1, 2)),
@@ -506,7 +513,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _multiplies(_packed_linear, 0),
     ),
     # a kernel makes problems of the offsets, another multiplies
-    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", replace(_multiplies(_grouped), launches=2)),
+    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", replace(_multiplies(_grouped), launches=2, groups=True)),
     (
         """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu cudnn_convolution_transpose
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d

@@ -6,7 +6,6 @@ What it takes depends on the lengths that are live, not on the room that the cac
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from kernbench.cost.attention import attention_estimate, attention_parts
@@ -67,20 +66,18 @@ class RaggedAttention:
     def cost(self, device: DeviceSpec) -> Cost:
         """What it occupies a stream for."""
         variant = self.variant if self.variant in generation_of(device).attention else "flash"
-        blocks = computing = 0.0
-        for queries, keys in self.sequences:
-            if queries and keys:
-                seen = self._pairs(queries, keys) / queries if keys != queries else None
-                more, each = attention_parts(
-                    device, self.heads, queries, keys, self.width, self.dtype, variant, causal=self.causal,
-                    window=self.window, seen=seen,
-                )  # fmt: skip
-                blocks += more
-                computing += more * each
-        if not blocks:
+        parts = [
+            attention_parts(
+                device, self.heads, queries, keys, self.width, self.dtype, variant, causal=self.causal,
+                window=self.window, seen=None if keys == queries else self._pairs(queries, keys) / queries,
+            )
+            for queries, keys in self.sequences
+            if queries and keys
+        ]  # fmt: skip
+        if not parts:
             return Cost.on_stream(
                 Estimate(device.launch.latency, 0.0, 0.0, "launch"), device, kind="attention", nbytes=0
             )
-        waves = math.ceil(blocks / device.pes) / (blocks / device.pes) if blocks > device.pes else 1.0
-        found = attention_estimate(device, computing / device.pes * waves, self.nbytes)
-        return Cost.on_stream(found, device, kind="attention", nbytes=self.nbytes)
+        return Cost.on_stream(
+            attention_estimate(device, parts, self.nbytes), device, kind="attention", nbytes=self.nbytes
+        )

@@ -16,7 +16,7 @@ from kernbench.topology.dtypes import canonical_dtype
 from kernbench.topology.units import SIZE, QuantityError
 
 SHIPPED_MANIFEST = Path(__file__).parent / "data" / "manifest.yaml"
-Kind = Literal["collective", "gemm", "memory_bound"]
+Kind = Literal["collective", "gemm", "sustained_gemm", "grouped_gemm", "attention", "memory_bound"]
 
 
 _SPELLINGS = {
@@ -48,6 +48,12 @@ class Table(BaseModel):
     op: str | None = Field(default=None, description="memory-bound operation, where the table has no column `op`")
     algorithm: str | None = Field(default=None, description="what the run was told to use, e.g. /simple")
     gpus_per_process: int = Field(default=1, ge=1)
+    repeats: int = Field(default=100, ge=1, description="runs of each row of sustained products, one after the other")
+    issue_us: float = Field(
+        default=0, ge=0, description="least time between two products of a group, which a host issues"
+    )
+    variant: str = Field(default="flash", description="of an attention: whose kernel")
+    gradient: bool = Field(default=False, description="of an attention: the gradient alone")
     where: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="rows to take: column and value"
     )

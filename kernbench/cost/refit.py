@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from kernbench.cost.collective_constants import GB, LIBRARY, US
+from kernbench.cost.comparisons import Comparison, MeasuredTable
 from kernbench.cost.fitting import robust
 from kernbench.cost.generations import GENERATIONS, TRANSPORTS, by_age
 from kernbench.cost.memory_bound import OPS
-from kernbench.cost.validation import Comparison, MeasuredTable
 
 _STEPS = (0.4, 0.15, 0.06, 0.025)
 _SWEEPS = 4  # over all knobs with steps of one length, at most
@@ -101,7 +101,10 @@ def constants(values: Mapping[Knob, float]) -> Iterator[None]:
         yield
     finally:
         for rows, before in kept:
-            cast(MutableMapping[str, Any], rows).update(before)
+            held = cast(MutableMapping[str, Any], rows)
+            for name in [name for name in held if name not in before]:
+                del held[name]  # read from its file meanwhile, and perhaps changed since
+            held.update(before)
 
 
 # Priors. Generations: NCCL's base and hop latencies, LL's caps and efficiencies (src/graph/tuning.cc), else round figures.
@@ -155,7 +158,9 @@ _GEMM: Mapping[tuple[str, Any], float] = {
 }
 _OP: Mapping[str, float] = {"pace": 1.0, "memory": 0.9, "start": 1 * US, "hip": 0.7}
 # Shares of what hardware gives; more than all of it there is not.
-_SHARES = ("ring_share", "tree_share", "ll128_share", "all_to_all_share", "nvls_share", "direct_share", "mesh_share")
+_SHARES = (
+    "ring_share", "tree_share", "ll128_share", "all_to_all_share", "nvls_share", "direct_share", "mesh_share", "pair_share",
+)  # fmt: skip
 _ALL = dict.fromkeys((*_SHARES, "efficiency", "read_share"), 1.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kernbench.cost.estimate import Estimate
@@ -49,11 +49,22 @@ class Cost:
         """The part of an estimate that is not the launch's latency, which a stream counts apart (ADR 0038)."""
         if not found.seconds:
             return cls(0.0, 0.0, 0.0, nbytes, kind, "view")
-        seconds = max(found.seconds - max(device.launch.latency - LEAST, 0.0), LEAST)
+        seconds = max(found.seconds - ramp_of(device), LEAST)
         return cls(
             seconds, seconds * found.low / found.seconds, seconds * found.high / found.seconds, nbytes, kind,
             found.algorithm, host,
         )  # fmt: skip
+
+    def in_graph(self, device: DeviceSpec) -> Cost:
+        """As one of a captured graph's kernels, which follow one another as they are measured one by one: start and end of
+        each show, for no launch is on its way meanwhile (ADR 0191)."""
+        ramp = ramp_of(device) if self.kind != "dma" else 0.0
+        return replace(self, seconds=self.seconds + ramp, low=self.low + ramp, high=self.high + ramp)
+
+
+def ramp_of(device: DeviceSpec) -> float:
+    """Seconds of a kernel's measured duration that a launch's latency covers where the device waits for it (ADR 0038)."""
+    return max(device.launch.latency - LEAST, 0.0)
 
 
 def copy_cost(route: Route, nbytes: int, over: str = "host link") -> Cost:

@@ -185,6 +185,11 @@ class Host:
         spent, self.prepared = seconds + self.prepared, 0.0
         return spent
 
+    @property
+    def in_graph(self) -> bool:
+        """Whether what it enqueues now is part of a graph's replay."""
+        return self.each == 0.0
+
     @contextmanager
     def launching(self, each: float) -> Iterator[None]:
         """For the length of a block, a launch costs ``each`` seconds and nothing else costs any: compiled code calls its

@@ -166,7 +166,7 @@ class KernelLauncher:
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
-        launch.rank, launch.cold = host.rank, host.cold
+        launch.rank, launch.cold, launch.in_graph = host.rank, host.cold, host.in_graph
         launch.blind = not (self.engine.enable_data or self._compute(tensors))
         if host.capture is not None:
             self._capture(host, host.capture, launch)
@@ -217,7 +217,13 @@ class TritonLaunch:
         self.rank = op.rank
         self.launch = launch
         self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
-        self.batch_key: Hashable = (id(launch.program), launch.grid, launch.cold, tuple(map(_key, launch.args)))
+        self.batch_key: Hashable = (
+            id(launch.program),
+            launch.grid,
+            launch.cold,
+            launch.in_graph,
+            tuple(map(_key, launch.args)),
+        )
         self.attempt = Condition(f"{launch.name} has been started", op.rank)
 
     def start_batch(self, batch: Sequence[Deferred]) -> Running:
@@ -264,7 +270,8 @@ class SampledLaunch(TritonLaunch):
         """What it occupies its stream for, from the counts of a few programs."""
         launch, known = self.launch, self.launcher.sampled
         homes = tuple(map(self._is_mapped, launch.args))
-        key = (id(launch.program), launch.grid, launch.cold, tuple(map(_shape_key, launch.args)), homes)
+        shapes = tuple(map(_shape_key, launch.args))
+        key = (id(launch.program), launch.grid, launch.cold, launch.in_graph, shapes, homes)
         if key not in known:
             known[key] = self._sample()
         return known[key]
@@ -347,7 +354,8 @@ def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
     counts.wave_read = known[key]
     found = estimate(counts, None, device, kernel=launch.launch.kernel, cold=launch.launch.cold)
     nbytes = counts.unique_bytes_read + counts.unique_bytes_written
-    return Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
+    cost = Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
+    return cost.in_graph(device) if launch.launch.in_graph else cost
 
 
 def _note_cost(launch: TritonLaunch, cost: Cost) -> None:

@@ -28,9 +28,9 @@ from kernbench.topology import Topology
 SLOTS = 8
 """Chunks that a channel's buffer holds (``NCCL_STEPS``)."""
 
-CHUNK_NVLINK, CHUNK_ELSE = 512 << 10, 128 << 10
-"""Bytes of a chunk among a node's GPUs (``NCCL_P2P_NVL_CHUNKSIZE``), and over a network (``NCCL_P2P_NET_CHUNKSIZE``).
-It is small over PCIe, too; systems do not say what their links are, and are taken to have NVLink or its like."""
+NET_CHUNK = 128 << 10
+"""Bytes of a chunk over a network (``NCCL_P2P_NET_CHUNKSIZE``); among a node's GPUs their link says it
+(``NCCL_P2P_NVL_CHUNKSIZE``, ``NCCL_P2P_PCI_CHUNKSIZE``)."""
 
 
 def slot_bytes(topology: Topology, sips: Iterable[int]) -> int:
@@ -40,7 +40,8 @@ def slot_bytes(topology: Topology, sips: Iterable[int]) -> int:
         sips: of all members: a communicator of several nodes cuts all its messages into smaller chunks.
     """
     one_node = len(set(map(topology.node_of, sips))) == 1
-    chunk = CHUNK_NVLINK if one_node else CHUNK_ELSE
+    link = topology.system.sips.link
+    chunk = link.message_chunk if one_node and link is not None else NET_CHUNK
     given = os.environ.get("NCCL_BUFFSIZE", "")
     return min(chunk, int(given) // SLOTS) if given.isdigit() and int(given) >= SLOTS else chunk
 

@@ -39,7 +39,8 @@ class Streams:
         self._hosts = hosts
         self._storages = storages
         self._stages = stages
-        self._costs = engine.topology.device.launch
+        self._device = engine.topology.device
+        self._costs = self._device.launch
 
     def enqueue(
         self,
@@ -73,6 +74,8 @@ class Streams:
             return host.capture.enqueue(self.enqueue, host, name, cost, sip)
         spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
         begin = host.clock + launch.latency
+        if cost is not None and host.in_graph:
+            cost = cost.in_graph(self._device)
         if cost is None:
             op = Operation(name, "kernel", host.rank, sip, host.stream, begin, None)
         else:

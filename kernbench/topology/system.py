@@ -26,6 +26,10 @@ class SipLink(Spec):
     lanes: Count = Field(default=1, description="lanes that make up the joint")
     efficiency: Share = Field(default=1.0, description="share that is left for payload after headers and flow control")
     latency: Seconds = Field(description="one way, one hop")
+    message_chunk: Bytes = Field(
+        default=512 << 10,
+        description="bytes of a message in one slot of NCCL's buffer: 512 KiB over NVLink, 128 KiB over PCIe",
+    )
 
     @property
     def payload_bandwidth(self) -> float:

@@ -48,6 +48,8 @@ class Launch:
     """Whether what its tensors hold was not computed: a kernel that goes by it is not to blame."""
     cold: bool = False
     """Whether it finds nothing of its own in the caches."""
+    in_graph: bool = False
+    """Whether it belongs to the replay of a captured graph."""
     moment: Any = None
     """Its end in the order of events, if that is watched."""
 

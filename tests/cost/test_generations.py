@@ -6,6 +6,7 @@ import pytest
 
 from kernbench.cost import collective_time, gemm_time, memory_bound_time
 from kernbench.cost.generations import GENERATIONS, TRANSPORTS, by_age, generation_of
+from kernbench.cost.refit import Knob, constants
 from kernbench.errors import ConfigError
 from kernbench.topology import load_device, load_system, shipped_devices, shipped_systems
 from kernbench.topology.shipped import config_root
@@ -97,3 +98,12 @@ def test_every_shipped_system_s_fabric_has_its_transport() -> None:
     for name in shipped_systems():
         fabric = load_system(name).fabric
         assert fabric is None or TRANSPORTS[fabric.transport].name == fabric.transport
+
+
+def test_constants_that_are_set_for_a_while_leave_no_row_behind_that_was_first_read_meanwhile() -> None:
+    TRANSPORTS.clear()  # as before anything has asked for them
+    share = TRANSPORTS["verbs"].tree_share
+    TRANSPORTS.clear()
+    with constants({Knob("transport", "verbs", "tree_share", 0.95, key=0): 0.5}):
+        assert TRANSPORTS["verbs"].tree_share[0] == 0.5
+    assert TRANSPORTS["verbs"].tree_share == share

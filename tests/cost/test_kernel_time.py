@@ -201,3 +201,14 @@ def test_what_the_compiler_would_say():
     huge = suggested_resources(product(4096, 4096, 4096, 512, 512), device)
     assert huge.shared <= device.pe.tcm_per_block
     assert kernel_time(device, product(4096, 4096, 4096, 512, 512)).seconds < inf
+
+
+@pytest.mark.parametrize("device", ["a100_sxm", "h100_sxm", "b200"])
+def test_what_reads_weights_is_no_faster_than_its_memory(device):
+    """A vector by matrices that a last cache would hold: nothing has read them since the step before."""
+    spec = load_device(device)
+    nbytes = spec.l2.size // 2
+    launch = Launch(4096, nbytes, 8192, nbytes, 8192)
+    assert nbytes / kernel_time(device, launch).seconds < spec.hbm_copy_bandwidth
+    beside = plain(nbytes, 4096)  # as many bytes of a kernel whose operands have just been written
+    assert kernel_time(device, beside).seconds < kernel_time(device, launch).seconds

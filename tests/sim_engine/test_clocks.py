@@ -75,6 +75,24 @@ def test_after_one_step_a_device_is_as_busy_as_after_many(share: float) -> None:
     assert steps(4, settle=True)[2:] == pytest.approx(steps(60, settle=False)[-2:], rel=2e-3)
 
 
+def test_products_that_wait_for_memory_keep_their_time() -> None:
+    """A matrix by a vector, again and again: its bytes come as fast after a second as before."""
+
+    def body(rank: int) -> None:
+        import torch
+
+        a, x = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((16384, 16384), (16384, 1)))
+        for _ in range(500):
+            a @ x
+
+    with kernbench.simulate("dgx_b200", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+        took = [op.end - op.start for op in ctx.engine.op_log.operations if op.kind == "gemm"]  # type: ignore[operator]
+    assert sum(took) > 0.5 * MEMORY  # when products that multiply would have become slower
+    assert took[-1] == pytest.approx(took[0])
+    assert 2 * 16384**2 / took[-1] < resolve_topology("dgx_b200").topology_obj.device.hbm.bandwidth
+
+
 def test_a_long_training_step_is_slowed_by_its_generations_figure() -> None:
     slowdown = kernels_of(resolve_topology("dgx_h100").topology_obj.device).sustained
     took: list[float] = []

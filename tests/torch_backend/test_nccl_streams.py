@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,6 +251,16 @@ def test_smaller_chunks_between_nodes(nodes: int) -> None:
     if topology.nodes < nodes:
         pytest.skip("one node")
     assert slot_bytes(topology, (0, (nodes - 1) * per_node + 1)) == (512 << 10 if nodes == 1 else 128 << 10)
+
+
+def test_smaller_chunks_over_a_link_that_says_so(tmp_path: Path) -> None:
+    """NCCL's NVL and PCI chunks; the whole buffer is eight of them."""
+    pcie = tmp_path / "pcie.yaml"
+    pcie.write_text("extends: dgx_h100\nsystem: {name: pcie, sips: {link: {message_chunk: 128 KiB}}}\n")
+    assert slot_bytes(resolve_topology(str(pcie)).topology_obj, (0, 1)) == 128 << 10
+    held = SLOTS * (128 << 10) // 4
+    assert run(both_send, held, enable_data=False, system=str(pcie))[0] == {}
+    assert len(run(both_send, held + 1, enable_data=False, system=str(pcie))[0]) == 2
 
 
 def test_a_sender_may_change_what_has_gone_into_the_buffer() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from kernbench.cost.work import LEAST, Cost
+from kernbench.cost.work import Cost, ramp_of
 from kernbench.torch_backend.gpu.devices import bound_devices
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import sampled_launches
@@ -23,7 +23,7 @@ def modelled_ms(fn: Callable[[], Any]) -> float:
     gpu = mine.simulation.topology.device
     seconds: list[float] = []
 
-    start = max(gpu.launch.latency - LEAST, 0.0)  # which passes beside the stream, and is not in a cost (ADR 0038)
+    start = ramp_of(gpu)  # which passes beside the stream, and is not in a cost (ADR 0038)
 
     def count(name: str, inputs: Any, outputs: Any, cost: Cost) -> None:
         seconds.append(start + cost.seconds)

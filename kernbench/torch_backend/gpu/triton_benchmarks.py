@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernbench.cost.work import LEAST
+from kernbench.cost.work import ramp_of
 from kernbench.torch_backend.gpu.devices import bound_devices, current_index
 from kernbench.torch_backend.gpu.streams import Event
 from kernbench.torch_backend.patches import Patches
@@ -43,8 +43,7 @@ class TimedEvent(Event):
         """Milliseconds of virtual time from this event to ``end``; what runs alone is seen to start."""
         if end._clears - self._clears > 1:
             return torch_names.ESTIMATE
-        launch = bound_devices().simulation.topology.device.launch
-        return super().elapsed_time(end) + max(launch.latency - LEAST, 0.0) * 1e3
+        return super().elapsed_time(end) + ramp_of(bound_devices().simulation.topology.device) * 1e3
 
 
 class Interface:
