@@ -7,19 +7,21 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kernbench.topology.document import Document, read_document
+from kernbench.input_files import shortened
+from kernbench.topology.document import Document
 from kernbench.topology.problems import Problem, describe, nearest, raise_problems
+from kernbench.topology.yaml_files import read_document
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_spec(path: Path, model: type[Model]) -> Model:
-    """The validated contents of one YAML file.
+def read_spec(path: Path, model: type[Model], *, list_as: str = "") -> Model:
+    """The validated contents of one YAML file; ``list_as``: the key that a list at the top is taken for.
 
     Raises:
         ConfigError: everything that is wrong with it, each with file, line, key path and what was expected.
     """
-    document = read_document(path)
+    document = read_document(path, list_as=list_as)
     problems = list(document.problems)
     if not problems:
         try:
@@ -46,7 +48,7 @@ def _problem(root: type[BaseModel], document: Document, error: Any) -> Problem:
             value = value[key]
         except (KeyError, IndexError, TypeError):
             break
-    return Problem(mark, describe(value), error["msg"].removeprefix("Input should be "))
+    return Problem(mark, describe(value), shortened(error["msg"].removeprefix("Input should be "), 200))
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> dict[str, Any]:

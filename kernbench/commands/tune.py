@@ -30,18 +30,18 @@ def command(spec: Path, device: str | None, output: Path | None, stand_ins: tupl
     from kernbench.autotune.seeds import write_seeds
     from kernbench.autotune.tune import tune
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPED_WIDTH)
+        console = Console(highlight=False, markup=False, width=_PIPED_WIDTH)
     with standing_in(stand_ins):
         name, results = tune(spec, device=device, progress=lambda tuned: console.print(_table(tuned, top)))
     if output is not None:
         write_seeds(output, name, [tuned.entry for tuned in results])
-        console.print(f"{len(results)} rankings for {name} written to {output}", markup=False)
+        console.print(f"{len(results)} rankings for {name} written to {output}")
 
 
 def _table(tuned: Tuned, top: int) -> Table:
-    table = Table(title=tuned.name.replace("[", "\\["), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=tuned.name, title_justify="left", box=None, pad_edge=False)
     for column in ("us", "limit", "registers", "shared", "resident", "config"):
         table.add_column(column, justify="right" if column in ("us", "registers", "shared", "resident") else "left")
     for each in tuned.ranked[:top]:
