@@ -31,9 +31,9 @@ MOST_POINTS = 1_000_000
 """Points of a grid."""
 
 _LONGEST = 2000  # characters of an expression
-_MOST_LOOPS = 2
+_MOST_LOOPS = 1
 _MOST_BITS = 4096  # of a whole number
-_MOST_ITEMS = 10_000  # of text or a list
+_MOST_ITEMS = 1000  # of text or a list
 
 TEXT = frozenset({"endswith", "lower", "startswith", "upper"})
 """Methods of text that an expression may call."""
@@ -105,7 +105,7 @@ def expression(text: str, names: Iterable[str], what: str = "expression") -> Cal
         if not isinstance(node, _ALLOWED):
             raise ConfigError(f"{what} {shown}: {type(node).__name__} has no place in it; {may}")
     if sum(isinstance(node, ast.comprehension) for node in ast.walk(tree)) > _MOST_LOOPS:
-        raise ConfigError(f"{what} {shown}: more than {_MOST_LOOPS} loops have no place in it; {may}")
+        raise ConfigError(f"{what} {shown}: more than one loop has no place in it; {may}")
     with _quiet():
         code = compile(ast.fix_missing_locations(_Bounded().visit(tree)), f"<{what}>", "eval")
 

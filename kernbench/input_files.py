@@ -11,6 +11,8 @@ import json
 import os
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -96,6 +98,20 @@ def resolved(path: str | Path) -> Path:
         return Path(os.path.abspath(str(path).replace("\0", "")))
 
 
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """For the length of a block, complaints about what a file says name it."""
+    try:
+        yield
+    except ConfigError as error:
+        shown = shown_path(path)
+        if shown in str(error):
+            raise
+        named = ConfigError(f"{shown}: {error}")
+        named.remedy = error.remedy
+        raise named from None
+
+
 def read_bytes(path: str | Path, most: int = MOST_OF_A_DESCRIPTION, *, compressed: bool = False) -> bytes:
     """What a file holds; ``compressed``: what it holds under gzip. Raises UnreadableError."""
     try:
@@ -158,7 +174,8 @@ def parse_json(data: bytes, shown: str) -> Any:
     except RecursionError:
         raise ConfigError(f"{shown}: broken JSON: lists and mappings are nested too deeply") from None
     except ValueError as error:
-        raise ConfigError(f"{shown}: broken JSON: {shortened(error, 200)}") from None
+        reason = "a number has too many digits" if "digits" in str(error) else shortened(error, 200)
+        raise ConfigError(f"{shown}: broken JSON: {reason}") from None
 
 
 def _no_number(text: str) -> NoReturn:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kernbench.input_files import shortened
+from kernbench.errors import ConfigError
+from kernbench.input_files import shortened, shown_path
 from kernbench.topology.document import Document
 from kernbench.topology.problems import Problem, describe, nearest, raise_problems
 from kernbench.topology.yaml_files import read_document
@@ -30,6 +31,16 @@ def read_spec(path: Path, model: type[Model], *, list_as: str = "") -> Model:
             problems = [_problem(model, document, item) for item in error.errors(include_url=False)]
     raise_problems(problems, title=str(path))
     raise AssertionError("a file that fails has at least one problem")  # pragma: no cover
+
+
+def check_json(data: Any, model: type[Model], path: str | Path) -> Model:
+    """The validated contents of a JSON file. Raises ConfigError, of one line, that names the first that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(map(shortened, wrong["loc"])) or "the file"
+        raise ConfigError(f"{shown_path(path)}: {where}: {shortened(wrong['msg'], 200)}") from None
 
 
 def _problem(root: type[BaseModel], document: Document, error: Any) -> Problem:

@@ -29,11 +29,12 @@ def command(spec: Path, device: str | None, output: Path | None, stand_ins: tupl
     """Rank the configs of every launch that SPEC (a YAML file) describes, by modelled time on the device."""
     from kernbench.autotune.seeds import write_seeds
     from kernbench.autotune.tune import tune
+    from kernbench.input_files import naming
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=_PIPED_WIDTH)
-    with standing_in(stand_ins):
+    with standing_in(stand_ins), naming(spec):
         name, results = tune(spec, device=device, progress=lambda tuned: console.print(_table(tuned, top)))
     if output is not None:
         write_seeds(output, name, [tuned.entry for tuned in results])

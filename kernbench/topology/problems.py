@@ -10,6 +10,8 @@ from typing import Any
 from kernbench.errors import ConfigError
 from kernbench.input_files import shortened, shown_path
 
+_LONGEST_KEY = 200  # characters of a key path
+
 MOST_PROBLEMS = 20
 """Complaints about one file that are shown."""
 
@@ -29,7 +31,7 @@ class Mark:
     @property
     def key(self) -> str:
         """The path as people write it: ``system.sips.count``."""
-        return ".".join(shortened(part) for part in self.path)
+        return shortened(".".join(shortened(part) for part in self.path), _LONGEST_KEY)
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,11 @@ def raise_problems(problems: Iterable[Problem], *, title: str) -> None:
     ordered = sorted(set(problems), key=lambda each: (each.mark.file, each.mark.line, str(each)))
     if not ordered:
         return
-    count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+    if len(ordered) == 1:
+        raise ConfigError(str(ordered[0]))
     more = [f"  ... and {len(ordered) - MOST_PROBLEMS} more"] if len(ordered) > MOST_PROBLEMS else []
     shown = [f"  {problem}" for problem in ordered[:MOST_PROBLEMS]]
-    raise ConfigError("\n".join([f"{count} in {shown_path(title)}:", *shown, *more]))
+    raise ConfigError("\n".join([f"{len(ordered)} problems in {shown_path(title)}:", *shown, *more]))
 
 
 def describe(value: Any) -> str:
