@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
-from kernbench.command_ends import FromCommand, exit_code_of, tell_lost
+from kernbench.command_ends import FromCommand, exit_code_of, tell_lost, tell_usage
 from kernbench.standard_output import LostOutput, require_output, watch_output
 from kernbench.version import __version__
 
@@ -54,6 +54,8 @@ class _LazyGroup(click.Group):
         """See click, which would make ``Aborted!`` of a Ctrl-C, and say nothing of output that is lost."""
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            raise click.exceptions.Exit(tell_usage(error)) from None
         except (KeyboardInterrupt, OSError, EOFError) as error:
             raise FromCommand(error) from error
 

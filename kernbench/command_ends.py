@@ -7,6 +7,7 @@ What kernbench explains itself has no traceback; of everything else the program'
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import click
 
 from kernbench.advice import advice_for
 from kernbench.errors import HiddenBlockingError, KernbenchError
+from kernbench.input_files import shortened
 from kernbench.standard_output import LostOutput, forget_lost, require_output
 
 
@@ -62,7 +64,7 @@ def exit_code_of(
             stream.flush()
         os._exit(error.exit_code)  # what Python does at its end would wait for the same lock
     except KernbenchError as error:
-        click.echo(f"{name}: error: {for_command(error, command())}", err=True)
+        click.echo(f"{name}: error: {tidy(for_command(error, command()))}", err=True)
         return error.exit_code
     except Exception as error:
         from kernbench.scheduler.tracebacks import user_traceback
@@ -99,9 +101,24 @@ def run_command(command: click.Command, args: Sequence[str], prog_name: str) -> 
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        sys.exit(tell_usage(error))
     sys.exit(0)
+
+
+_LONGEST_LINE = 4000  # of a message
+
+
+def tidy(text: str) -> str:
+    """A message whose lines can be printed, whatever is quoted in it; of very long ones the beginning."""
+    return "\n".join(shortened(line, _LONGEST_LINE) for line in text.expandtabs().splitlines())
+
+
+def tell_usage(error: click.ClickException) -> int:
+    """Say what is wrong with a command line, whatever is quoted of it; gives the exit code."""
+    text = io.StringIO()
+    error.show(text)
+    click.echo(tidy(text.getvalue()), err=True)
+    return error.exit_code
 
 
 def for_command(error: KernbenchError, command: click.Command | None) -> str:

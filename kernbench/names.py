@@ -76,21 +76,14 @@ def _fabrics() -> list[str]:
 
 
 def _algorithms() -> list[str]:
-    """Those of the shipped file and of one in the working directory, read as plain YAML."""
+    """Those of the shipped file and of one in the working directory."""
     from pathlib import Path
 
-    import yaml
-
     from kernbench.topology.shipped import config_root
+    from kernbench.topology.yaml_files import read_document
 
-    names: dict[str, None] = {}
-    for path in (config_root() / "ccl.yaml", Path("ccl.yaml")):
-        try:
-            document = yaml.safe_load(path.read_text(encoding="utf-8"))
-            names.update(dict.fromkeys(map(str, document["algorithms"])))
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-            continue
-    return list(names)
+    entries = [read_document(path).get(("algorithms",)) for path in (config_root() / "ccl.yaml", Path("ccl.yaml"))]
+    return list(dict.fromkeys(name for found in entries if isinstance(found, dict) for name in found))
 
 
 SYSTEM = Name("NAME|FILE", _systems, files=True)

@@ -7,19 +7,22 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from kernbench.topology.document import Document, read_document
+from kernbench.errors import ConfigError
+from kernbench.input_files import shortened, shown_path
+from kernbench.topology.document import Document
 from kernbench.topology.problems import Problem, describe, nearest, raise_problems
+from kernbench.topology.yaml_files import read_document
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_spec(path: Path, model: type[Model]) -> Model:
-    """The validated contents of one YAML file.
+def read_spec(path: Path, model: type[Model], *, list_as: str = "") -> Model:
+    """The validated contents of one YAML file; ``list_as``: the key that a list at the top is taken for.
 
     Raises:
         ConfigError: everything that is wrong with it, each with file, line, key path and what was expected.
     """
-    document = read_document(path)
+    document = read_document(path, list_as=list_as)
     problems = list(document.problems)
     if not problems:
         try:
@@ -28,6 +31,16 @@ def read_spec(path: Path, model: type[Model]) -> Model:
             problems = [_problem(model, document, item) for item in error.errors(include_url=False)]
     raise_problems(problems, title=str(path))
     raise AssertionError("a file that fails has at least one problem")  # pragma: no cover
+
+
+def check_json(data: Any, model: type[Model], path: str | Path) -> Model:
+    """The validated contents of a JSON file. Raises ConfigError, of one line, that names the first that is wrong."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(map(shortened, wrong["loc"])) or "the file"
+        raise ConfigError(f"{shown_path(path)}: {where}: {shortened(wrong['msg'], 200)}") from None
 
 
 def _problem(root: type[BaseModel], document: Document, error: Any) -> Problem:
@@ -46,7 +59,7 @@ def _problem(root: type[BaseModel], document: Document, error: Any) -> Problem:
             value = value[key]
         except (KeyError, IndexError, TypeError):
             break
-    return Problem(mark, describe(value), error["msg"].removeprefix("Input should be "))
+    return Problem(mark, describe(value), shortened(error["msg"].removeprefix("Input should be "), 200))
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> dict[str, Any]:

@@ -17,14 +17,37 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from kernbench.autotune.collect import config_row, label_key
 from kernbench.autotune.finder import base_function
 from kernbench.autotune.rank import Ranked
 from kernbench.errors import ConfigError
+from kernbench.input_files import read_json, shown_path
 from kernbench.output_files import write_file
+from kernbench.spec_files import check_json
 
 FORMAT = 1
 TunerT = TypeVar("TunerT")
+
+
+class _Config(BaseModel):
+    config: dict[str, Any]
+
+
+class _Entry(BaseModel):
+    """One ranking: of a kernel, for a key."""
+
+    kernel: str
+    key_names: list[str]
+    key: dict[str, Any]
+    configs: list[_Config]
+
+
+class _File(BaseModel):
+    """A file of rankings."""
+
+    entries: list[_Entry]
 
 
 def entry(
@@ -51,12 +74,12 @@ def write_seeds(path: str | Path, device: str, entries: Sequence[Mapping[str, An
 
 def read_seeds(path: str | Path) -> list[dict[str, Any]]:
     """The rankings of a file. Raises ConfigError if it is none."""
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a file of tuned configs: {error}") from None
+    document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ConfigError(f"{path}: expected a file of tuned configs, format {FORMAT}, as `kernbench tune` writes it")
+        raise ConfigError(
+            f"{shown_path(path)}: expected a file of tuned configs, format {FORMAT}, as `kernbench tune` writes it"
+        )
+    check_json(document, _File, path)
     return list(document["entries"])
 
 

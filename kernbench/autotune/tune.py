@@ -15,7 +15,8 @@ from kernbench.autotune.rank import Ranked, rank_configs
 from kernbench.autotune.seeds import entry, kernel_name
 from kernbench.cost.devices import resolve_device
 from kernbench.errors import ConfigError
-from kernbench.grid import Point, expand, label
+from kernbench.grid import Point, expand, expression, label
+from kernbench.input_files import shortened
 from kernbench.precompile.arguments import DTYPES
 from kernbench.precompile.kernels import importing_within, load_kernel
 from kernbench.runtime_api.program_gpus import program_gpus
@@ -24,14 +25,6 @@ from kernbench.spec_files import read_spec
 DEFAULT_DEVICE = "h100_sxm"
 
 _TENSOR = re.compile(r"(\w+)\[(.*)\]")
-_NAMES: dict[str, Any] = {
-    "cdiv": lambda a, b: -(-a // b),
-    "min": min,
-    "max": max,
-    "int": int,
-    "True": True,
-    "False": False,
-}
 
 
 class Entry(BaseModel):
@@ -109,7 +102,12 @@ def tune(
 def _grid(each: Entry, point: Point) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
     def grid(meta: Mapping[str, Any]) -> tuple[int, ...]:
         numbers = {name: value for name, value in meta.items() if isinstance(value, (bool, int, float, str))}
-        return tuple(int(_evaluate(size, {**numbers, **point}, f"{each.kernel}: grid")) for size in each.grid)
+        sizes = [_evaluate(size, {**numbers, **point}, f"{each.kernel}: grid") for size in each.grid]
+        if wrong := [
+            size for size in sizes if isinstance(size, bool) or not isinstance(size, (int, float)) or size < 1
+        ]:
+            raise ConfigError(f"{each.kernel}: grid: {shortened(wrong[0])}; expected numbers of programs, 1 or more")
+        return tuple(map(int, sizes))
 
     return grid
 
@@ -127,16 +125,16 @@ def _argument(text: Any, point: Point, where: str) -> Any:
     if name not in DTYPES:
         raise ConfigError(f"{where}: no element type {name!r}; expected one of {', '.join(DTYPES)}, or an axis of them")
     shape = _evaluate(f"({match[2]},)" if match[2].strip() else "()", point, where)
-    return torch.empty(shape, dtype=getattr(torch, DTYPES[name]))
+    try:
+        return torch.empty(shape, dtype=getattr(torch, DTYPES[name]))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: no tensor of shape {shortened(shape)}: {shortened(error, 200)}") from None
 
 
 def _evaluate(text: Any, names: Mapping[str, Any], where: str) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return eval(text, {"__builtins__": {}, **_NAMES}, dict(names))
-    except Exception as error:
-        raise ConfigError(
-            f"{where}: {text!r} cannot be evaluated ({type(error).__name__}: {error}); it may use {', '.join(names)}, "
-            f"{', '.join(name for name in _NAMES if name.islower())}; text is quoted twice"
-        ) from None
+        return expression(text, names, where)(dict(names))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; text is quoted twice") from None

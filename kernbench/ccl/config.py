@@ -11,22 +11,23 @@ does so for every collective.
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from kernbench.collective_kinds import COLLECTIVES
 from kernbench.errors import ConfigError
+from kernbench.input_files import is_file, resolved, shown_path
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.topology import SystemSpec
-from kernbench.topology.document import SAFE_LOADER
+from kernbench.topology.document import Document
+from kernbench.topology.problems import MOST_PROBLEMS, Mark, describe, nearest, raise_problems
 from kernbench.topology.shipped import config_root
+from kernbench.topology.yaml_files import read_document
 
 FILE_NAME = "ccl.yaml"
 
@@ -79,7 +80,7 @@ class CclConfig(BaseModel):
         wanted = self.algorithm if name is None else name
         if wanted not in self.algorithms:
             raise ConfigError(
-                f"{self.path}: no algorithm {wanted!r}{_did_you_mean(wanted, self.algorithms)}; "
+                f"{shown_path(self.path)}: no algorithm {describe(wanted)}{_did_you_mean(wanted, self.algorithms)}; "
                 f"`algorithms` has {', '.join(sorted(self.algorithms))}"
             )
         return self.algorithms[wanted]
@@ -102,15 +103,15 @@ def load_ccl_config(
     shipped = _file(config_root() / FILE_NAME)
     layers = [shipped]
     for name, (entry, owner) in (default_manager() if plugins is None else plugins).algorithms().items():
-        if name in shipped.document.get("algorithms", {}):
+        if name in shipped.document.data["algorithms"]:
             raise ConfigError(f"{owner} brings an algorithm {name!r}, but a shipped one is called so: rename it")
         layers.append(_layer(f"{owner}: algorithm {name}", {"algorithms": {name: dict(entry)}}))
     if system is not None and system.ccl:
         layers.append(_layer(f"system {system.name}: ccl", {"defaults": dict(system.ccl)}))
     own = Path(path) if path is not None else Path(FILE_NAME)
-    if path is not None and not own.is_file():
-        raise ConfigError(f"{own}: no such file")
-    if own.is_file() and own.resolve() != Path(shipped.source).resolve():
+    if path is not None and not is_file(own):
+        raise ConfigError(f"{shown_path(own)}: no such file")
+    if is_file(own) and resolved(own) != resolved(shipped.source):
         layers.append(_file(own))
     return _merged(tuple(layers))
 
@@ -126,16 +127,22 @@ class _Layer:
 
     source: str
     text: str
-    document: Mapping[str, Any] = field(compare=False)
+    document: Document = field(compare=False)
+
+    def at(self, *loc: str) -> str:
+        """A key's place, for complaints: file, line where it has one, and key path."""
+        mark = self.document.mark(loc)
+        return f"{shown_path(mark.file)}:{mark.line}: {mark.key}" if mark.line else f"{self.source}: {mark.key}"
 
 
 def _file(path: Path) -> _Layer:
-    text = path.read_text()
-    return _Layer(str(path), text, _parse(path, text))
+    document = read_document(path, may_be_empty=True)
+    raise_problems(document.problems, title=str(path))
+    return _Layer(str(path), repr((document.data, document.marks)), document)
 
 
-def _layer(source: str, document: Mapping[str, Any]) -> _Layer:
-    return _Layer(source, repr(document), document)
+def _layer(source: str, data: dict[str, Any]) -> _Layer:
+    return _Layer(source, repr(data), Document(data, {(): Mark(source, 0, ())}))
 
 
 @functools.lru_cache(maxsize=16)
@@ -145,35 +152,44 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
     problems: list[str] = []
     defaults: dict[str, Any] = {}
     used: dict[str, str] = {}
-    fidelity = "auto"
+    fidelity: Any = "auto"
     entries: dict[str, dict[str, Any]] = {}
-    for file, document in ((layer.source, layer.document) for layer in layers):
+    places: dict[tuple[str, ...], str] = {}  # where each key of the result was given, by its path
+    for layer in layers:
+        document = layer.document.data
         for key in document:
             if key not in SECTIONS:
-                problems.append(f"{file}: {key}: unknown key; expected one of {', '.join(SECTIONS)}")
-        fidelity = document.get("fidelity", fidelity)
-        given = _section(file, document, "defaults", problems)
+                problems.append(f"{layer.at(key)}: unknown key; expected one of {', '.join(SECTIONS)}")
+        if "fidelity" in document:
+            fidelity, places["fidelity",] = document["fidelity"], layer.at("fidelity")
+        given = _section(layer, "defaults", problems)
         defaults |= given
+        places |= {("defaults", key): layer.at("defaults", key) for key in given}
         if given.get("algorithm") == AUTO:
             used = dict.fromkeys(COLLECTIVES, AUTO)
         elif "algorithm" in given:
-            used["all_reduce"] = str(given["algorithm"])
-        for collective, name in _section(file, document, "collectives", problems).items():
+            used["all_reduce"] = _text(given["algorithm"])
+        for collective, name in _section(layer, "collectives", problems).items():
+            places["collectives", collective] = place = layer.at("collectives", collective)
             if collective not in COLLECTIVES:
                 problems.append(
-                    f"{file}: collectives.{collective}: unknown collective{_did_you_mean(str(collective), COLLECTIVES)}; "
+                    f"{place}: unknown collective{_did_you_mean(collective, COLLECTIVES)}; "
                     f"expected one of {', '.join(COLLECTIVES)}"
                 )
-            used[str(collective)] = str(name)
-        for name, entry in _section(file, document, "algorithms", problems).items():
+            used[collective] = _text(name)
+        for name, entry in _section(layer, "algorithms", problems).items():
             if not isinstance(entry, Mapping):
-                problems.append(f"{file}: algorithms.{name}: expected a mapping of keys, found {entry!r}")
+                problems.append(f"{layer.at('algorithms', name)}: expected a mapping of keys, found {describe(entry)}")
                 continue
-            entries.setdefault(str(name), {}).update(entry)
+            entries.setdefault(name, {}).update(entry)
+            places |= {("algorithms", name, key): layer.at("algorithms", name, key) for key in entry}
+            places["algorithms", name] = layer.at("algorithms", name)
 
     defaults.pop("algorithm", None)
     if AUTO in entries:
-        problems.append(f"{source}: algorithms.{AUTO}: this name stands for the library's choice; give it another")
+        problems.append(
+            f"{places['algorithms', AUTO]}: this name stands for the library's choice; give the entry another"
+        )
     entries.setdefault(AUTO, {"module": "kernbench.ccl.algorithms.ring_allreduce"})
     algorithms: dict[str, AlgorithmConfig] = {}
     for name, entry in entries.items():
@@ -181,55 +197,49 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
         try:
             algorithms[name] = AlgorithmConfig(**merged)
         except ValidationError as error:
-            for item in error.errors():
-                key = ".".join(map(str, item["loc"]))
-                its_own = key in entry or item["type"] == "missing"
-                where = f"algorithms.{name}.{key}" if its_own else f"defaults.{key}"
-                text = item["msg"]
-                if item["type"] == "extra_forbidden":
-                    text = f"unknown key{_did_you_mean(key, KEYS)}; expected one of {', '.join(KEYS)}"
-                elif item["type"] != "missing":
-                    text = f"{text}, found {item['input']!r}"
-                problems.append(f"{source}: {where}: {text}")
+            problems += [_problem(item, name, places) for item in error.errors(include_url=False)]
     for collective, name in used.items():
         if name not in entries:
-            key = "defaults.algorithm" if collective == "all_reduce" else f"collectives.{collective}"
-            problems.append(f"{source}: {key}: no entry {name!r} under `algorithms`{_did_you_mean(name, entries)}")
+            loc = ("defaults", "algorithm") if collective == "all_reduce" else ("collectives", collective)
+            problems.append(
+                f"{places.get(loc, source)}: no entry {describe(name)} under `algorithms`{_did_you_mean(name, entries)}"
+            )
     if fidelity not in get_args(Fidelity):
-        problems.append(f"{source}: fidelity: expected one of {', '.join(get_args(Fidelity))}, found {fidelity!r}")
-    if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+        expected = ", ".join(get_args(Fidelity))
+        problems.append(f"{places['fidelity',]}: expected one of {expected}, found {describe(fidelity)}")
+    if problems := list(dict.fromkeys(problems)):
+        more = [f"... and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+        raise ConfigError("\n".join([*problems[:MOST_PROBLEMS], *more]))
     return CclConfig(
         path=source, algorithm=used.pop("all_reduce"), algorithms=algorithms, collectives=used, fidelity=fidelity
     )
 
 
-def _did_you_mean(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def _problem(error: Any, name: str, places: Mapping[tuple[str, ...], str]) -> str:
+    """A pydantic error of an algorithm, in the words of the file's author."""
+    key = str(error["loc"][0])
+    if error["type"] == "missing":
+        return f"{places['algorithms', name]}.{key}: {error['msg']}"
+    place = places.get(("algorithms", name, key)) or places["defaults", key]
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key{_did_you_mean(key, KEYS)}; expected one of {', '.join(KEYS)}"
+    return f"{place}: {error['msg']}, found {describe(error['input'])}"
 
 
-@functools.lru_cache(maxsize=64)
-def _parse(path: Path, text: str) -> Mapping[str, Any]:
-    """What ``text`` of ``path`` says, to be read only; simulations of one process share it."""
-    try:
-        document = yaml.load(text, Loader=SAFE_LOADER)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise ConfigError(
-            f"{path}: expected a mapping with `defaults` and `algorithms`, found {type(document).__name__}"
-        )
-    return document
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = nearest(word, known)
+    return f" (did you mean {describe(close)}?)" if close else ""
 
 
-def _section(path: str | Path, document: Mapping[str, Any], name: str, problems: list[str]) -> dict[str, Any]:
-    section = document.get(name)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else describe(value)
+
+
+def _section(layer: _Layer, name: str, problems: list[str]) -> dict[str, Any]:
+    section = layer.document.data.get(name)
     if section is None:
         return {}
     if not isinstance(section, dict):
-        problems.append(f"{path}: {name}: expected a mapping, found {section!r}")
+        problems.append(f"{layer.at(name)}: expected a mapping, found {describe(section)}")
         return {}
     return dict(section)

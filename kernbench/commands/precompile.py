@@ -40,6 +40,7 @@ def command(
 
     Exits with 1 if a variant could not be compiled.
     """
+    from kernbench.input_files import naming
     from kernbench.precompile import read_spaces, variants
     from kernbench.precompile.kernels import importing_within
     from kernbench.precompile.target import normalise
@@ -47,7 +48,8 @@ def command(
 
     device = device_for(normalise(targets[0])) if targets else None
     with standing_in(stand_ins), importing_within(partial(program_gpus, device)):
-        todo = variants(read_spaces(spec), targets)
+        with naming(spec):
+            todo = variants(read_spaces(spec), targets)
         if list_only:
             for variant in todo:
                 click.echo(variant.name)

@@ -42,6 +42,7 @@ def command(
     """
     from kernbench.grid import label
     from kernbench.html_report.study import write_study
+    from kernbench.input_files import naming
     from kernbench.sweep import read_sweep
     from kernbench.sweep import sweep as run_sweep
     from kernbench.sweep.spec import plugin_beside, tasks_of
@@ -55,7 +56,7 @@ def command(
     }
     described = described.model_copy(update=given)
     if list_only:
-        with standing_in(described.stand_ins):
+        with standing_in(described.stand_ins), naming(spec):
             for task in tasks_of(described):
                 click.echo(label(task.point))
         return
@@ -66,10 +67,11 @@ def command(
         def advance(outcome: Outcome, done: int, total: int) -> None:
             bar.update(line, completed=done, total=total)
 
-        result = run_sweep(
-            described, output=output or spec.with_suffix(""), scheduler=scheduler, jobs=jobs, resume=not fresh,
-            retry_failed=retry_failed, progress=advance,
-        )  # fmt: skip
+        with naming(spec):
+            result = run_sweep(
+                described, output=output or spec.with_suffix(""), scheduler=scheduler, jobs=jobs, resume=not fresh,
+                retry_failed=retry_failed, progress=advance,
+            )  # fmt: skip
     click.echo(f"{len(result.rows)} points: {result.ran} run now, {len(result.failed)} failed")
     for row in result.rows:
         if row["error"]:

@@ -36,7 +36,7 @@ def summary(path: str, top: int, steps: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_data(), indent=1))
         return
-    console = Console(width=110, highlight=False)
+    console = Console(width=110, highlight=False, markup=False)
     title = f"{trace.title}: " if trace.title else ""
     console.print(
         f"{title}{_us(report.length)} us, 80 % between {_us(report.low)} and {_us(report.high)}\n", markup=False

@@ -29,19 +29,20 @@ def command(spec: Path, device: str | None, output: Path | None, stand_ins: tupl
     """Rank the configs of every launch that SPEC (a YAML file) describes, by modelled time on the device."""
     from kernbench.autotune.seeds import write_seeds
     from kernbench.autotune.tune import tune
+    from kernbench.input_files import naming
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPED_WIDTH)
-    with standing_in(stand_ins):
+        console = Console(highlight=False, markup=False, width=_PIPED_WIDTH)
+    with standing_in(stand_ins), naming(spec):
         name, results = tune(spec, device=device, progress=lambda tuned: console.print(_table(tuned, top)))
     if output is not None:
         write_seeds(output, name, [tuned.entry for tuned in results])
-        console.print(f"{len(results)} rankings for {name} written to {output}", markup=False)
+        console.print(f"{len(results)} rankings for {name} written to {output}")
 
 
 def _table(tuned: Tuned, top: int) -> Table:
-    table = Table(title=tuned.name.replace("[", "\\["), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=tuned.name, title_justify="left", box=None, pad_edge=False)
     for column in ("us", "limit", "registers", "shared", "resident", "config"):
         table.add_column(column, justify="right" if column in ("us", "registers", "shared", "resident") else "left")
     for each in tuned.ranked[:top]:

@@ -25,6 +25,7 @@ from kernbench.cost.reference import Table
 from kernbench.cost.table_files import read_log
 from kernbench.cost.validation import Score, load_manifest, measured_collective, score
 from kernbench.errors import ConfigError
+from kernbench.input_files import read_text
 from kernbench.topology.system import SystemSpec
 
 LEAST_POINTS = 4
@@ -85,10 +86,7 @@ def measure_log(
 
     Raises ConfigError.
     """
-    try:
-        found = read_log(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"log {path}: {getattr(error, 'strerror', None) or error}") from None
+    found = read_log(read_text(path))
     if found is None:
         raise ConfigError(
             f"{path} is neither a manifest nor nccl-tests' output: no rows of size, count, type, ... time"

@@ -187,9 +187,9 @@ class Transport(Spec):
 
     name: str
     description: str = ""
-    inject: float
+    inject: float = Field(allow_inf_nan=True)
     inject_cost: Micros
-    eager: float
+    eager: float = Field(allow_inf_nan=True)
     step: Annotated[Mapping[tuple[str, str], Micros], BeforeValidator(_pairs)]
     chunk: Micros
     chunk_trips: float

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kernbench.cost.table_files import TableFile
 from kernbench.errors import ConfigError
+from kernbench.spec_files import read_spec
 from kernbench.topology.dtypes import canonical_dtype
 from kernbench.topology.units import SIZE, QuantityError
 
@@ -30,7 +30,7 @@ _SPELLINGS = {
 class Table(BaseModel):
     """One table of a manifest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     file: str = Field(description="CSV file or output of nccl-tests, beside the manifest")
     kind: Kind
@@ -105,22 +105,7 @@ class Manifest(BaseModel):
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest in a YAML file: a mapping with ``tables``, or the list alone. Raises ConfigError."""
-    try:
-        data: Any = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"manifest {path}: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"manifest {path} is not YAML: {error}") from None
-    if isinstance(data, list):
-        data = {"tables": data}
-    try:
-        return Manifest.model_validate(data)
-    except ValidationError as error:
-        lines = [
-            f"  {'.'.join(str(part) for part in item['loc']) or 'manifest'}: {item['msg']}"
-            for item in error.errors(include_url=False)
-        ]
-        raise ConfigError("\n".join([f"manifest {path} is wrong:", *lines])) from None
+    return read_spec(path, Manifest, list_as="tables")
 
 
 # Measured columns in the order of preference, and how a value and its row become seconds.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import read_text
 
 Row = dict[str, str]
 
@@ -29,10 +30,7 @@ class TableFile:
 
 def read_table(path: Path) -> TableFile:
     """The rows of a CSV file or of nccl-tests' output. Raises ConfigError when it is neither."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"table {path}: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path, encoding="utf-8-sig")
     if log := read_log(text):
         return log
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

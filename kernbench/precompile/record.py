@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kernbench.input_files import is_file
 from kernbench.output_files import write_file
 from kernbench.precompile.events import listening
 from kernbench.precompile.target import launch_options, specialised_arguments, target_name
@@ -48,10 +49,12 @@ class Record:
             self.unnamed[str(getattr(src, "name", src))] = str(reason)
 
     def read(self, path: str | Path) -> None:
-        """Add the entries of a file that :meth:`write` has written."""
-        import yaml
+        """Add the entries of a file that :meth:`write` has written. Raises ConfigError if it is none."""
+        from kernbench.precompile.space import SpaceFile
+        from kernbench.spec_files import read_spec
 
-        for entry in yaml.safe_load(Path(path).read_text(encoding="utf-8"))["kernels"] or ():
+        for each in read_spec(Path(path), SpaceFile).kernels or ():
+            entry = each.model_dump(exclude_unset=True)
             self.entries.setdefault(json.dumps(entry, sort_keys=True), entry)
 
     def write(self, path: str | Path) -> None:
@@ -64,10 +67,10 @@ class Record:
 def is_record(spec: str | Path) -> bool:
     """Whether a spec is a record, by its first line."""
     path = Path(spec)
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+    if path.suffix not in (".yaml", ".yml") or not is_file(path):
         return False
-    with path.open(encoding="utf-8") as file:
-        return file.readline().rstrip() == _HEAD
+    with path.open("rb") as file:
+        return file.readline(len(_HEAD) + 2).rstrip() == _HEAD.encode()
 
 
 @contextmanager

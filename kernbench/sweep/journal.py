@@ -26,10 +26,10 @@ class Journal:
         known: dict[str, Outcome] = {}
         if not self.path.exists():
             return known
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 outcome = Outcome(**json.loads(line))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 continue
             known[outcome.key] = outcome
         return known

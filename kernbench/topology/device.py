@@ -22,7 +22,7 @@ MemoryKind = Literal["tcm", "sram", "hbm"]
 class Spec(BaseModel):
     """Base of every part of a description: immutable, and a key that is not known is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Target(Spec):

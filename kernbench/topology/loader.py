@@ -17,12 +17,16 @@ from pydantic import BaseModel, ValidationError
 
 from kernbench.defaults import DEFAULT_SYSTEM
 from kernbench.errors import ConfigError
+from kernbench.input_files import expanded, resolved, shortened
 from kernbench.topology.device import DeviceSpec, Spec
-from kernbench.topology.document import Document, Loc, read_document
+from kernbench.topology.document import Document, Loc
 from kernbench.topology.problems import Problem, describe, nearest, raise_problems
 from kernbench.topology.rules import device_rules, system_rules
 from kernbench.topology.shipped import SUFFIXES, find_config
 from kernbench.topology.system import FabricSpec, SystemSpec
+from kernbench.topology.yaml_files import read_document
+
+_MOST_EXTENDED = 32
 
 FileT = TypeVar("FileT", bound=Spec)
 
@@ -111,15 +115,17 @@ def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:
     base = document.data.pop("extends")
     mark = document.marks.pop(("extends",))
     if isinstance(body, dict) and "description" not in body:
-        body["description"] = f"built on {base}"
+        body["description"] = f"built on {shortened(base)}"
         document.marks[kind, "description"] = mark
-    here = (*chain, path.resolve())
+    here = (*chain, resolved(path))
     try:
         if not isinstance(base, str):
             raise ConfigError(f"found {describe(base)}")
         base_path = find_config(f"{kind}s", base, beside=path.parent)
-        if base_path.resolve() in here:
+        if resolved(base_path) in here:
             raise ConfigError(f"{base_path} extends itself, by way of {' -> '.join(at.name for at in here)}")
+        if len(here) > _MOST_EXTENDED:
+            raise ConfigError(f"more than {_MOST_EXTENDED} files extend each other")
     except ConfigError as error:
         document.problems.append(Problem(mark, str(error), f"the name or path of the {kind} to build on"))
         return document
@@ -130,7 +136,7 @@ def _anchor(body: dict[str, Any], path: Path) -> None:
     """A generation that is given as a path counts from the file that names it."""
     name = body.get("generation")
     if isinstance(name, str) and name.endswith(SUFFIXES):
-        body["generation"] = str((path.parent / Path(name).expanduser()).resolve())
+        body["generation"] = str(resolved(path.parent / expanded(name)))
 
 
 def _resolve_reference(document: Document, loc: Loc, kind: str, path: Path) -> None:

@@ -8,9 +8,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import shortened, shown_path
+
+_LONGEST_KEY = 200  # characters of a key path
+
+MOST_PROBLEMS = 20
+"""Complaints about one file that are shown."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Mark:
     """A place in a file: ``line`` counts from 1, ``path`` are the keys that lead there."""
 
@@ -25,10 +31,10 @@ class Mark:
     @property
     def key(self) -> str:
         """The path as people write it: ``system.sips.count``."""
-        return ".".join(str(part) for part in self.path)
+        return shortened(".".join(shortened(part) for part in self.path), _LONGEST_KEY)
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Problem:
     """One complaint. ``hint`` is an optional further sentence (the nearest known key, where it belongs)."""
 
@@ -40,16 +46,19 @@ class Problem:
     def __str__(self) -> str:
         key = f"{self.mark.key}: " if self.mark.path else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.mark.file}:{self.mark.line}: {key}{self.found}; expected {self.expected}{hint}"
+        return f"{shown_path(self.mark.file)}:{self.mark.line}: {key}{self.found}; expected {self.expected}{hint}"
 
 
 def raise_problems(problems: Iterable[Problem], *, title: str) -> None:
-    """Raise one ConfigError that lists all ``problems`` in the order of the file; do nothing when there are none."""
-    ordered = sorted(set(problems))
+    """Raise one ConfigError that lists ``problems`` in the order of the file, a line each; do nothing when there are none."""
+    ordered = sorted(set(problems), key=lambda each: (each.mark.file, each.mark.line, str(each)))
     if not ordered:
         return
-    count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
-    raise ConfigError("\n".join([f"{count} in {title}:", *(f"  {problem}" for problem in ordered)]))
+    if len(ordered) == 1:
+        raise ConfigError(str(ordered[0]))
+    more = [f"  ... and {len(ordered) - MOST_PROBLEMS} more"] if len(ordered) > MOST_PROBLEMS else []
+    shown = [f"  {problem}" for problem in ordered[:MOST_PROBLEMS]]
+    raise ConfigError("\n".join([f"{len(ordered)} problems in {shown_path(title)}:", *shown, *more]))
 
 
 def describe(value: Any) -> str:
@@ -63,12 +72,18 @@ def describe(value: Any) -> str:
             return "a mapping"
         case list():
             return "a list"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(value, int) and abs(value) >= 2**128:
+        return f"a number of {value.bit_length()} bits"
+    return shortened(repr(value[:80] if isinstance(value, str) else value))
+
+
+_LONGEST_WORD = 100
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was probably meant to be."""
+    if len(word) > _LONGEST_WORD:
+        return None
     by_fold = {name.casefold(): name for name in known}
     longer = [name for name in by_fold if word and name.startswith(word.casefold())]
     if len(longer) == 1:

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import expanded, is_directory, is_file, shown_path
 from kernbench.plugins.manager import PluginManager, default_manager
-from kernbench.topology.problems import nearest
+from kernbench.topology.problems import describe, nearest
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -56,21 +57,21 @@ def find_config(
     text = str(name_or_path)
     singular = kind.removesuffix("s")
     if isinstance(name_or_path, Path) or text.endswith(SUFFIXES) or "/" in text:
-        path = Path(text).expanduser()
+        path = expanded(text)
         if beside is not None and not path.is_absolute():
             path = beside / path
-        if path.is_file():
+        if is_file(path):
             return path
-        what = "is a directory, not a file" if path.is_dir() else "does not exist"
-        raise ConfigError(f"{singular} file {path} {what}{_suggestion(kind, path.stem)}")
+        what = "is a directory, not a file" if is_directory(path) else "does not exist"
+        raise ConfigError(f"{singular} file {shown_path(path)} {what}{_suggestion(kind, path.stem)}")
     path = config_root() / kind / f"{text}.yaml"
-    if path.is_file():
+    if is_file(path):
         return path
     added = added_systems(plugins) if kind == "systems" else {}
     if text in added:
         return added[text]
     suggestion = _suggestion(kind, text, added)
-    raise ConfigError(f"no shipped {singular} is called {text!r}{suggestion}; or give a YAML file's path")
+    raise ConfigError(f"no shipped {singular} is called {describe(text)}{suggestion}; or give a YAML file's path")
 
 
 def _suggestion(kind: str, name: str, added: Iterable[str] = ()) -> str:

@@ -6,19 +6,21 @@ runtime calls what the host did; a kernel whose name speaks of NCCL or RCCL is a
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import MOST_OF_A_TRACE, read_json, shortened, shown_path
+from kernbench.topology.problems import describe
+from kernbench.trace.events import Slice, names_of, shown_arguments, slices_of
 from kernbench.trace.timeline import HOST, Span
 
-_RANK = re.compile(r"rank (\d+)")
-_OWN = frozenset({"bytes", "low us", "high us"})
+_RANK = re.compile(r"rank (\d{1,9})(?!\d)")
+_HIGHEST_RANK = 2**31
+_LONGEST_NAME = 2000  # characters
 
 
 @dataclass(frozen=True)
@@ -37,75 +39,97 @@ class TraceFile:
 
 
 def read_trace(path: str | Path) -> TraceFile:
-    """Read a Chrome trace, gzipped if it ends in ``.gz``. Raises ConfigError if it is none."""
-    target = Path(path)
-    try:
-        data = target.read_bytes()
-        document = json.loads(gzip.decompress(data) if target.suffix == ".gz" else data)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"{target}: not a trace that can be read: {error}") from None
-    events = document if isinstance(document, list) else document.get("traceEvents")
+    """Read a Chrome trace, gzipped if it ends in ``.gz``. Raises ConfigError, of one line, if it is none or too large."""
+    file = shown_path(path)
+    document = read_json(path, MOST_OF_A_TRACE, compressed=str(path).endswith(".gz"))
+    about = document if isinstance(document, dict) else {}
+    events = document if isinstance(document, list) else about.get("traceEvents")
     if not isinstance(events, list):
-        raise ConfigError(f"{target}: no traceEvents: expected a Chrome trace (kernbench --trace, torch.profiler)")
-    about = {} if isinstance(document, list) else document
-    ours = "kernbench" in (about.get("otherData") or {})
-    spans = tuple(_ours(events) if ours else _profilers(events, about))
+        raise ConfigError(f"{file}: no traceEvents: expected a Chrome trace (kernbench --trace, torch.profiler)")
+    run = _mapping(about, "otherData", file)
+    ours = "kernbench" in run
+    slices = list(slices_of(events, file))
+    spans = tuple(_ours(slices, events, file) if ours else _profilers(slices, _rank_of(about, file)))
     if not spans:
-        raise ConfigError(f"{target}: nothing in it ran on a device or a host")
+        raise ConfigError(f"{file}: nothing in it ran on a device or a host")
     moved: dict[str, int] = {}
-    for event in events:
-        if ours and event.get("cat") == "message" and event.get("ph") == "X" and "links" in event["args"]:
-            name = str(event["args"]["collective"])
-            moved[name] = moved.get(name, 0) + int(event["args"]["bytes"])
-    return TraceFile(str((about.get("otherData") or {}).get("title", "")), spans, moved)
+    for each in slices if ours else ():
+        args = each.get("args") or {}
+        if each.get("cat") == "message" and "links" in args:
+            name = args.get("collective", "")
+            moved[name] = moved.get(name, 0) + args.get("bytes", 0)
+    return TraceFile(shortened(run.get("title", ""), 200), spans, moved)
 
 
-def _ours(events: list[dict[str, Any]]) -> Iterator[Span]:
-    ranks: dict[int, int | None] = {}
-    tracks: dict[tuple[int, int], str] = {}
-    for event in events:
-        if event.get("ph") == "M" and event["name"] == "process_name":
-            found = _RANK.match(event["args"]["name"])
-            ranks[event["pid"]] = int(found[1]) if found else None
-        elif event.get("ph") == "M" and event["name"] == "thread_name":
-            tracks[event["pid"], event["tid"]] = event["args"]["name"]
-    for event in events:
-        track = tracks.get((event["pid"], event.get("tid", 0)), "")
-        if event["ph"] != "X" or event["cat"] in ("message", "critical path") or not track:
+def _mapping(about: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
+    found = about.get(key) or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: {key}: found {describe(found)}; expected a mapping")
+    return found
+
+
+def _rank_of(about: Mapping[str, Any], file: str) -> int:
+    rank = _mapping(about, "distributedInfo", file).get("rank", 0)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < _HIGHEST_RANK:
+        raise ConfigError(f"{file}: distributedInfo.rank: found {describe(rank)}; expected a rank's number")
+    return rank
+
+
+class _Shown(dict[str, str]):
+    """Names as they can be printed, of very long ones the beginning; each is looked at once."""
+
+    def __missing__(self, name: str) -> str:
+        shown = self[name] = shortened(name, _LONGEST_NAME)
+        return shown
+
+
+def _ours(slices: Sequence[Slice], events: Sequence[Any], file: str) -> Iterator[Span]:
+    ranks: dict[int | str, int | None] = {}
+    tracks: dict[tuple[int | str, int | str], str] = {}
+    shown = _Shown()
+    for named in names_of(events, file):
+        name = named["args"]["name"]
+        if named["name"] == "process_name":
+            found = _RANK.match(name)
+            ranks[named["pid"]] = int(found[1]) if found else None
+        else:
+            tracks[named["pid"], named.get("tid", 0)] = shown[name]
+    for each in slices:
+        pid, kind = each.get("pid", 0), each.get("cat", "")
+        track = tracks.get((pid, each.get("tid", 0)), "")
+        if kind in ("message", "critical path") or not track:
             continue
-        args = event["args"]
-        begin = event["ts"] * 1e-6
-        interval = (args["low us"] * 1e-6, args["high us"] * 1e-6) if "low us" in args else None
-        detail = {key: value for key, value in args.items() if key not in _OWN}
+        args, begin = each.get("args") or {}, each["ts"] * 1e-6
+        interval = (args["low us"] * 1e-6, args["high us"] * 1e-6) if "low us" in args and "high us" in args else None
         yield Span(
-            ranks.get(event["pid"]), 0, track, event["name"], event["cat"], begin, begin + event["dur"] * 1e-6,
-            args.get("bytes", 0), detail, interval,
+            ranks.get(pid), 0, track, shown[each.get("name", "")], shown[kind], begin, begin + each.get("dur", 0.0) * 1e-6,
+            args.get("bytes", 0), shown_arguments(each, file), interval,
         )  # fmt: skip
 
 
 _DEVICE = {"kernel": "kernel", "gpu_memcpy": "dma", "gpu_memset": "math"}
 
 
-def _profilers(events: list[dict[str, Any]], about: Mapping[str, Any]) -> Iterator[Span]:
-    rank = int((about.get("distributedInfo") or {}).get("rank", 0))
-    wanted = [event for event in events if event.get("ph") == "X" and _profiler_kind(event) is not None]
-    start = min((float(event["ts"]) for event in wanted), default=0.0)
+def _profilers(slices: Sequence[Slice], rank: int) -> Iterator[Span]:
+    wanted = [(kind, each) for each in slices if (kind := _profiler_kind(each)) is not None]
+    start = min((each["ts"] for _, each in wanted), default=0.0)
     calls: dict[str, int] = {}
-    for event in sorted(wanted, key=lambda event: float(event["ts"])):
-        kind, name, args = _profiler_kind(event), str(event["name"]), event.get("args") or {}
-        begin = (float(event["ts"]) - start) * 1e-6
-        track = HOST if kind in ("launch", "wait") else f"stream {args.get('stream', event.get('tid', 0))}"
+    shown = _Shown()
+    for kind, each in sorted(wanted, key=lambda item: item[1]["ts"]):
+        name, args = shown[each.get("name", "")], each.get("args") or {}
+        begin = (each["ts"] - start) * 1e-6
+        track = HOST if kind in ("launch", "wait") else shown[f"stream {args.get('stream', each.get('tid', 0))}"]
         detail: dict[str, Any] = {}
         if kind == "collective":
-            name = str(args.get("Collective name", name))
+            name = shown[args.get("Collective name", name)]
             group = str(args.get("Process Group Name", ""))
             calls[group] = calls.get(group, -1) + 1
             detail = {"op": name, "group": group, "sequence": calls[group]}
-        yield Span(rank, rank, track, name, str(kind), begin, begin + float(event.get("dur", 0)) * 1e-6, 0, detail)
+        yield Span(rank, rank, track, name, kind, begin, begin + each.get("dur", 0.0) * 1e-6, 0, detail)
 
 
-def _profiler_kind(event: Mapping[str, Any]) -> str | None:
-    category, name = str(event.get("cat", "")).lower(), str(event.get("name", ""))
+def _profiler_kind(each: Slice) -> str | None:
+    category, name = each.get("cat", "").lower(), each.get("name", "")
     if category == "cuda_runtime":
         return "wait" if "Synchronize" in name else "launch"
     kind = _DEVICE.get(category)

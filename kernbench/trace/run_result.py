@@ -10,15 +10,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticSerializationError
 
 from kernbench.errors import ConfigError, message_of
+from kernbench.input_files import read_json, shortened, shown_path
 from kernbench.output_files import write_file
 from kernbench.simulation.simulation import Simulation
+from kernbench.spec_files import check_json
 from kernbench.trace.critical import critical_path
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 from kernbench.trace.notes import notes_of
@@ -271,23 +273,15 @@ def write_result(path: str | Path, result: RunResult) -> None:
 
 def read_result(path: str | Path) -> RunResult:
     """Read a file of ``kernbench run --json``. Raises ConfigError if it is none, or of another version."""
-    try:
-        data: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from None
+    data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != "kernbench.run":
-        raise ConfigError(f"{path} was not written by kernbench run --json")
+        raise ConfigError(f"{shown_path(path)} was not written by kernbench run --json")
     if data.get("version") != VERSION:
         raise ConfigError(
-            f"{path} is of version {data.get('version')!r}; this kernbench reads version {VERSION}: run it again"
+            f"{shown_path(path)} is of version {shortened(data.get('version'))}; this kernbench reads version {VERSION}: "
+            "run it again"
         )
-    try:
-        return RunResult.model_validate(data)
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        raise ConfigError(f"{path}: {wrong}") from None
+    return check_json(data, RunResult, path)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from typing import Any
 from kernbench.cost.uncertainty import step_interval
 from kernbench.errors import ConfigError
 from kernbench.grid import Point
+from kernbench.input_files import is_file, read_text, shown_path
+from kernbench.program_files import find_module
 from kernbench.sweep.outcome import FAILED, OK, Outcome
 from kernbench.topology import resolve_topology
 from kernbench.trace.run_result import RunResult
@@ -82,7 +83,7 @@ def tasks_of(question: Question, *, timeout: float | None = None) -> list[RunTas
 def _source_of(question: Question) -> str:
     """A digest of the program's text, so that what an older one came to is not taken for this one's."""
     if question.module:
-        spec = importlib.util.find_spec(question.program)
+        spec = find_module(question.program)
         if spec is None:
             raise ConfigError(f"no module named {question.program} that could be run")
         path = Path(spec.origin or "")
@@ -91,13 +92,13 @@ def _source_of(question: Question) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise ConfigError(f"cannot read {question.program}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {shown_path(question.program)}: {error.strerror}") from None
 
 
 def _text_of(system: str) -> str:
     """The text of a system's file; of a shipped one its name, which with the version says all."""
     path = Path(system)
-    return path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".yml") and path.is_file() else system
+    return read_text(path) if path.suffix in (".yaml", ".yml") and is_file(path) else system
 
 
 def run_task(task: RunTask) -> Outcome:

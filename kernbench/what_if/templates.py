@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from kernbench.errors import ConfigError
-from kernbench.grid import TEXT, Point, expression
+from kernbench.grid import TEXT, Point, expression, parsed
+from kernbench.input_files import shortened
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
@@ -42,8 +43,8 @@ class Template:
             elif wanted := _names_in(inside):
                 if unknown := sorted(wanted - set(names) - _FUNCTIONS):
                     raise ConfigError(
-                        f"{what} {text!r}: there is no setting {unknown[0]!r}; there are {', '.join(names)}. A brace that is "
-                        "no setting's is written twice: {{"
+                        f"{what} {shortened(text, 200)!r}: there is no setting {shortened(unknown[0])!r}; there are "
+                        f"{', '.join(names)}. A brace that is no setting's is written twice: {{{{"
                     )
                 self.used |= wanted
                 self._parts.append(expression(inside, names, what))
@@ -62,7 +63,7 @@ _FUNCTIONS = {"abs", "float", "int", "len", "max", "min", "round", "str", "sum",
 def _names_in(text: str) -> set[str]:
     """The names of an expression; none of text that is no expression."""
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError):
+        tree = parsed(text)
+    except ValueError:
         return set()
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -191,4 +191,4 @@ def test_wrong_files_are_explained(tmp_path: Path) -> None:
     path.write_text(SPEC.replace("M: M", "M: rows"))
     result = CliRunner().invoke(app, ["tune", str(path)])
     assert isinstance(result.exception, ConfigError)
-    assert "gemm: M: 'rows' cannot be evaluated" in str(result.exception)
+    assert "gemm: M 'rows': there is no 'rows'; it may use" in str(result.exception)

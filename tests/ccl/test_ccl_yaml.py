@@ -76,13 +76,13 @@ def test_all_problems_at_once_with_key_path_and_nearest_key(in_directory):
     with pytest.raises(ConfigError) as caught:
         load_ccl_config()
     text = str(caught.value)
-    assert "ccl.yaml: algorithm: unknown key" in text
-    assert "ccl.yaml: defaults.n_slot: unknown key (did you mean 'n_slots'?)" in text
-    assert "ccl.yaml: defaults.slot_size: " in text
-    assert "ccl.yaml: algorithms.ring_allreduce.buffer_kind: " in text
+    assert "ccl.yaml:2: algorithm: unknown key" in text
+    assert "ccl.yaml:1: defaults.n_slot: unknown key (did you mean 'n_slots'?)" in text
+    assert "ccl.yaml:1: defaults.slot_size: " in text
+    assert "ccl.yaml:3: algorithms.ring_allreduce.buffer_kind: " in text
     assert "'tcm', 'sram' or 'hbm', found 'ddr'" in text
-    assert "ccl.yaml: algorithms.ring_allreduce.backpressure: " in text
-    assert "ccl.yaml: algorithms.mine.n_slots: " in text
+    assert "ccl.yaml:3: algorithms.ring_allreduce.backpressure: " in text
+    assert "ccl.yaml:3: algorithms.mine.n_slots: " in text
     assert "algorithms.mine.module: " in text
     assert len(text.splitlines()) == len(set(text.splitlines()))
 
@@ -90,8 +90,8 @@ def test_all_problems_at_once_with_key_path_and_nearest_key(in_directory):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("defaults: [", "not valid YAML"),
-        ("- 1", "expected a mapping"),
+        ("defaults: [", "broken YAML"),
+        ("- 1", "a list; expected a mapping"),
         ("defaults: 3", "defaults: expected a mapping, found 3"),
         ("algorithms: {x: 3}", "algorithms.x: expected a mapping"),
         ("defaults: {algorithm: nccl}", "defaults.algorithm: no entry 'nccl'"),

@@ -159,7 +159,7 @@ GOOD = "size_bytes,time_us\n8,1\n"
     ("manifest", "table", "words"),
     [
         ("tables: []", GOOD, "at least 1 item"),
-        ("tables: [", GOOD, "not YAML"),
+        ("tables: [", GOOD, "broken YAML"),
         ("just text", GOOD, "manifest"),
         ("- {file: t.csv, kind: collectivity, system: dgx_h100}", GOOD, "kind"),
         ("- {file: t.csv, kind: collective, ranks: 8}", GOOD, "needs `system`"),

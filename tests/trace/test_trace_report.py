@@ -164,7 +164,7 @@ def test_the_command(path: Path) -> None:
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     for name, text, words in (
-        ("a.json", "{", "not a trace"),
+        ("a.json", "{", "a.json:1:2: broken JSON"),
         ("b.json", "{}", "no traceEvents"),
         ("c.json", '{"traceEvents": []}', "nothing in it ran"),
     ):
