@@ -9,11 +9,17 @@ from kernbench.trace.step_times import TOLERANCE, Achieved, StepTime, StepTimes,
 _MOST_ROWS = 16
 
 
-def steps_report(times: StepTimes, figures: Achieved | None, *, extrapolate: int | None = None) -> Iterator[str]:
-    """Yield a table of the steps, which of them are equal, what they achieve, and how long ``extrapolate`` of them take."""
+def steps_report(
+    times: StepTimes, figures: Achieved | None, *, extrapolate: int | None = None, wanted: bool = False
+) -> Iterator[str]:
+    """Yield a table of the steps, which of them are equal, what they achieve, and how long ``extrapolate`` of them take.
+
+    ``wanted``: whether an option is about steps, so that there being none is worth a line.
+    """
     if not times.steps:
-        if times.stopped is None and extrapolate is not None:
-            yield "no optimizer step was seen (kernbench.report_step tells of others): nothing to extrapolate"
+        if times.stopped is None and (wanted or extrapolate is not None):
+            vain = "nothing to count" if extrapolate is None else "nothing to extrapolate"
+            yield f"no optimizer step was seen (kernbench.report_step marks others): {vain}"
         return
     yield f"{'step':>9} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9}"
     groups = times.equal()

@@ -323,6 +323,7 @@ def test_programs_without_steps_have_none() -> None:
     assert achieved(times, ctx.topology.device) is None
     assert [*steps_report(times, None)] == []
     assert "nothing to extrapolate" in "\n".join(steps_report(times, None, extrapolate=10))
+    assert "nothing to count" in "\n".join(steps_report(times, None, wanted=True))
 
 
 def test_utilization_by_hand() -> None:
