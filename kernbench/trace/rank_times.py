@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kernbench.simulation.simulation import Simulation
+from kernbench.trace.rank_tables import RankRow, table_lines
 from kernbench.trace.unions import uncovered
 
 
@@ -54,6 +56,20 @@ def rank_times(simulation: Simulation) -> list[RankTime]:
         host = min(rest, state.busy)
         lines.append(RankTime(rank, total, computing, communicating, host, rest - host))
     return lines
+
+
+def time_lines(times: Sequence[RankTime]) -> Iterator[str]:
+    """A table of them, line by line: milliseconds and shares."""
+    rows = []
+    for each in times:
+        shares = (each.compute, each.communication, each.idle, each.host)
+        cells = " ".join(f"{share / each.total if each.total else 0.0:9.1%}" for share in shares)
+        rows.append(RankRow(each.rank, f"{each.total * 1e3:9.4f} ms {cells}", (each.total,)))
+    lines = [*table_lines(rows, "slowest", "quickest")]
+    width = max(6, *(len(line.name) for line in lines))
+    yield f"{'rank':>{width}} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9} {'host':>9}"
+    for line in lines:
+        yield f"{line.name:>{width}} {line.cells}{line.mark and f'  {line.mark}'}"
 
 
 def traffic(simulation: Simulation) -> list[Traffic]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kernbench.trace.step_times import TOLERANCE, Achieved, StepTime, StepTimes, mean_seconds
+from kernbench.trace.step_times import TOLERANCE, Achieved, StepTime, StepTimes, mean_seconds, percentile
 
 _MOST_ROWS = 16
+_FEWEST = 4  # steps after the first of which percentiles say more than the table
 
 
 def steps_report(
@@ -33,6 +34,10 @@ def steps_report(
     for group in groups:
         if len(group) > 1:
             yield f"steps {_numbers(group)} are equal (within {TOLERANCE:.1%}): {duration(mean_seconds(group))} each"
+    later = times.steps[1:]
+    if len(later) >= _FEWEST and len(groups) > 2:
+        figures_of = (duration(percentile(later, share)) for share in (0.5, 0.9))
+        yield "steps {}: p50 {}, p90 {}".format(_numbers(later), *figures_of)
     if times.stopped is not None:
         yield f"stopped after {times.stopped} step{'' if times.stopped == 1 else 's'}"
     yield from times.notes
