@@ -284,8 +284,8 @@ def _print_races(ctx: RuntimeContext) -> int:
         click.echo(f"excused: {race.kind} at {race.where}: {race.excuse}", err=True)
     if not races.found:
         click.echo(
-            "no races among the streams, hosts, collectives and kernels of what ran, and no look at memory that "
-            "nobody has written (docs/order.md)",
+            "no races among the streams, hosts, collectives and kernels of what ran, and no read of "
+            "unwritten memory (docs/order.md)",
             err=True,
         )
     return len(races.found)

@@ -166,6 +166,12 @@ class RuntimeContext:
             if self.simulation.hooks is not None:
                 self.simulation.hooks.closed()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: what has run so far."""
+        from kernbench.trace.notebook import context_html
+
+        return context_html(self)
+
     # -- who and when ------------------------------------------------------------------------------------------------
 
     @property

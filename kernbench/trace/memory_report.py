@@ -104,16 +104,13 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
             if each.device == each.rank or len({one.rank for one in ranks}) == len(ranks)
             else f" (GPU {each.device})"
         )
-        rows.append(
-            RankRow(
-                each.rank, f"{cells} {each.step:>5}  {each.place or '(not known)'}{device}", (each.on_device, each.peak)
-            )
-        )
+        text = f"{cells} {each.step:>5}  {each.place or '(not known)'}{device}"
+        rows.append(RankRow(each.rank, (text,), (each.on_device, each.peak)))
     lines = [*table_lines(rows, "fullest", "emptiest")]
     width = max(6, *(len(line.name) for line in lines))
     yield f"{'rank':>{width}} " + " ".join(f"{head:>{_WIDTHS.get(head, 10)}}" for head in heads) + "  step  reached at"
     for line in lines:
-        yield f"{line.name:>{width}} {line.cells}{line.mark and f'  {line.mark}'}"
+        yield f"{line.name:>{width}} {' '.join(line.cells)}{line.mark and f'  {line.mark}'}"
     retries, failures = sum(each.retries for each in ranks), sum(each.failures for each in ranks)
     if retries or failures:
         yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"

@@ -21,21 +21,21 @@ class RankRow:
 
     Attributes:
         rank: its number.
-        cells: the line's text; ranks with equal texts share a line.
+        cells: the line's texts; ranks with equal ones share a line.
         size: what extremes and the median are taken of; of equal first figures the next decides.
     """
 
     rank: int
-    cells: str
+    cells: tuple[str, ...]
     size: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class TableLine:
-    """One line: whose it is, its text, and what is to be said of it (``"slowest"``; empty: nothing)."""
+    """One line: whose it is, its texts, and what is to be said of it (``"slowest"``; empty: nothing)."""
 
     name: str
-    cells: str
+    cells: tuple[str, ...]
     mark: str = ""
 
 
@@ -49,11 +49,11 @@ def table_lines(rows: Sequence[RankRow], largest: str, smallest: str) -> Iterato
         for row in rows:
             yield TableLine(str(row.rank), row.cells)
         return
-    kinds: dict[str, list[int]] = {}
+    kinds: dict[tuple[str, ...], list[int]] = {}
     for row in rows:
         kinds.setdefault(row.cells, []).append(row.rank)
     by_size = sorted(rows, key=lambda row: (row.size, -row.rank), reverse=True)
-    marks: dict[str, list[str]] = {}
+    marks: dict[tuple[str, ...], list[str]] = {}
     for row, mark in ((by_size[0], largest), (by_size[len(rows) // 2], "median"), (by_size[-1], smallest)):
         marks.setdefault(row.cells, []).append(mark)
     all_shown = len(kinds) <= _MOST_KINDS
@@ -62,7 +62,7 @@ def table_lines(rows: Sequence[RankRow], largest: str, smallest: str) -> Iterato
         yield TableLine(runs_of(kinds[cells], _MOST_RUNS), cells, ", ".join(told.get(cells, ())))
     if not all_shown:
         others = len(rows) - sum(len(kinds[cells]) for cells in marks)
-        yield TableLine("...", f"{others} ranks between these, of {len(kinds) - len(marks)} kinds")
+        yield TableLine("...", (f"{others} ranks between these, of {len(kinds) - len(marks)} kinds",))
 
 
 def runs_of(ranks: Iterable[int], most: int | None = None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.errors import ConfigError
-from kernbench.trace.timeline import HOST, Span
+from kernbench.trace.spans import HOST, Span
 
 _RANK = re.compile(r"rank (\d+)")
 _OWN = frozenset({"bytes", "low us", "high us"})

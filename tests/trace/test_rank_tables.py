@@ -14,8 +14,8 @@ from kernbench.trace.rank_times import rank_times, time_lines
 
 
 def lines_of(sizes: list[float]) -> list[tuple[str, str, str]]:
-    rows = [RankRow(rank, f"{size:g}", (size,)) for rank, size in enumerate(sizes)]
-    return [(line.name, line.cells, line.mark) for line in table_lines(rows, "most", "least")]
+    rows = [RankRow(rank, (f"{size:g}",), (size,)) for rank, size in enumerate(sizes)]
+    return [(line.name, *line.cells, line.mark) for line in table_lines(rows, "most", "least")]
 
 
 def test_few_ranks_have_a_line_each() -> None:

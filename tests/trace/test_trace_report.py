@@ -22,7 +22,7 @@ from kernbench.trace import Timeline, write_chrome_trace
 from kernbench.trace.critical import critical_path
 from kernbench.trace.reading import read_trace
 from kernbench.trace.report import report_of
-from kernbench.trace.timeline import Span
+from kernbench.trace.spans import Span
 
 
 def train(rank: int) -> None:
